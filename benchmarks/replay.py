@@ -45,7 +45,7 @@ from groupwise.core.machine.terminal import Terminal
 from groupwise.core.processes.stop import Stop
 from groupwise.core.records import Batch
 from groupwise.diagnostics import step as diagnostics
-from groupwise.diagnostics.routing import RoutingLog
+from groupwise.diagnostics.step import RoutingLog
 from groupwise.journal.journal import Journal
 from groupwise.journal.terminal import View
 from groupwise.training.run import Training

@@ -217,6 +217,8 @@ def test_percent_never_says_all_of_what_is_not_all() -> None:
     assert percent(0.0) == "0 %"
 
 
-def test_the_history_of_a_run_that_was_cut_knows_it_does_not_begin_at_its_start() -> None:
-    assert History(healthy(5)).from_start
-    assert not History(healthy(5)[1:]).from_start
+def test_a_run_whose_beginning_is_not_known_is_not_said_to_have_been_easy_from_the_beginning() -> None:
+    rows = [{"step": step, "groups_all_right_share": 0.75} for step in range(1, 2 * RECENT + 2)]
+    said = [health.findings(History(known, compares_within_group=True))[0] for known in (rows, rows[1:])]
+    assert ["from the beginning" in finding.words for finding in said] == [True, False]
+    assert [finding.tone for finding in said] == [WARN, NEUTRAL]

@@ -217,13 +217,14 @@ def test_two_thousand_steps_are_refreshed_at_once(growing: Copied, look: Callabl
         for name in (METRICS, MACHINE):
             growing.put(name, renamed(growing.of(name, 1), 1, 2001))
         until(seen.page, f"({DRAWN})() >= 2001")
-        with urlopen(f"{address}fresh?step=2000&evaluation=9999&rollout=9999", timeout=5) as answer:
+        with urlopen(f"{address}fresh?rollout=9999", timeout=5) as answer:
             fresh = json.load(answer)
-        assert fresh["steps"]["step"] == [2001]
+        steps = fresh["runs"][0]["steps"]
+        assert steps["step"][-1] == 2001
         taken = []
         for step in range(3001, 3006):
-            fresh["steps"]["step"] = [step]
-            fresh["answers"][0]["answer"] += "!"
+            steps["step"][-1] = step
+            fresh["runs"][0]["answers"][0]["answer"] += "!"
             taken.append(seen.page.evaluate(SPENT, fresh))
         until(seen.page, f"({DRAWN})() >= 3005")
         assert min(taken) < 800, taken

@@ -74,7 +74,6 @@ def member(label="grpo-0", after=0.9, seed=0, before=0.5, error=0.01, status=FIN
             "step_rows": [],
             "evaluation_rows": rows,
             "machine_rows": [],
-            "log_lines": [],
             "notes": (),
             "status": status,
             **changes,
@@ -530,9 +529,9 @@ def test_a_metric_that_only_some_runs_have_is_drawn_and_said():
         steps=curves([1], pass_rate=[0.5], value_mean=[0.1], gap=[None]),
     )
     page = comparison([*six()[:3], critic], "t")
-    assert [plot.id for plot in page.plots] == [
-        plot.id for plot in plots_for(["pass_rate", "seconds_total", "value_mean"], ["avg_at_k", "low", "high"], ())
-    ]
+    columns, held = ("pass_rate", "seconds_total", "value_mean"), ("avg_at_k", "low", "high")
+    expected = plots_for({name: [1.0] for name in columns}, {name: [1.0] for name in held}, ())
+    assert [plot.id for plot in page.plots] == [plot.id for plot in expected]
     assert "value_mean" in {series.column for plot in page.plots for series in plot.series}
     assert (page.sections, page.title) == (SECTIONS, "t")
     without = next(run for run in page.runs if run.members == 3)

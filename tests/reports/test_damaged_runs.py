@@ -86,7 +86,7 @@ def shows(folder: Path, whole: Path) -> None:
     for look in (
         lambda: embedded(single.page(folder)),
         lambda: embedded(compare.page([folder, whole])),
-        lambda: as_json(Watched(folder).fresh(1, 0, 0)),
+        lambda: as_json(Watched(folder).fresh(0)),
     ):
         refused = ""
         try:
@@ -178,7 +178,7 @@ def test_values_of_every_type_in_every_place(name: str, whole: Path, tmp_path: P
         for new in chance.sample(VALUES, 3):
             mutant = put(few, way, new)
             (folder / name).write_text("\n".join(map(json.dumps, mutant + rows[2:-1] if lines else mutant)) + "\n")
-            as_json(Watched(folder).fresh(0, 0, 0))
+            as_json(Watched(folder).fresh(0))
 
 
 def test_recipes_with_values_of_every_type(whole: Path, tmp_path: Path) -> None:

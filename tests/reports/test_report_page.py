@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.diagnostics.timeline import WORK
+from groupwise.diagnostics.step import WORK
 from groupwise.reports.page import page as pages
 from groupwise.reports.page.plots import DASHES, PLOTS, SECTIONS, plots_for, static_columns
-from groupwise.reports.records import Curves, Live, Page, Plot, RunPage, Series, Status, Text
+from groupwise.reports.records import Curves, Live, Number, Page, Plot, RunPage, Series, Status, Text
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> & \u2028 \u2029 {{data}} {{scripts}}"
@@ -70,10 +70,15 @@ class Reader(HTMLParser):
 
 
 def made(title: str = "a run", text: str = "", live: Live | None = None, steps: int = 3) -> Page:
-    columns = {"pass_rate": [0.1] * steps, "seconds.update": [1.0] * steps}
+    columns: dict[str, list[Number]] = {"pass_rate": [0.1] * steps, "seconds.update": [1.0] * steps}
     curves = Curves(list(range(1, steps + 1)), columns)
     run = RunPage("r", title, Status("going", "step 3 of 9"), steps=curves, texts=(Text(title, text),))
-    return Page(title, "now", SECTIONS, plots_for(columns, [], []), (run,), live=live)
+    return Page(title, "now", SECTIONS, plots_for(columns, {}, []), (run,), live=live)
+
+
+def known(*names: str) -> dict[str, list[float]]:
+    """Columns of these names with a number in each."""
+    return {name: [1.0] for name in names}
 
 
 def ids(plots: tuple[Plot, ...]) -> list[str]:
@@ -178,48 +183,48 @@ def documented(column: str, text: str) -> bool:
 
 
 def test_plots_without_numbers_are_left_out() -> None:
-    assert ids(plots_for([], [], [])) == []
+    assert ids(plots_for({}, {}, [])) == []
     assert ids(plots_for({"loss": [None, 1.0], "kl_mean": [None, None]}, {}, {})) == ["loss"]
-    assert ids(plots_for(["no_such_metric"], ["nor_this"], [])) == []
+    assert ids(plots_for(known("no_such_metric"), known("nor_this"), [])) == []
 
 
 def test_lines_without_numbers_are_left_out() -> None:
-    (plot,) = plots_for(["pass_rate"], [], [])
+    (plot,) = plots_for(known("pass_rate"), {}, [])
     assert [series.column for series in plot.series] == ["pass_rate"]
-    (plot,) = plots_for([], ["avg_at_k"], [])
+    (plot,) = plots_for({}, known("avg_at_k"), [])
     assert [(series.low, series.high) for series in plot.series] == [("", "")]
-    (plot,) = plots_for([], ["avg_at_k", "low", "high"], [])
+    (plot,) = plots_for({}, known("avg_at_k", "low", "high"), [])
     assert [(series.low, series.high) for series in plot.series] == [("low", "high")]
 
 
 def test_stars_are_filled_in() -> None:
     columns = ["seconds.other", "seconds.update", "seconds.generate", "seconds_total"]
     columns += ["rewards.a.b.mean", "rewards.a.b.spread_within_groups"]
-    by_id = {plot.id: plot for plot in plots_for(columns, [], [])}
+    by_id = {plot.id: plot for plot in plots_for(known(*columns), {}, [])}
     assert [series.name for series in by_id["seconds"].series] == ["generate", "update", "other"]
     assert [(series.name, series.column) for series in by_id["reward"].series] == [("a.b", "rewards.a.b.mean")]
 
 
 def test_lines_of_one_plot_differ_by_dash() -> None:
     columns = [f"rewards.{name}.mean" for name in "abcdefg"] + ["score_mean", "reward_mean"]
-    (plot,) = plots_for(columns, [], [])
+    (plot,) = plots_for(known(*columns), {}, [])
     dashes = [series.dash for series in plot.series]
     assert set(dashes[: len(DASHES)]) == set(DASHES)
 
 
 def test_counts_of_trouble_are_drawn_once_there_is_some() -> None:
-    assert ids(plots_for({"unscored_completions": [0, 0], "stale_rows_share": [0.0]}, [], [])) == []
-    assert ids(plots_for({"unscored_completions": [0, 2]}, [], [])) == ["unscored"]
+    assert ids(plots_for({"unscored_completions": [0, 0], "stale_rows_share": [0.0]}, {}, [])) == []
+    assert ids(plots_for({"unscored_completions": [0, 2]}, {}, [])) == ["unscored"]
 
 
 def test_points_are_drawn_where_there_are_some() -> None:
-    assert ids(plots_for([], [], ["value-return"])) == ["value-return"]
-    assert ids(plots_for(["value", "returns"], [], [])) == []
+    assert ids(plots_for({}, {}, ["value-return"])) == ["value-return"]
+    assert ids(plots_for(known("value", "returns"), {}, [])) == []
 
 
 def test_the_pass_rate_alone_is_not_a_reward_model() -> None:
-    assert "reward-model" not in ids(plots_for(["pass_rate"], [], []))
-    assert "reward-model" in ids(plots_for(["pass_rate", "learned_mean"], [], []))
+    assert "reward-model" not in ids(plots_for(known("pass_rate"), {}, []))
+    assert "reward-model" in ids(plots_for(known("pass_rate", "learned_mean"), {}, []))
 
 
 def test_the_catalog_is_well_formed() -> None:
@@ -238,8 +243,8 @@ def test_the_catalog_is_well_formed() -> None:
 
 
 def test_a_band_without_a_line_needs_both_edges() -> None:
-    assert plots_for(["ratio_token_p01"], [], []) == ()
-    (plot,) = plots_for(["ratio_token_p01", "ratio_token_p99"], [], [])
+    assert plots_for(known("ratio_token_p01"), {}, []) == ()
+    (plot,) = plots_for(known("ratio_token_p01", "ratio_token_p99"), {}, [])
     assert plot.series == (Series("p01 to p99", "", "ratio_token_p01", "ratio_token_p99"),)
 
 

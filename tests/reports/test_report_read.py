@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +15,6 @@ import pytest
 from groupwise.core.errors import UsageError
 from groupwise.journal import journal
 from groupwise.reports.folder import columns, facts, read
-from groupwise.reports.folder.lines import Tail
 from groupwise.reports.folder.read import RunFolder
 
 RECIPE = 'name = "x"\nseed = 3\nsteps = 4\nmodel = "tiny-dense"\nprompts_per_step = 8\nsamples_per_prompt = 4\n'
@@ -77,7 +74,7 @@ def test_a_sound_folder(folder: Path) -> None:
     assert (run.name, seen(run), [row["step"] for row in run.evaluation_rows]) == ("a run", [1, 2, 3, 4], [0, 4])
     assert run.notes == ()
     assert (run.recipe or {})["algorithm"]["trust"] == {"kind": "clip", "epsilon_low": 0.2}
-    assert (run.about, run.summary, run.machine_rows, run.log_lines) == ({}, None, [], [])
+    assert (run.about, run.summary, run.machine_rows) == ({}, None, [])
 
 
 @pytest.mark.parametrize(
@@ -248,94 +245,3 @@ def test_asking_whether_a_run_goes_on_does_not_keep_it_from_being_resumed(folder
     assert not read.is_held(folder / read.LOCK)
     with (folder / read.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-# Tail
-
-
-def grown(path: Path, content: bytes, cuts: list[int]) -> list[dict[str, Any]]:
-    """What a Tail gives over a file that is appended to piece by piece."""
-    path.write_bytes(b"")
-    tail, rows = Tail(path), []
-    for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True):
-        with path.open("ab") as file:
-            file.write(content[a:b])
-        rows += tail.take()
-        assert not tail.restarted
-        assert content[: b - len(tail.half)].endswith(b"\n") or b == len(tail.half)
-    return rows
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_appended_pieces_give_what_the_whole_gives(seed: int, tmp_path: Path) -> None:
-    draw = random.Random(seed)
-    odd = [b'{"step": 2, "lo', b'{"step": 2, "lo\n', b"\n", b"7\n", b'{"step": 9, "w": "\xff"}\n', lines({"a": "ä€😀"})]
-    content = b"".join(draw.choice([lines(step(draw.randrange(9))), *odd]) for _ in range(12)) + b"\n"
-    whole = tmp_path / "whole"
-    whole.write_bytes(content)
-    cuts = sorted(draw.choices(range(len(content)), k=draw.randrange(12)))
-    assert grown(tmp_path / "pieces", content, cuts) == Tail(whole).take()
-
-
-def test_a_tail_reads_new_bytes_only(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(lines(*map(step, range(1, 500))))
-    tail = Tail(path, start=path.stat().st_size)
-    assert tail.take() == []
-    before = tail.offset
-    with path.open("ab") as file:
-        file.write(lines(step(500)) + b'{"step"')
-    assert [row["step"] for row in tail.take()] == [500]
-    assert tail.offset == before + len(lines(step(500)))
-    assert (tail.take(), tail.restarted) == ([], False)
-    path.write_bytes(lines(*map(step, range(2, 600))))
-    assert len(tail.take()) == 598
-    assert tail.restarted
-
-
-@pytest.mark.parametrize(
-    "now",
-    [
-        lines(step(1)),
-        lines(step(1), step(2, other=1), step(3), step(4), step(5), step(6)),
-        lines(step(9), step(2), step(3), step(4)),
-        b"",
-    ],
-)
-def test_a_tail_tells_a_file_that_is_not_the_same(now: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(lines(step(1), step(2), step(3)))
-    tail = Tail(path)
-    assert len(tail.take()) == 3
-    path.write_bytes(now)
-    rows = tail.take()
-    assert tail.restarted
-    assert rows == [json.loads(line) for line in now.splitlines()]
-    tail.take()
-    assert not tail.restarted
-
-
-@pytest.mark.parametrize("changed", [0, 99])
-def test_a_tail_tells_a_long_file_that_differs_at_one_end(changed: int, tmp_path: Path) -> None:
-    """The middle may be the same: a run that goes on from a checkpoint writes its last steps once more."""
-    path = tmp_path / "metrics.jsonl"
-    rows = [step(number) for number in range(100)]
-    path.write_bytes(lines(*rows))
-    tail = Tail(path)
-    tail.take()
-    rows[changed] = step(changed, seconds={"update": 0.7, "generate": 0.25})
-    path.write_bytes(lines(*rows, step(100)))
-    assert len(tail.take()) == 101
-    assert tail.restarted
-
-
-def test_a_tail_of_a_file_that_comes_and_goes(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    tail = Tail(path)
-    assert (tail.take(), tail.restarted) == ([], False)
-    path.write_bytes(lines(step(1)))
-    assert (len(tail.take()), tail.restarted) == (1, False)
-    path.unlink()
-    assert (tail.take(), tail.restarted) == ([], True)
-    path.mkdir()
-    assert (tail.take(), tail.error) == ([], os.strerror(21))

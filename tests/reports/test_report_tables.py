@@ -97,7 +97,7 @@ def test_rounding_keeps_what_a_person_reads() -> None:
 
 def run(recipe: dict[str, Any], about: dict[str, Any], summary: dict[str, Any] | None) -> RunFolder:
     none: list[dict[str, Any]] = []
-    told = ("seed = 3\n", about, summary, none, none, none, [], (), Status("stopped", ""))
+    told = ("seed = 3\n", about, summary, none, none, none, (), Status("stopped", ""))
     return RunFolder(Path("runs/x"), "x", recipe, *told)
 
 

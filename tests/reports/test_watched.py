@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import random
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import pytest
 
 from groupwise.core.errors import UsageError
-from groupwise.reports.folder.read import MACHINE, METRICS, ROLLOUTS
-from groupwise.reports.live.watched import Watched
+from groupwise.reports.folder.read import MACHINE, METRICS, ROLLOUTS, RunFolder
+from groupwise.reports.live.watched import MOST_GROUPS, Watched
 from groupwise.reports.page import single
-from groupwise.reports.records import Curves, Fresh, Page, RolloutGroup, RunPage
+from groupwise.reports.records import Curves, Page, RolloutGroup, RunPage
 from tests.reports.written_runs import (
     GROUPS,
     SAMPLES,
@@ -25,35 +24,28 @@ from tests.reports.written_runs import (
 )
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """Each question is answered by a new look, however soon it comes."""
+    monkeypatch.setattr("groupwise.reports.live.watched.SHARE", float("inf"))
+
+
 class Browser:
     """What a browser does with what it is told, in Python."""
 
     def __init__(self, page: Page) -> None:
-        self.plots, self.run = page.plots, page.runs[0]
+        self.plots, self.run, self.edition = page.plots, page.runs[0], page.edition
         assert self.run.rollouts is not None
         self.groups: list[RolloutGroup] = list(self.run.rollouts.groups)
 
     @property
-    def cursor(self) -> tuple[int, int, int]:
-        rows = (self.run.steps.step, self.run.evaluations.step, [group.step for group in self.groups])
-        step, evaluation, rollout = (max(steps, default=-1) for steps in rows)
-        return step, evaluation, rollout
+    def newest(self) -> int:
+        return max((group.step for group in self.groups), default=-1)
 
-    def take(self, fresh: Fresh) -> None:
-        assert not fresh.restart
-        words = {name: getattr(fresh, name) for name in ("status", "notes", "answers", "checks", "findings")}
-        steps = extended(self.run.steps, fresh.steps)
-        evaluations = extended(self.run.evaluations, fresh.evaluations)
-        self.run = dataclasses.replace(self.run, **words, steps=steps, evaluations=evaluations)
-        self.plots = fresh.plots or self.plots
-        self.groups += fresh.rollouts.groups if fresh.rollouts else []
-
-
-def extended(have: Curves, more: Curves) -> Curves:
-    names = {**have.columns, **more.columns}
-    gaps, new = [None] * len(have.step), [None] * len(more.step)
-    columns = {name: [*have.columns.get(name, gaps), *more.columns.get(name, new)] for name in names}
-    return Curves([*have.step, *more.step], columns)
+    def take(self, fresh: Page) -> None:
+        assert fresh.edition == self.edition
+        self.plots, self.run = fresh.plots, fresh.runs[0]
+        self.groups += self.run.rollouts.groups if self.run.rollouts else []
 
 
 def same(one: Browser, page: Page) -> None:
@@ -87,11 +79,11 @@ def test_a_page_open_all_along_holds_what_one_opened_at_the_end_holds(tmp_path, 
         browser = Browser(source.page())
         for part in parts[opened:]:
             run.put(part)
-            browser.take(source.fresh(*browser.cursor))
+            browser.take(source.fresh(browser.newest))
             assert {len(group.completions) for group in browser.groups} <= {SAMPLES}
-            assert {group.step for group in browser.groups} <= {0, *range(1, max(0, source._last) + 1)}
+            assert {group.step for group in browser.groups} <= {0, *browser.run.steps.step}
         run.finish()
-        browser.take(source.fresh(*browser.cursor))
+        browser.take(source.fresh(browser.newest))
     same(browser, Watched(run.folder).page())
     same(browser, single.page(run.folder))
     assert len(browser.groups) == 12 * GROUPS
@@ -104,66 +96,46 @@ def test_what_is_odd_in_a_row_that_comes_later_is_told_once_and_counted(tmp_path
     with being_written(tmp_path / "run", 4) as run:
         run.put([(METRICS, odd), *journal(2, random.Random(0))])
         source = Watched(run.folder)
-        assert source.fresh(2, -1, 2).notes == source.page().runs[0].notes
+        assert notes(source) == source.page().runs[0].notes
         run.put([(METRICS, odd + b'{"step": 2, "lo\n'), (MACHINE, odd)])
-        later = source.fresh(2, -1, 2).notes
+        later = notes(source)
         run.put([(METRICS, b'{"st')])
-        assert source.fresh(2, -1, 2).notes == later, "it is being written at this moment"
+        assert notes(source) == later, "it is being written at this moment"
         run.let_go()
-        ended = source.fresh(2, -1, 2).notes
-        assert sorted(ended) == sorted(single.page(run.folder).runs[0].notes)
+        ended = notes(source)
+        assert ended == single.page(run.folder).runs[0].notes
     assert "metrics.jsonl: 2 rows have no whole number as their step and were left out" in later
     assert "machine.jsonl: 1 row has no whole number as its step and was left out" in later
     assert "metrics.jsonl: 1 line is cut off or damaged; only what is whole in it was kept" in later
     assert set(ended) - set(later) == {"metrics.jsonl: the last line is cut off and was left out"}
 
 
-def test_a_plot_comes_with_its_first_number_and_trouble_with_the_first_of_it(tmp_path):
-    told = [{"loss": 1.0, "rows_unscored": 0, "groups_unscored": 0, "completions_unscored": 0}]
+def notes(source: Watched) -> tuple[str, ...]:
+    return source.fresh(2).runs[0].notes
+
+
+@pytest.mark.parametrize("name", [METRICS, ROLLOUTS])
+def test_every_page_of_a_run_that_is_resumed_is_asked_to_begin_again(tmp_path, name):
+    """A resume puts a file in the place of another, be it of more lines than before; and again for each page."""
     with being_written(tmp_path / "run", 9) as run:
-        run.put([(METRICS, line({"step": 1, "pass_rate": 0.5, "entropy_mean": None, **told[0]}))])
+        run.put(list(journal(4, random.Random(1))))
         source = Watched(run.folder)
-        first = {plot.id for plot in source.page().plots}
-        assert source.fresh(1, -1, -1).plots == ()
-        run.put([(METRICS, line({"step": 2, "pass_rate": 0.5, "entropy_mean": 0.25, **told[0]}))])
-        second = {plot.id for plot in source.fresh(1, -1, -1).plots}
-        assert source.fresh(2, -1, -1).plots == ()
-        run.put([(METRICS, line({"step": 2, "evaluation": {"avg_at_k": 0.5, "length_mean": 3.0}}))])
-        third = {plot.id for plot in source.fresh(2, -1, -1).plots}
-        assert source.fresh(2, 2, -1).plots == ()
-    assert "entropy" in second - first
-    assert third - second or third == {plot.id for plot in single.page(run.folder).plots} != set()
+        opened = [source.page().edition, source.page().edition]
+        (tmp_path / "other").write_bytes((run.folder / name).read_bytes() * 2)
+        (tmp_path / "other").rename(run.folder / name)
+        assert all(source.fresh(4).edition != before for before in opened)
+        assert source.page().edition == source.fresh(4).edition
 
 
-@pytest.mark.parametrize("how", ["cut back", "written anew", "rollouts written anew"])
-def test_a_run_that_is_resumed_asks_for_the_page_again(tmp_path, how):
-    pieces = list(journal(4, random.Random(1)))
+def test_a_page_that_shows_a_step_which_is_gone_is_asked_to_begin_again(tmp_path):
     with being_written(tmp_path / "run", 9) as run:
-        run.put(pieces)
+        run.put(list(journal(4, random.Random(1))))
         source = Watched(run.folder)
-        browser = Browser(source.page())
-        metrics = run.folder / (ROLLOUTS if how.startswith("rollouts") else METRICS)
-        if how == "cut back":
-            os.truncate(metrics, len(metrics.read_bytes()) // 2)
-        else:
-            metrics.write_bytes(metrics.read_bytes().replace(b"0.", b"0.0").replace(b'"7"', b'"8"'))
-        assert source.fresh(*browser.cursor).restart
-        assert source.page().runs[0].steps.step == [1, 2, 3, 4][: 2 if how == "cut back" else 4]
-        assert not source.fresh(*Browser(source.page()).cursor).restart
-
-
-def test_every_page_that_shows_a_step_which_is_gone_is_asked_to_begin_again(tmp_path):
-    pieces = list(journal(4, random.Random(1)))
-    with being_written(tmp_path / "run", 9) as run:
-        run.put(pieces)
-        source = Watched(run.folder)
-        one, two = Browser(source.page()), Browser(source.page())
-        metrics = run.folder / METRICS
-        metrics.write_bytes(
-            b"".join(line for line in metrics.read_bytes().splitlines(True) if b'"step": 4' not in line)
-        )
-        assert source.fresh(*one.cursor).restart
-        assert source.fresh(*two.cursor).restart, "also the second to ask, and for a single step"
+        before = source.page().edition
+        os.truncate(run.folder / METRICS, (run.folder / METRICS).stat().st_size // 2)
+        assert source.fresh(4).edition != before
+        assert source.page().runs[0].steps.step == [1, 2]
+        assert source.page().edition == source.fresh(4).edition
 
 
 def test_a_page_of_a_run_that_was_killed_holds_what_one_opened_later_holds(tmp_path):
@@ -172,10 +144,10 @@ def test_a_page_of_a_run_that_was_killed_holds_what_one_opened_later_holds(tmp_p
         source = Watched(run.folder)
         browser = Browser(source.page())
         run.put(pieces)
-        browser.take(source.fresh(*browser.cursor))
+        browser.take(source.fresh(browser.newest))
         assert {group.step for group in browser.groups} == {1, 2}, "the third is being written"
         run.let_go()
-        browser.take(source.fresh(*browser.cursor))
+        browser.take(source.fresh(browser.newest))
     same(browser, single.page(run.folder))
     assert {group.step for group in browser.groups} == {1, 2, 3}
 
@@ -186,23 +158,22 @@ def test_a_run_that_is_told_as_over_is_told_with_its_last_row(tmp_path):
     class EndsMeanwhile(Watched):
         """Its run goes on to its end as soon as the rows were read."""
 
-        def _take(self) -> bool:
-            restart = super()._take()
-            if self._last == 3:
-                run.put(pieces[half:])
-                run.finish()
-            return restart
+        def _made(self, run: RunFolder) -> Page:
+            if run.step_rows and run.step_rows[-1]["step"] == 3:
+                written.put(pieces[half:])
+                written.finish()
+            return super()._made(run)
 
     half = next(i for i, (name, data) in enumerate(pieces) if name == METRICS and b'"step": 4,' in data)
-    with being_written(tmp_path / "run", 4) as run:
-        source = EndsMeanwhile(run.folder)
+    with being_written(tmp_path / "run", 4) as written:
+        source = EndsMeanwhile(written.folder)
         browser = Browser(source.page())
-        run.put(pieces[:half])
+        written.put(pieces[:half])
         for _ in range(5):
-            browser.take(source.fresh(*browser.cursor))
+            browser.take(source.fresh(browser.newest))
             if browser.run.status.state != "going":
                 break
-        same(browser, single.page(run.folder))
+        same(browser, single.page(written.folder))
 
 
 def test_a_page_opened_before_another_still_gets_its_groups(tmp_path):
@@ -214,17 +185,58 @@ def test_a_page_opened_before_another_still_gets_its_groups(tmp_path):
         browser = Browser(source.page())
         run.put(pieces[half:])
         source.page()
-        fresh = source.fresh(*browser.cursor)
-    assert fresh.rollouts is not None
-    assert sorted({group.step for group in fresh.rollouts.groups}) == [4, 5, 6]
+        fresh = source.fresh(browser.newest)
+    assert (shown := fresh.runs[0].rollouts) is not None
+    assert sorted({group.step for group in shown.groups}) == [4, 5, 6]
 
 
 def test_a_folder_that_is_gone_is_told_and_comes_back(tmp_path):
     with being_written(tmp_path / "run", 4) as run:
         run.put(list(journal(2, random.Random(3))))
         source = Watched(run.folder)
+        before = source.page().edition
         run.folder.rename(tmp_path / "away")
         with pytest.raises(UsageError, match=r"run: the run folder is gone$"):
-            source.fresh(2, -1, 2)
+            source.fresh(2)
         (tmp_path / "away").rename(run.folder)
-        assert not source.fresh(2, -1, 2).restart
+        assert source.fresh(2).edition == before
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.1, 3.0])
+def test_a_run_that_goes_on_is_read_in_its_share_of_the_time_and_no_more(tmp_path, monkeypatch, seconds):
+    clock, looks = [100.0], []
+    monkeypatch.setattr("groupwise.reports.live.watched.SHARE", 1 / 10)
+    for name in ("monotonic", "thread_time"):
+        monkeypatch.setattr(f"groupwise.reports.live.watched.time.{name}", lambda: clock[0])
+
+    class Slow(Watched):
+        def _made(self, run: RunFolder) -> Page:
+            clock[0] += seconds
+            looks.append(clock[0])
+            return super()._made(run)
+
+    with being_written(tmp_path / "run", 500) as run:
+        source = Slow(run.folder)
+        for step in range(1, 201):
+            run.put([(METRICS, line({"step": step, "pass_rate": 0.5}))])
+            source.fresh(-1)
+            clock[0] += 2.0
+        assert seconds * len(looks) <= 0.1 * (clock[0] - 100) + 2 * seconds
+        assert len(looks) == 201 or seconds > 0.1, "what takes little is done each time"
+        clock[0] += 100.0
+        assert source.fresh(-1).runs[0].steps.step == list(range(1, 201)), (
+            "what had to wait is said when its turn comes"
+        )
+
+
+def test_what_is_kept_for_pages_that_ask_late_is_bounded(tmp_path):
+    steps = MOST_GROUPS // GROUPS + 5
+    with being_written(tmp_path / "run", steps) as run:
+        source = Watched(run.folder)
+        for step in range(1, steps + 1):
+            run.put([*rollouts_of(step, random.Random(step)), (METRICS, line({"step": step, "pass_rate": 0.5}))])
+            source.fresh(step - 1)
+        late = source.fresh(-1).runs[0].rollouts
+    assert late is not None
+    assert len(late.groups) == MOST_GROUPS
+    assert late.groups[-1].step == steps, "the newest"

@@ -1,7 +1,7 @@
-"""The systematic part of the gap between learner and engine: what rounding does not have, and faults do.
+"""The systematic part of the gap between learner and engine: numerical noise has none, faults do.
 
-Rounding falls to either side. A limit on the mean |gap| must let all of it pass, and is blind to a fault that is
-smaller. Under samples of the engine's distribution q the learner's p gives two numbers that rounding leaves near 0:
+Noise falls to either side. A limit on the mean |gap| must let all of it pass, and is blind to a fault that is
+smaller. Under samples of the engine's distribution q the learner's p gives two numbers that noise leaves near 0:
 
     the mean of p/q - 1      0 for any two distributions over the same ids: sum_v q_v p_v / q_v = 1
     the slope of log p/q     over log q: a temperature T against T' has T'/T - 1 within a context

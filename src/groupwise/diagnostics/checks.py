@@ -53,8 +53,8 @@ class Verdict(Enum):
 class Check:
     """One invariant, measured once.
 
-    value    what was measured, in the check's unit; NaN where it was not
-    cause    where it failed: what that means and where to look
+    value    what was measured, in the check's unit; NaN if it was not
+    cause    if it failed: what that means and where to look
     """
 
     invariant: Invariant
@@ -78,7 +78,7 @@ class Check:
 
 
 def require_passed(checks: Sequence[Check], step: int) -> None:
-    """Raises CheckFailed with every failed check and its cause."""
+    """Raise CheckFailed, if a check failed, with every failed one and its cause."""
     failed = [c for c in checks if c.failed]
     if failed:
         causes = "; ".join(f"'{c.name}' is {c.value:.3g}, limit {c.limit:.3g}: {c.cause}" for c in failed)
@@ -86,28 +86,28 @@ def require_passed(checks: Sequence[Check], step: int) -> None:
 
 
 def worst(checks: Sequence[Check]) -> list[Check]:
-    """One check per name: a failed one before any other, then the one with the largest value."""
+    """Choose one check per name: a failed one before any other, then the one with the largest value."""
     by_name: dict[str, Check] = {}
     for check in checks:
-        by_name[check.name] = max(by_name.get(check.name, check), check, key=_badness)
+        by_name[check.name] = max(by_name.get(check.name, check), check, key=_rank)
     return list(by_name.values())
 
 
-def _badness(check: Check) -> tuple[bool, float]:
-    return check.verdict is Verdict.FAIL, -math.inf if math.isnan(check.value) else check.value
+def _rank(check: Check) -> tuple[bool, float]:
+    return check.failed, -math.inf if math.isnan(check.value) else check.value
 
 
 def live_equals_old(logp_live: Tensor, logp_old: Tensor | None, mask: Tensor, rounding: Rounding | None) -> Check:
-    """On the first update of a batch the live and the old log-probabilities are one: every ratio is 1."""
+    """Check that live and old log-probabilities are one on a batch's first update: every ratio is 1."""
     if logp_old is None:
         return _unmeasured(LIVE_IS_OLD, LIVE_IS_OLD.unmeasured)
     return _gap(LIVE_IS_OLD, (logp_live - logp_old)[mask], rounding)
 
 
 def learner_equals_engine(logp: Tensor, logp_engine: Tensor, fresh: Tensor, tolerance: Tolerance) -> list[Check]:
-    """The learner and the engine give one log-probability for each token that the current weights sampled, `fresh`.
+    """Check that learner and engine give one log-probability for each token that the current weights sampled, `fresh`.
 
-    Where rounding is too large for a limit on single tokens, its systematic part is checked as well.
+    If numerical noise is too large for a limit on single tokens, the gap's systematic part is checked as well.
     """
     if not fresh.any():
         return [_unmeasured(LEARNER_IS_ENGINE, "no row of this batch was sampled by the current weights")]
@@ -120,7 +120,7 @@ def learner_equals_engine(logp: Tensor, logp_engine: Tensor, fresh: Tensor, tole
 
 
 def weights_reach_total(weight: Tensor, mask: Tensor, aggregate: Aggregate) -> Check:
-    """The loss weights of an optimizer batch add up to what their aggregate declares."""
+    """Check that the loss weights of an optimizer batch add up to what their aggregate declares."""
     declared = aggregate.declared(count(mask))
     gap = abs(float(weight.sum()) - declared) / max(1.0, declared)
     return _check(WEIGHTS_REACH_TOTAL, gap, WEIGHT_LIMIT)
@@ -129,9 +129,9 @@ def weights_reach_total(weight: Tensor, mask: Tensor, aggregate: Aggregate) -> C
 def reference_is_start(
     logp_ref: Tensor | None, logp_start: Tensor | None, mask: Tensor, rounding: Rounding | None, other: str = ""
 ) -> Check:
-    """Before the first update the policy is the reference: their log-probabilities are one and the KL is 0.
+    """Check that before the first update the policy is the reference: their log-probabilities are one, the KL is 0.
 
-    other  why the reference is another policy on purpose; "" where it is not
+    other  why the reference is another policy on purpose; "" if it is not
     """
     if other:
         return _unmeasured(REFERENCE_IS_START, other)
@@ -141,12 +141,12 @@ def reference_is_start(
 
 
 def replayed_are_used(share: float) -> Check:
-    """With replay on, the experts that computed are those that were replayed; `share` of them are not."""
+    """Check that the experts that computed are those that were replayed; `share` of them are not."""
     return _check(REPLAYED_ARE_USED, share, 0.0)
 
 
 def no_older(groups: Sequence[Group], newest: int, most: int) -> Check:
-    """No token of what was sampled for a step is more than `most` versions older than the newest weights."""
+    """Check that no token sampled for a step is more than `most` versions older than the newest weights."""
     versions = [completion.version for group in groups for completion in group.completions]
     if not versions:
         return _unmeasured(AGE_IS_BOUNDED, AGE_IS_BOUNDED.unmeasured)
@@ -154,17 +154,17 @@ def no_older(groups: Sequence[Group], newest: int, most: int) -> Check:
 
 
 def nothing_ran(invariant: Invariant) -> Check:
-    """Of an update in which no row had a gradient, so that none was run."""
+    """Leave a check of an update in which no row had a gradient, so that none was run, unmeasured."""
     return _unmeasured(invariant, "no row of the update had a gradient, so that none was run")
 
 
 def not_asked(every: int) -> Check:
-    """Of a weight load after which the probe was not asked."""
+    """Leave the check of a weight load after which the probe was not asked unmeasured."""
     return _unmeasured(ENGINE_IS_LOADED, f"the probe is asked after every {every} steps")
 
 
 class CheckSettings(Settings):
-    """The section [checks]: what a run checks of itself, and how often.
+    """The section [checks]: how often a run checks itself.
 
     probe_every  steps from one weight load after which engine and learner are both asked the probe to the next; it is
                  asked after the first four in any case. The next step compares the two on all that it trains
@@ -173,7 +173,7 @@ class CheckSettings(Settings):
     probe_every: Changeable[int] = Field(default=4, ge=1, le=10**9)
 
     def asks(self, step: int) -> bool:
-        """Whether the probe is asked after the weight load of a step.
+        """Tell whether the probe is asked after the weight load of a step.
 
         >>> [step for step in range(1, 13) if CheckSettings(probe_every=5).asks(step)]
         [1, 2, 3, 4, 5, 10]
@@ -187,7 +187,7 @@ class Probe:
 
     logprobs  groups -> the learner's [tokens] nats of each completion, in their order
     prompts   what is asked, `samples` completions of `tokens` tokens at most of each
-    limits    what rounding may do between them, as it is known when they are compared
+    limits    the numerical noise between them, as it is known when they are compared
     """
 
     engine: Engine
@@ -224,7 +224,7 @@ class Probe:
         self._old = shift > (0.0 if self.limits.tolerance.probe is None else MOVED_BF16)
 
     def judge(self) -> Check:
-        """What the last answers say."""
+        """Judge the last answers."""
         rounding = self.limits.tolerance.probe
         gap = torch.cat(list(self._learner)) - torch.tensor([x for _, logp in self._bits() for x in logp])
         if rounding is not None:
@@ -244,10 +244,10 @@ class Probe:
 
 
 def mean_by_context(values: Tensor, groups: Sequence[Group]) -> Tensor:
-    """[M] of every token -> [C], the mean over the tokens that follow the same words, of each of C contexts.
+    """Average values [M] of tokens over those that follow the same words -> [C], one of each context.
 
-    Completions of one prompt begin alike, and what rounding does to the logits of a context it does to all of them:
-    8 that begin with the same word are one observation of it and not 8.
+    Completions of one prompt begin alike, and numerical noise is the same for a context in all of them: 8 that begin
+    with the same word are one observation and not 8.
 
     Tokens (5, 6) and (5, 7) of one prompt with values 1, 2, 1, 4: contexts "", "5" -> 1, 3.
     """
@@ -266,7 +266,7 @@ def mean_by_context(values: Tensor, groups: Sequence[Group]) -> Tensor:
 
 
 def _gap(invariant: Invariant, difference: Tensor, rounding: Rounding | None, cause: str = "") -> Check:
-    """In float32 |difference| of most tokens, or a tenth of the worst; else the mean of it, which rounding limits."""
+    """Check in float32 |difference| of most tokens, or a tenth of the worst; else its mean, which the noise limits."""
     if not len(difference):
         return _unmeasured(invariant, "no token to measure on")
     size = difference.abs()
@@ -277,7 +277,7 @@ def _gap(invariant: Invariant, difference: Tensor, rounding: Rounding | None, ca
 
 
 def _bias(invariant: Invariant, estimate: Estimate, allowed: float) -> Check:
-    """|estimate| against what rounding may do to it and SIGMAS of its own standard errors."""
+    """Check |estimate| against what noise may do to it and SIGMAS of its own standard errors."""
     if estimate.points < FEWEST_POINTS:
         return _unmeasured(invariant, f"it would rest on {estimate.points:.0f} tokens, of {FEWEST_POINTS} needed")
     return _check(invariant, abs(estimate.value), allowed + SIGMAS * estimate.error)

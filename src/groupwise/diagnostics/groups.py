@@ -1,20 +1,21 @@
-"""Of the groups that a step generated: scores, lengths, endings, signal; and what the rollout did to get them."""
+"""Metrics of what a step generated: scores, lengths, endings, signal, episodes, and the cost of generation."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import Signal, of_passes, signal
+from groupwise.core.environment import Ended
 from groupwise.core.numbers.measure import REWARD, Logged, Measure, differ, logged_of, values_of
 from groupwise.core.numbers.metrics import Last, Max, Mean, Metrics, Sum, Value, mean_of
 from groupwise.core.records import Batch, Completion, Group
 from groupwise.core.stream import RolloutResult, Sampled
-from groupwise.diagnostics.episodes import episode_metrics
 from groupwise.diagnostics.updates import preferred
 
 
 def group_metrics(groups: Sequence[Group], measure: Measure = Measure(), tools: Sequence[str] = ()) -> dict[str, Value]:
-    """Of the groups that a step generated, before any was dropped: scores, lengths, endings, signal, calls of tools."""
+    """Measure the groups that a step generated, before any was dropped: scores, lengths, endings, signal, tools."""
     completions = [c for g in groups for c in g.completions]
     scores = [c.score for c in completions if not math.isnan(c.score)]
     return {
@@ -37,14 +38,15 @@ def group_metrics(groups: Sequence[Group], measure: Measure = Measure(), tools: 
 
 
 def _measured_metrics(groups: Sequence[Group], measure: Measure) -> dict[str, Value]:
-    """What the run is measured by: its mean and, where there is a pass mark, what passes and what does not."""
+    """Measure what the run is measured by: its mean and, if there is a pass mark, what passes and what does not."""
     completions = [c for g in groups for c in g.completions if not math.isnan(measure.value(c))]
     mean = {"measured_mean": mean_of([measure.value(c) for c in completions])}
     if measure.pass_at is None:
         return {**mean, **_learned_metrics(groups, [], [])}
     right = [c for c in completions if measure.passes(c)]
     wrong = [c for c in completions if not measure.passes(c)]
-    signals = [_passing(g, measure) for g in groups]
+    voting = [[c for c in g.completions if not math.isnan(measure.value(c))] for g in groups]
+    signals = [of_passes([measure.passes(c) for c in own]) for own in voting]
     return {
         **mean,
         **_learned_metrics(groups, right, wrong),
@@ -57,13 +59,8 @@ def _measured_metrics(groups: Sequence[Group], measure: Measure) -> dict[str, Va
     }
 
 
-def _passing(group: Group, measure: Measure) -> Signal:
-    """Whether its completions that have a value pass."""
-    return of_passes([measure.passes(c) for c in group.completions if not math.isnan(measure.value(c))])
-
-
 def generation_metrics(sampled: Sampled, measure: Measure = Measure(), tools: Sequence[str] = ()) -> Metrics:
-    """Of all that a step generated, and where each source of a task with levels stands after it."""
+    """Measure all that a step generated, and the level of each source of a task with levels after it."""
     result = sampled.result
     completions = [c for group in result.generated for c in group.completions]
     by_calls = Logged(
@@ -83,7 +80,7 @@ def generation_metrics(sampled: Sampled, measure: Measure = Measure(), tools: Se
 
 
 def rollout_metrics(result: RolloutResult) -> Metrics:
-    """What generation cost: rounds, groups dropped and waiting, tokens that never train."""
+    """Measure what generation cost: rounds, groups dropped and waiting, tokens that never train."""
     used = {id(g) for g in (*result.groups, *result.surplus)}
     wasted = [c for g in result.generated if id(g) not in used for c in g.completions]
     return {
@@ -98,10 +95,10 @@ def rollout_metrics(result: RolloutResult) -> Metrics:
 
 
 def in_words(groups: Sequence[Group], by_score: bool, batch: Batch, algorithm: Algorithm) -> str:
-    """Why a step has nothing to prefer, and what trains all the same; empty where a trained row has an advantage.
+    """Tell why a step has nothing to prefer, and what trains all the same; empty if a trained row has an advantage.
 
     groups    that the step generated
-    by_score  whether the task's own score is all that trains, so that a group without signal is right or wrong
+    by_score  the task's own score is all that trains, so that a group without signal is right or wrong
     """
     if preferred(batch).any():
         return ""
@@ -115,7 +112,7 @@ def in_words(groups: Sequence[Group], by_score: bool, batch: Batch, algorithm: A
 
 
 def _alike(groups: Sequence[Group], rewards: Sequence[Sequence[float]], by_score: bool) -> str:
-    """What all of the groups have in common."""
+    """Tell what all of the groups have in common."""
     if any(map(differ, rewards)):
         return "no completion is preferred to another"
     if not by_score:
@@ -131,7 +128,7 @@ def _alike(groups: Sequence[Group], rewards: Sequence[Sequence[float]], by_score
 def _learned_metrics(
     groups: Sequence[Group], right: Sequence[Completion], wrong: Sequence[Completion]
 ) -> dict[str, Value]:
-    """A reward model's scores beside the truth: right completions that stop scoring higher mean over-optimisation."""
+    """Measure a reward model beside the truth: right completions that stop scoring higher mean over-optimisation."""
     completions = [c for g in groups for c in g.completions]
     if not any(c.learned is not None for c in completions):
         return {}
@@ -140,7 +137,7 @@ def _learned_metrics(
 
 
 def _part_metrics(groups: Sequence[Group]) -> dict[str, Value]:
-    """Each reward by itself, where several train: its mean, and its spread within groups, which is its signal."""
+    """Measure each reward by itself, if several train: its mean, and its spread within groups, which is its signal."""
     by_group = [[dict(c.reward_scores) for c in g.completions] for g in groups]
     names = dict.fromkeys(name for group in by_group for parts in group for name in parts)
     metrics: dict[str, Value] = {}
@@ -152,7 +149,7 @@ def _part_metrics(groups: Sequence[Group]) -> dict[str, Value]:
 
 
 def _source_metrics(groups: Sequence[Group], measure: Measure) -> dict[str, Value]:
-    """The mean of what is measured of each source, where a task mixes several, and its pass rate."""
+    """Measure each source, if a task mixes several: the mean of what is measured, and the pass rate."""
     values: dict[str, list[float]] = {}
     passed: dict[str, list[bool]] = {}
     for group in groups:
@@ -168,7 +165,7 @@ def _source_metrics(groups: Sequence[Group], measure: Measure) -> dict[str, Valu
 
 
 def _fault_metrics(completions: Sequence[Completion]) -> dict[str, Value]:
-    """How many completions could not be scored, by cause and scorer: "timeout in task"."""
+    """Count the completions that could not be scored, by cause and scorer: "timeout in task"."""
     causes = [c.fault for c in completions if c.fault]
     return {f"faults.{cause}": Sum(causes.count(cause)) for cause in sorted(set(causes))}
 
@@ -179,3 +176,66 @@ def _deviation(scores: Sequence[float]) -> float:
         return 0.0
     mean = math.fsum(votes) / len(votes)
     return math.sqrt(math.fsum((s - mean) ** 2 for s in votes) / (len(votes) - 1))
+
+
+def episode_metrics(completions: Sequence[Completion], measure: Measure, tools: Sequence[str] = ()) -> dict[str, Value]:
+    """Measure the episodes, if there are any: turns, endings, faults, tools (those that the policy may call)."""
+    episodes = [c for c in completions if c.ended is not None]
+    if not episodes:
+        return {}
+    longest = max(len(episode.turns) for episode in episodes)
+    return {
+        "turns_mean": mean_of([len(episode.turns) for episode in episodes]),
+        "turns_max": Max(longest),
+        "answer_tokens_mean": mean_of([len(episode.tokens) - episode.length for episode in episodes]),
+        **{f"ended.{why}": Sum(sum(episode.ended is why for episode in episodes)) for why in Ended},
+        **_turn_fault_metrics(episodes),
+        **_tool_metrics(episodes, tools),
+        **{name: value for turn in range(longest) for name, value in _turn_metrics(episodes, turn, measure).items()},
+    }
+
+
+def _turn_fault_metrics(episodes: Sequence[Completion]) -> dict[str, Value]:
+    """Count the turns that an environment gave no answer to, by cause."""
+    causes = [turn.fault for episode in episodes for turn in episode.turns if turn.fault]
+    return {f"turn_faults.{cause}": Sum(causes.count(cause)) for cause in sorted(set(causes))}
+
+
+def _tool_metrics(episodes: Sequence[Completion], tools: Sequence[str]) -> dict[str, Value]:
+    """Measure each tool: calls, failures by kind, seconds, and the share of episodes that call it; and count calls that
+    are of no tool, by kind.
+    """
+    calls = [(i, call) for i, episode in enumerate(episodes) for turn in episode.turns for call in turn.calls]
+    metrics: dict[str, Value] = {}
+    for tool in tools:
+        own = [(i, call) for i, call in calls if call.tool == tool]
+        metrics[f"tools.{tool}.calls"] = Sum(len(own))
+        for kind, count in sorted(Counter(call.failure for _, call in own if call.failure).items()):
+            metrics[f"tools.{tool}.failures.{kind}"] = Sum(count)
+        metrics[f"tools.{tool}.seconds"] = Sum(math.fsum(call.seconds for _, call in own))
+        metrics[f"tools.{tool}.episodes_share"] = Mean(len({i for i, _ in own}), len(episodes))
+    stray = Counter(call.failure for _, call in calls if not call.tool)
+    return metrics | {f"calls_of_no_tool.{kind}": Sum(count) for kind, count in sorted(stray.items())}
+
+
+def _turn_metrics(episodes: Sequence[Completion], turn: int, measure: Measure) -> dict[str, Value]:
+    """Measure one turn, counted from 0, named from 1; the pass rate is that of the episodes that ended with it."""
+    alive = [episode for episode in episodes if len(episode.turns) > turn]
+    last = [episode for episode in alive if len(episode.turns) == turn + 1]
+    rewards = [episode.turns[turn].reward for episode in alive if not episode.turns[turn].fault]
+    name = f"turns.{turn + 1}"
+    values: dict[str, Value] = {
+        f"{name}.alive_share": Mean(len(alive), len(episodes)),
+        f"{name}.reward_mean": mean_of(rewards),
+        f"{name}.tokens_mean": mean_of([tokens_of_turn(episode, turn) for episode in alive]),
+    }
+    if measure.pass_at is not None:
+        values[f"{name}.pass_rate"] = Mean(sum(map(measure.passes, last)), len(last))
+    return values
+
+
+def tokens_of_turn(episode: Completion, turn: int) -> int:
+    """Count the tokens that the policy sampled in a turn, counted from 0: own spans after the turn before it."""
+    begin = episode.turns[turn - 1].stop if turn else 0
+    own = (span for span in episode.spans if span.own)
+    return sum(span.stop - span.start for span in own if begin <= span.start and span.stop <= episode.turns[turn].stop)

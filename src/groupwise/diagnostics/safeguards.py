@@ -1,4 +1,4 @@
-"""What stops a run: completions that cannot be scored, a step without signal, updates that are never finite."""
+"""The errors that stop a run: completions that cannot be scored, a step without signal, updates never finite."""
 
 import shlex
 from collections import Counter
@@ -17,8 +17,8 @@ MOST_SKIPPED = 3
 
 
 def require_scores(step: int, result: RolloutResult, limit: float, log: Path, kept: Callable[[], str]) -> None:
-    """Raises RunError where a larger share of the step's completions than `limit` has no score; `log` says why, and
-    `kept` what of the run is kept.
+    """Raise RunError if a larger share of the step's completions than `limit` has no score; `log` says why, and `kept`
+    what of the run is kept.
     """
     completions = [c for g in result.generated for c in g.completions]
     faults = Counter(c.fault for c in completions if c.fault)
@@ -32,8 +32,8 @@ def require_scores(step: int, result: RolloutResult, limit: float, log: Path, ke
 
 
 def require_signal(step: int, result: RolloutResult, metric: str, kept: Callable[[], str]) -> None:
-    """Raises RunError where a filter that goes by `metric` kept no group within its budget, unless that is because all
-    is solved; `kept` says what of the run is kept.
+    """Raise RunError if a filter that goes by `metric` kept no group within its budget, unless all is solved; `kept`
+    says what of the run is kept.
     """
     signals = Counter(signal(g, metric) for g in result.generated)
     if result.fallback < len(result.groups) or signals.keys() == {Signal.ALL_RIGHT}:
@@ -61,7 +61,7 @@ _NO_SIGNAL = {
 def collapse_ahead(
     step: int, alarms: Sequence[Finding], saved: Path, before: Path | None, rollbacks: Sequence[object]
 ) -> RunError:
-    """The error that ends a run at early warnings of collapse, after it was `saved` and had gone back so often.
+    """Make the error that ends a run at early warnings of collapse, after it was `saved` and had gone back so often.
 
     before  the checkpoint from before the steps that the warnings speak of; None where none is kept
     """
@@ -76,7 +76,7 @@ def collapse_ahead(
 
 
 def never_finite(step: int, saved: Path, has_critic: bool) -> RunError:
-    """The error that ends a run whose updates were skipped MOST_SKIPPED times in a row."""
+    """Make the error that ends a run whose updates were skipped MOST_SKIPPED times in a row."""
     rates = "learner.learning_rate or critic.learning_rate" if has_critic else "learner.learning_rate"
     return RunError(
         f"step {step}: {MOST_SKIPPED} updates in a row had a loss or gradient that is not finite; each was "

@@ -1,24 +1,27 @@
-"""What one step says about itself, gathered while it trains: metrics, and the checks that its updates allow."""
+"""What one step says about itself, gathered while it trains: metrics, checks that its updates allow, its timeline."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from groupwise.algorithms.algorithm import Algorithm
-from groupwise.core.numbers.metrics import Mean, Metrics, Sum, merge, read
-from groupwise.core.records import Batch, UpdateRecord, UpdateResult
+from groupwise.core.machine.clock import Extent
+from groupwise.core.numbers.metrics import Max, Mean, Metrics, Sum, Value, merge, read
+from groupwise.core.records import Batch, RoutingRecord, UpdateRecord, UpdateResult
 from groupwise.diagnostics.checks import (
     Check,
     learner_equals_engine,
     live_equals_old,
     nothing_ran,
     reference_is_start,
+    replayed_are_used,
     weights_reach_total,
     worst,
 )
-from groupwise.diagnostics.routing import RoutingLog
 from groupwise.diagnostics.tolerance import Tolerance
 from groupwise.diagnostics.updates import (
     age_metrics,
@@ -29,19 +32,27 @@ from groupwise.diagnostics.updates import (
     value_metrics,
 )
 from groupwise.health.checks import LEARNER_IS_ENGINE, LIVE_IS_OLD, REFERENCE_IS_START
-from groupwise.models.moe.metrics import comparable
-from groupwise.models.moe.record import Router
+from groupwise.models.moe.metrics import (
+    at_trained,
+    comparable,
+    difference,
+    drift_metrics,
+    engine_metrics,
+    load_metrics,
+    replay_metrics,
+)
+from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What must hold of a batch's first update.
+    """Expectations of a batch's first update.
 
     newest           the version of the weights that are trained, before the update
-    at_start         whether these are the starting policy's
-    old_from_engine  whether logp_old is the engine's, so that the learner's own is not measured
-    other_reference  why the reference is not the starting policy, on purpose; "" where it is
+    at_start         these are the starting policy's
+    old_from_engine  logp_old is the engine's, so that the learner's own is not measured
+    other_reference  why the reference is not the starting policy, on purpose; "" if it is
     """
 
     newest: int
@@ -50,8 +61,68 @@ class Expected:
     other_reference: str = ""
 
 
+class RoutingLog:
+    """The record of one batch's routes while it trains; empty for a dense policy."""
+
+    def __init__(self, batch: Batch, replay: ReplayFrom, routers: Sequence[Router]) -> None:
+        self._replay, self._experts = replay, [router.experts for router in routers]
+        # The rows of which the old policy's own choice is known, and the choice.
+        self._of, self._own = batch, own_of(batch, replay)
+        self._updates = 0
+        self.checks: list[Check] = []
+
+    def update(self, minibatch: Batch, seen: UpdateRecord) -> Metrics:
+        """Measure the next update on the batch."""
+        if seen.routing is None:
+            return {}
+        self._updates += 1
+        if self._own is None:  # the first update's policy is the old one
+            self._of, self._own = minibatch, seen.routing.own
+        used = used_metrics(minibatch, seen.routing, self._replay)
+        if self._replay is not ReplayFrom.NONE:
+            self.checks.append(replayed_are_used(max(value.read() for value in used.values())))
+        drift = self._drift(minibatch, seen, seen.routing)
+        return {**used, **drift, **_removed(minibatch, seen.routing, self._replay)}
+
+    def metrics(self, newest: int) -> Metrics:
+        """Measure the whole batch, once it has trained; `newest` is the version of the weights that sampled it."""
+        if self._own is None:
+            return {}
+        return {**load_metrics(torch.cat(self._own), self._experts), **engine_metrics(self._own, self._of, newest)}
+
+    def _drift(self, minibatch: Batch, seen: UpdateRecord, routing: RoutingRecord) -> dict[str, Value]:
+        old = own_of(minibatch, self._replay)
+        if old is None or minibatch.logp_old is None:
+            return {}
+        mask = minibatch.mask
+        gap = (seen.logp_live - minibatch.logp_old)[mask]
+        return drift_metrics(at_trained(routing.own, mask), at_trained(old, mask), gap, self._updates - 1)
+
+
+def own_of(batch: Batch, replay: ReplayFrom) -> RowRoutes | None:
+    """Choose what the routers would have chosen under the old policy; None if no pass says so."""
+    return batch.routes_own if replay is ReplayFrom.ENGINE else batch.routes
+
+
+def used_metrics(minibatch: Batch, routing: RoutingRecord, replay: ReplayFrom) -> dict[str, Value]:
+    """Measure the share of an update's experts that the old policy's pass, or the engine, did not use."""
+    changed: dict[str, Value] = {}
+    if minibatch.routes is not None:
+        changed["routing.used_changed"] = Max(difference(routing.used, minibatch.routes))
+    if replay is ReplayFrom.ENGINE and minibatch.routes_engine is not None:
+        changed["routing.used_engine_changed"] = Max(difference(routing.used, minibatch.routes_engine))
+    return changed
+
+
+def _removed(minibatch: Batch, routing: RoutingRecord, replay: ReplayFrom) -> dict[str, Value]:
+    if replay is ReplayFrom.NONE or minibatch.routes is None:
+        return {}
+    own, replayed = (at_trained(rows, minibatch.mask) for rows in (routing.own, minibatch.routes))
+    return replay_metrics(own, replayed, routing.live)
+
+
 class StepLog:
-    """Of one batch: gathers what each update on it gives, and makes the step's metrics and checks of it at the end."""
+    """The record of one batch: gathers what each update gives, and makes the step's metrics and checks at the end."""
 
     def __init__(
         self, batch: Batch, algorithm: Algorithm, replay: ReplayFrom, routers: Sequence[Router], expected: Expected
@@ -64,15 +135,15 @@ class StepLog:
         self._checks: list[Check] = []
 
     def critic_updated(self, metrics: Metrics) -> None:
-        """The critic has learned from a minibatch."""
+        """Note that the critic has learned from a minibatch."""
         self._updates.append(metrics)
 
     def policy_waited(self) -> None:
-        """The critic learns alone, and the policy had no update on the minibatch: no number where there is one else."""
+        """Note that the critic learns alone and the policy had no update on the minibatch: its numbers are missing."""
         self._updates.append({"updates": Sum(0), "updates_skipped": Sum(0), "share_passed": Mean(0.0, 0.0)})
 
     def policy_updated(self, minibatch: Batch, update: UpdateResult) -> None:
-        """The policy had an update on the minibatch; the first on a batch is the one that checks can be made of."""
+        """Note the policy's update on a minibatch; the first on a batch is the one that checks can be made of."""
         if self._compare is None:
             self._first_update(minibatch, update.seen)
         self._checks.append(weights_reach_total(minibatch.need("weight"), minibatch.mask, self._algorithm.aggregate))
@@ -81,7 +152,7 @@ class StepLog:
             self._updates.append(self._routing.update(minibatch, update.seen))
 
     def _first_update(self, minibatch: Batch, seen: UpdateRecord | None) -> None:
-        """What the live log-probabilities [n,T] of the first update on a batch must equal, and the engine's gap."""
+        """Note what live log-probabilities [n,T] of the first update on a batch must equal, and the engine's gap."""
         expected, used = self._expected, None if seen is None or seen.routing is None else seen.routing.used
         old = None if expected.old_from_engine else self._batch.logp_old
         live = None if seen is None else seen.logp_live
@@ -111,12 +182,12 @@ class StepLog:
             self._updates.append(engine_gap(learner, rows.logp_engine, fresh))
 
     def checks(self, tolerance: Tolerance) -> list[Check]:
-        """One of each name, the worst; `tolerance` is what rounding may do."""
+        """Make the checks, the worst of each name; `tolerance` is the numerical noise that they may have."""
         compared = self._compare(tolerance) if self._compare else []
         return worst([*compared, *self._checks, *self._routing.checks])
 
     def metrics(self, generation: Metrics) -> dict[str, float]:
-        """The whole step's, after those of what it generated."""
+        """Read the whole step's metrics, after those of what it generated."""
         newest = self._expected.newest
         trained = {
             **batch_metrics(self._batch),
@@ -127,7 +198,7 @@ class StepLog:
 
 
 def sampled_by(batch: Batch, version: int) -> Tensor:
-    """[N,T] bool, the tokens that these weights sampled; with routes only rows that are theirs from the first token on,
+    """Find the tokens [N,T] that these weights sampled; with routes only rows that are theirs from the first token on,
     for what other weights routed is replayed and was not what the engine computed later tokens on.
     """
     whole = (batch.version == version)[:, None]
@@ -139,6 +210,39 @@ def sampled_by(batch: Batch, version: int) -> Tensor:
 def step_row(
     step: int, metrics: Mapping[str, float], checks: Sequence[Check], seconds: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The step's row of metrics.jsonl."""
+    """Make the step's row of metrics.jsonl."""
     measured = {c.name: {"verdict": c.verdict.value, "value": c.value, "limit": c.limit} for c in checks}
     return {"step": step, **metrics, "checks": measured, "seconds": seconds}
+
+
+#: The kind of work that a phase of a run's clock is; what is not here is no part of a step.
+WORK = {
+    "generate": "sampling",
+    "score": "scoring",
+    "annotate": "training",
+    "update": "training",
+    "check": "checking",
+    "load weights": "loading",
+    "wait": "waiting",
+    "journal": "writing",
+}
+
+
+def timeline(phases: Mapping[str, Extent], beside: Mapping[str, Extent]) -> dict[str, dict[str, float]]:
+    """Tell when each kind of work began and ended: {kind: {"begin", "end"}}, seconds from the step's beginning.
+
+    phases  of the run's own clock, of which some belong to the step
+    beside  of the batch that was sampled ahead meanwhile
+
+    >>> timeline({"update": Extent(5.0, 7.0), "save": Extent(1.0, 2.0)}, beside={"generate": Extent(5.5, 9.0)})
+    {'training': {'begin': 0.0, 'end': 2.0}, 'sampling': {'begin': 0.5, 'end': 4.0}}
+    """
+    own = [(WORK[phase], extent) for phase, extent in phases.items() if phase in WORK]
+    every = [*own, *((WORK[phase], extent) for phase, extent in beside.items() if phase in WORK)]
+    start = min((extent.begin for _, extent in own), default=0.0)
+    work: dict[str, dict[str, float]] = {}
+    for kind, extent in every:
+        so_far = work.setdefault(kind, {"begin": math.inf, "end": -math.inf})
+        so_far["begin"] = min(so_far["begin"], round(extent.begin - start, 6))
+        so_far["end"] = max(so_far["end"], round(extent.end - start, 6))
+    return work

@@ -1,4 +1,4 @@
-"""Of the batch that trains and of its updates: pure functions from records to metrics, which docs/metrics.md lists."""
+"""Metrics of the batch that trains and of its updates, which docs/metrics.md lists: pure functions of records."""
 
 import dataclasses
 import math
@@ -16,14 +16,26 @@ from groupwise.core.records import Batch, UpdateRecord, UpdateResult
 
 #: Of the ratios of a step, the places in their order that are metrics.
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+TOKEN_QUANTILES = ("ratio_token_p01", "ratio_token_p10", "ratio_token_p50", "ratio_token_p90", "ratio_token_p99")
+SEQUENCE_QUANTILES = (
+    "ratio_sequence_p01",
+    "ratio_sequence_p10",
+    "ratio_sequence_p50",
+    "ratio_sequence_p90",
+    "ratio_sequence_p99",
+)
 
 
 def batch_metrics(batch: Batch) -> dict[str, Value]:
-    """Of the batch that trains: rewards after shaping, advantages, age of the rows, trained tokens."""
+    """Measure the batch that trains: correction, rewards after shaping, advantages, stale rows, trained tokens."""
     rows = batch.mask.any(-1)
     reward = row_sum(batch.need("reward"), batch.mask)[rows]
+    corrected: dict[str, Value] = {}
+    if batch.correction is not None:
+        corrected["correction_mean"] = mean_over(batch.correction, batch.mask)
+        corrected["correction_rejected_share"] = mean_over((batch.correction == 0).double(), batch.mask)
     return {
-        **_correction_metrics(batch),
+        **corrected,
         "reward_mean": mean_of(reward.tolist()),
         "advantage_abs_mean": mean_over(seen_by_loss(batch.need("advantage")).abs(), batch.mask),
         "zero_advantage_share": Mean(float((rows & ~preferred(batch)).sum()), float(rows.sum())),
@@ -34,19 +46,19 @@ def batch_metrics(batch: Batch) -> dict[str, Value]:
 
 
 def preferred(batch: Batch) -> Tensor:
-    """[N] bool, the rows with an advantage other than 0 at a trained token, as the loss reads it."""
+    """Find the rows [N] with an advantage other than 0 at a trained token, as the loss reads it."""
     return (batch.mask & (seen_by_loss(batch.need("advantage")) != 0)).any(-1)
 
 
 def age_metrics(batch: Batch, newest: int) -> dict[str, Value]:
-    """How many versions older than the weights that train, `newest`, those are that sampled the trained tokens."""
+    """Measure the age of the trained tokens: by how many versions their weights are older than `newest`."""
     versions = batch.version[:, None].expand(batch.mask.shape) if batch.token_version is None else batch.token_version
     age = (newest - versions[batch.mask]).tolist()
     return {"token_age_mean": mean_of(age), "token_age_max": Max(float(max(age, default=0)))}
 
 
 def value_metrics(batch: Batch) -> dict[str, Value]:
-    """Of the critic's values that credit the batch, before any update on it; explained variance is 1 at best."""
+    """Measure the critic's values that credit the batch, before any update on it; explained variance is 1 at best."""
     value, returns = seen_by_loss(batch.need("value")), seen_by_loss(batch.need("returns"))
     return {
         "explained_variance": Last(explained_variance(value, returns, batch.mask)),
@@ -55,19 +67,8 @@ def value_metrics(batch: Batch) -> dict[str, Value]:
     }
 
 
-def _correction_metrics(batch: Batch) -> dict[str, Value]:
-    """How far the engine's mismatch is corrected, and the share of tokens that the correction rejects."""
-    if batch.correction is None:
-        return {}
-    rejected = (batch.correction == 0).double()
-    return {
-        "correction_mean": mean_over(batch.correction, batch.mask),
-        "correction_rejected_share": mean_over(rejected, batch.mask),
-    }
-
-
 def reward_kl_metrics(batch: Batch, kl: KL) -> dict[str, Value]:
-    """The KL to the reference that the reward is charged with, where it is."""
+    """Measure the KL to the reference that the reward is charged with, if it is."""
     if not kl.in_reward:
         return {}
     exact = {name: batch.need(name).double() for name in ("logp_old", "logp_ref")}
@@ -75,8 +76,9 @@ def reward_kl_metrics(batch: Batch, kl: KL) -> dict[str, Value]:
 
 
 def update_metrics(minibatch: Batch, update: UpdateResult) -> dict[str, Value]:
-    """Of one optimizer update: the loss and its gradient, the trust region, ratio tails, entropy, KL. Where nothing
-    trained there is no number of the latter.
+    """Measure one optimizer update: the loss and its gradient, the trust region, ratio tails, entropy, KL.
+
+    If nothing trained there is no number of the latter four.
     """
     seen = update.seen
     router_losses = seen.routing.losses if seen and seen.routing else {}
@@ -93,7 +95,7 @@ def update_metrics(minibatch: Batch, update: UpdateResult) -> dict[str, Value]:
 
 
 def loss_metrics(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:
-    """Of the columns made inside the loss: trust region, ratio tails, entropy, KL; means weighted as the loss is."""
+    """Measure what the loss saw: trust region, ratio tails, entropy, KL; means are weighted as the loss is."""
     mask, weight, advantage = minibatch.mask, minibatch.need("weight").double(), minibatch.need("advantage")
     ratio = seen.log_ratio.double().exp()
     positive, negative = mask & (advantage > 0), mask & (advantage < 0)
@@ -115,7 +117,7 @@ def loss_metrics(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:
 
 
 def engine_gap(logp: Tensor, logp_engine: Tensor, mask: Tensor) -> dict[str, Value]:
-    """Learner against engine; the mask leaves out rows that older weights sampled.
+    """Compare learner and engine; the mask leaves out rows that older weights sampled.
 
     The gap in nats; the same as a factor of the probability, exp(|gap|); and what the factors k = exp(gap) leave of the
     sample, (sum k)^2 / (n sum k^2). A factor stays within the bounds of every ratio.
@@ -131,29 +133,28 @@ def engine_gap(logp: Tensor, logp_engine: Tensor, mask: Tensor) -> dict[str, Val
 
 
 def seen_by_loss(column: Tensor) -> Tensor:
-    """A column as the loss reads it and rollouts.jsonl has it, in float32; then float64 again, to be added up."""
+    """Round a column to float32, as the loss reads it and rollouts.jsonl has it; then float64 again, to be added up."""
     return column.float().double()
 
 
 def _ratio_spread(minibatch: Batch, seen: UpdateRecord) -> dict[str, Value]:
-    """How far live is from old: of each token, and of each completion (its geometric mean). Of the last update only."""
+    """Measure how far live is from old, of each token and of each completion (geometric mean), in the last update."""
     mask = minibatch.mask
     old = seen.logp_live if minibatch.logp_old is None else minibatch.logp_old
     gap = keep(seen.logp_live.double() - old.double(), mask)
-    rows = mask.any(-1)
-    log_ratios = {"token": gap[mask], "sequence": row_mean(gap, mask)[rows]}
-    variance = float(gap[mask].var(correction=0)) if mask.any() else math.nan
-    quantiles = {
-        f"ratio_{name}_p{round(100 * place):02d}": Last(value)
-        for name, log_ratio in log_ratios.items()
-        for place, value in zip(QUANTILES, _quantiles(bounded(log_ratio).exp()), strict=True)
+    token, sequence = gap[mask], row_mean(gap, mask)[mask.any(-1)]
+    return {
+        "log_ratio_variance": Last(float(token.var(correction=0)) if len(token) else math.nan),
+        **dict(zip(TOKEN_QUANTILES, _quantiles(token), strict=True)),
+        **dict(zip(SEQUENCE_QUANTILES, _quantiles(sequence), strict=True)),
     }
-    return {"log_ratio_variance": Last(variance), **quantiles}
 
 
-def _quantiles(x: Tensor) -> list[float]:
-    """Between two numbers of the order by straight line; NaN where there is none."""
-    return np.quantile(x.numpy(), QUANTILES).tolist() if len(x) else [math.nan] * len(QUANTILES)
+def _quantiles(log_ratio: Tensor) -> list[Value]:
+    """QUANTILES of the ratios, by straight line between two of them; NaN if there is none."""
+    if not len(log_ratio):
+        return [Last(math.nan)] * len(QUANTILES)
+    return [Last(value) for value in np.quantile(bounded(log_ratio).exp().numpy(), QUANTILES).tolist()]
 
 
 def _weighted(x: Tensor, weight: Tensor, mask: Tensor) -> Mean:
@@ -161,6 +162,6 @@ def _weighted(x: Tensor, weight: Tensor, mask: Tensor) -> Mean:
 
 
 def _effective_share(ratio: Tensor, mask: Tensor) -> Mean:
-    """Effective sample size (sum r)^2 / sum r^2 over the tokens, as a share of them: 1 on policy."""
+    """Measure the effective sample size (sum r)^2 / sum r^2 over the tokens, as a share of them: 1 on policy."""
     r = ratio[mask]
     return Mean(float(r.sum() ** 2 / (r**2).sum() / len(r)), 1.0) if len(r) else Mean(0.0, 0.0)

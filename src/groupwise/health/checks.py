@@ -1,5 +1,6 @@
-"""What a run checks about itself: each invariant with what it says when it holds, when it fails, and why it may not be
-measured. The checks are made from these records (diagnostics.checks), and a report reads the same ones.
+"""The invariants of a run, in words: when each holds, when it fails, and why it may not be measured.
+
+The checks (diagnostics.checks) and the report read the same records.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class Invariant:
 
 
 def of_limit(value: float, limit: float) -> float:
-    """How much of its limit a value takes up; the value itself where the limit is 0.
+    """Compute how much of its limit a value takes up; the value itself if the limit is 0.
 
     >>> of_limit(0.5, 2.0), of_limit(0.5, 0.0)
     (0.25, 0.5)

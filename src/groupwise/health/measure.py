@@ -10,7 +10,7 @@ WORDS: Mapping[str, str] = {CORRECTNESS: "score", "reward": "reward", "learned":
 
 
 class Measured(NamedTuple):
-    """What is measured.
+    """A measure of a run.
 
     words            "pass rate", "reward", "learned score", "reward mine"
     column           of an evaluation's row
@@ -26,7 +26,7 @@ PASS_RATE = Measured("pass rate", "avg_at_k", "pass_rate")
 
 
 def measured(metric: str, has_mark: bool) -> Measured:
-    """By the metric of [evaluation], and whether it has a pass mark: then the pass rate is what counts.
+    """Choose the measure by the metric of [evaluation]: the pass rate if the metric has a pass mark.
 
     >>> measured("reward", has_mark=False).words, measured("mine", has_mark=False).words, measured("mine", True).words
     ('reward', 'reward mine', 'pass rate')

@@ -1,4 +1,4 @@
-"""What a run's metrics mean, in words: every finding has a threshold with a reason, and says what one would try.
+"""Findings in a run's metrics: each has a threshold with a reason, and says what one would try.
 
 Reads rows of metrics.jsonl and a recipe's table; nothing here knows torch.
 """
@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from groupwise.health.symptoms import engine, policy, progress, rewards, signal, updates
+from groupwise.health.symptoms import policy, progress, signal, updates
 from groupwise.health.symptoms.base import BAD, GOOD, NEUTRAL, RECENT, WARN, Finding, History, Row, Symptom
 
 #: Every symptom there is, in the order in which the modules define them.
 SYMPTOMS: tuple[Symptom, ...] = tuple(
     symptom
-    for module in (policy, engine, updates, signal, rewards, progress)
+    for module in (policy, updates, signal, progress)
     for symptom in vars(module).values()
     if isinstance(symptom, Symptom)
 )
@@ -33,7 +33,7 @@ ORDER = (BAD, WARN, NEUTRAL, GOOD)
 
 
 def findings(history: History) -> tuple[Finding, ...]:
-    """What there is to say of a run, the worst first; nothing without step rows.
+    """Say what there is to say of a run, the worst first; nothing without step rows.
 
     A warning that has passed is named as such: "Earlier, at step 40: ...".
 
@@ -63,7 +63,7 @@ class Watch:
     _said: set[str] = field(default_factory=set)
 
     def __call__(self, row: Row) -> tuple[Finding, ...]:
-        """The warnings that this step's row makes true for the first time."""
+        """Look for the warnings that this step's row makes true for the first time."""
         self._append(row)
         silent = [symptom for symptom in SYMPTOMS if symptom.live and symptom.name not in self._said]
         new = self._warnings([*self._rows], silent)
@@ -71,29 +71,29 @@ class Watch:
         return new
 
     def begun(self) -> tuple[Finding, ...]:
-        """The early warnings of collapse that the last row makes true and that were not of the row before.
+        """Look for the early warnings of collapse that the last row makes true and the row before did not.
 
-        A function of the rows alone: a run that was stopped and gone on with hears the same.
+        They follow from the rows alone: a resumed run hears the same.
         """
         rows = [*self._forgotten, *self._rows]
         before = {finding.name for finding in self._warnings(rows[:-1], EARLY)}
         return tuple(finding for finding in self._warnings(rows, EARLY) if finding.name not in before)
 
     def restart(self, rows: Sequence[Row]) -> None:
-        """As if these were the rows so far, and nothing had been said."""
+        """Begin anew after these rows, as if nothing had been said."""
         for rest in (self._rows, self._forgotten, self._said):
             rest.clear()
         for row in rows[-REMEMBERED - 1 :]:
             self._append(row)
 
     def _append(self, row: Row) -> None:
-        """The last row; of those that are remembered no more, the newest is kept for a look from before this one."""
+        """Append a row; of those that are remembered no more, the newest is kept for a look from before this row."""
         if len(self._rows) == REMEMBERED:
             self._forgotten = [self._rows[0]]
         self._rows.append(row)
 
     def _warnings(self, rows: Sequence[Row], symptoms: Sequence[Symptom]) -> tuple[Finding, ...]:
-        """Which of them warn after the last of these rows."""
+        """Look for symptoms that warn after the last of these rows."""
         if not rows:
             return ()
         history = History(rows[-REMEMBERED:], (), self.recipe, self.compares_within_group)
@@ -102,7 +102,7 @@ class Watch:
 
 
 def table() -> str:
-    """Every finding with its threshold and the reason for it, as Markdown; docs/reading_a_report.md has it."""
+    """Write every finding with its threshold and the reason for it, as Markdown; docs/reading_a_report.md has it."""
     lines = [f"| {s.name} | {s.limit} | {s.why} | {_told(s)} |" for s in SYMPTOMS]
     return "\n".join(["| finding | when | why there | told while the run goes on |", "|---|---|---|---|", *lines])
 
@@ -117,7 +117,7 @@ def _look(history: History, symptoms: Sequence[Symptom]) -> list[Finding]:
 
 
 def _earlier(history: History) -> list[Finding]:
-    """Warnings that were true at an earlier moment, each at its last one."""
+    """Look for warnings that were true at an earlier moment, each at its last one."""
     moments = range(len(history.rows) - RECENT, 0, -RECENT)
     past: dict[str, Finding] = {}
     for end in moments[:: -(-len(moments) // MOST_MOMENTS) or 1]:

@@ -32,7 +32,7 @@ _LIST = TypeAdapter(list[KeptFile])
 
 
 def written(sources: Sequence[Source]) -> dict[str, bytes]:
-    """What a run folder keeps of its code: content by name, below the folder `code`; nothing where there is none."""
+    """List what a run folder keeps of its code: content by name, below the folder `code`; nothing if there is none."""
     named = _named(sources)
     rows = [KeptFile(file=name, path=str(one.path), sha256=one.sha256).model_dump() for name, one in named.items()]
     listed = {LIST: orjson.dumps(rows, option=orjson.OPT_INDENT_2)} if rows else {}
@@ -40,9 +40,9 @@ def written(sources: Sequence[Source]) -> dict[str, bytes]:
 
 
 def kept(folder: Path) -> Files:
-    """The files that a run folder keeps, by the path that its recipe names.
+    """Read the files that a run folder keeps, by the path that its recipe names.
 
-    Raises UsageError where one is missing, or is not the one that the run began with.
+    Raises UsageError if one is missing, or is not the one that the run began with.
     """
     place = folder / CODE
     if not place.is_dir():
@@ -55,7 +55,7 @@ def kept(folder: Path) -> Files:
 
 
 def differences(folder: Path) -> list[str]:
-    """A line for each of the user's files that is gone from where it was, or was changed there."""
+    """Tell, a line each, which of the user's files are gone from where they were, or were changed there."""
     lines = []
     for path, source in kept(folder).items():
         if _is_ours(source):
@@ -71,7 +71,7 @@ def differences(folder: Path) -> list[str]:
 
 
 def _named(sources: Sequence[Source]) -> dict[str, Source]:
-    """The files by names of their own: my_parts.py, and my_parts-2.py where another folder has one too.
+    """Give the files names of their own: my_parts.py, and my_parts-2.py if another folder has one too.
 
     What groupwise wrote comes first: its place is the one that it has here.
     """
@@ -86,7 +86,7 @@ def _named(sources: Sequence[Source]) -> dict[str, Source]:
 
 
 def _is_ours(source: Source) -> bool:
-    """Whether groupwise wrote the file, of a function that was in none."""
+    """Tell whether groupwise wrote the file, of a function that was in none."""
     return source.content.startswith(WRITTEN.encode())
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def packed(column: np.ndarray, start: Sequence[int], stop: Sequence[int]) -> list[Any]:
-    """[N,T] -> for each row its numbers from `start` to `stop` [N], or the one number that all of them are.
+    """Pack [N,T] -> for each row its numbers from `start` to `stop` [N], or the one number that all of them are.
 
     What lies outside may be anything. The rows stay numpy's, whose float32 numbers are written shortest.
 
@@ -23,7 +23,7 @@ def packed(column: np.ndarray, start: Sequence[int], stop: Sequence[int]) -> lis
 
 
 def expand(value: Any, length: int) -> list[Any]:
-    """The numbers of a packed column, one a token. Raises ValueError where it has another length.
+    """Unpack a column, one number a token. Raises ValueError if it has another length.
 
     >>> expand(0.5, 3), expand([1.0, 2.0], 2), expand(None, 1)
     ([0.5, 0.5, 0.5], [1.0, 2.0], [None])

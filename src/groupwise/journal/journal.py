@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -28,7 +28,7 @@ METRICS, ROLLOUTS, HELDOUT, MACHINE = "metrics.jsonl", "rollouts.jsonl", "heldou
 #: Of each evaluation: what it measured of each problem.
 PROBLEMS = "heldout_problems.jsonl"
 LOG, ABOUT, SUMMARY, LOCK = "log.txt", "about.json", "summary.json", ".lock"
-#: What the system says where a disk, a person's share of it, or a file may not grow.
+#: The errors of a disk that is full, of a person's full share of it, of a file that may not grow.
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -36,7 +36,7 @@ class JournalSettings(Settings):
     """The section [journal]: what a run writes about itself beside its metrics.
 
     token_budget  completion tokens a step, whole groups in order, whose columns per token are written; 0 is none
-    report        whether a finished run leaves a report
+    report        a finished run leaves a report
     tracker       where metrics go as well; "none" is nowhere
     """
 
@@ -73,9 +73,9 @@ class Journal:
 
     @classmethod
     def create(cls, folder: Path, recipe: str, code: Mapping[str, bytes] = MappingProxyType({})) -> Journal:
-        """A new run folder, which appears with its recipe and the user's code (code.py: `written`) or not at all.
+        """Make a run folder, which appears with its recipe and the user's code (code.py: `written`) or not at all.
 
-        Raises UsageError where it exists, and nothing there is touched, or where the disk refuses.
+        Raises UsageError if the folder exists, and nothing in it is touched, or if the disk refuses.
         """
         if os.path.lexists(folder):
             raise UsageError(
@@ -99,7 +99,7 @@ class Journal:
 
     @classmethod
     def reopen(cls, folder: Path, step: int) -> Journal:
-        """An existing run, with every line after `step` taken out: they will be written again, the same."""
+        """Open an existing run and take out every line after `step`: these will be written again, the same."""
         journal = cls(folder)
         try:
             journal.cut_back(step if step else -1)
@@ -109,20 +109,18 @@ class Journal:
         return journal
 
     def cut_back(self, step: int) -> None:
-        """Takes out every line after `step`, of evaluations too; -1: every line. log.txt keeps all of its own.
+        """Take out every line after `step`, of evaluations too; -1: every line. log.txt keeps all of its own.
 
-        Raises RunError where the disk refuses.
+        Raises RunError if the disk refuses.
         """
-        for name in (METRICS, ROLLOUTS, HELDOUT, PROBLEMS, MACHINE):
-            if (self.folder / name).exists():
-                jsonl.cut(self.folder / name, step)
+        self._cut((METRICS, ROLLOUTS, HELDOUT, PROBLEMS, MACHINE), step)
         for listener in self._cut_listeners:
             listener(step)
 
     def replace_recipe(self, recipe: str, remark: str = "") -> None:
-        """Another recipe.toml, under the comment that it had and a remark; whole or not at all.
+        """Write another recipe.toml, under the comment that the old one had and a remark; whole or not at all.
 
-        Raises RunError where the disk refuses.
+        Raises RunError if the disk refuses.
         """
         try:
             replace_recipe(self.folder, recipe, remark)
@@ -134,48 +132,51 @@ class Journal:
         self._listeners.append(listener)
 
     def listen_to_cuts(self, listener: Callable[[int], None]) -> None:
-        """Tell a listener the last step that is left, where later rows are taken out."""
+        """Tell a listener the last step that is left when later rows are taken out."""
         self._cut_listeners.append(listener)
 
     def metrics(self, row: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl; a number that is not finite becomes null."""
+        """Append one line to metrics.jsonl; a number that is not finite becomes null."""
         self._append(METRICS, [row])
         for listener in self._listeners:
             listener(row)
 
     def machine(self, step: int, more: Mapping[str, Any]) -> None:
-        """One line of machine.jsonl: what the step took, and `more` that differs from run to run."""
+        """Append one line to machine.jsonl: what the step took, and `more` that differs from run to run."""
         self._append(MACHINE, [{**machine_row(step), **more}])
 
     def problems(self, step: int, by_problem: Mapping[str, float]) -> None:
-        """One line of heldout_problems.jsonl: what an evaluation measured of each problem, under the problem's key."""
+        """Append one line to heldout_problems.jsonl: what an evaluation measured of each problem, by its key."""
         self._append(PROBLEMS, [{"step": step, "by_problem": by_problem}])
 
     def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """One line of rollouts.jsonl per completion that a step generated or trains."""
+        """Append a line to rollouts.jsonl per completion that a step generated or trains."""
         self._append(ROLLOUTS, rows)
 
     def heldout(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """One line of heldout.jsonl per completion of an evaluation."""
+        """Append one line to heldout.jsonl per completion of an evaluation."""
         self._append(HELDOUT, rows)
 
     def cut_heldout(self, step: int) -> None:
-        """Takes out completions and problems of evaluations after `step`, of which one is made again."""
-        for name in (HELDOUT, PROBLEMS):
-            if (self.folder / name).exists():
-                jsonl.cut(self.folder / name, step)
+        """Take out completions and problems of evaluations after `step`, of which one is made again."""
+        self._cut((HELDOUT, PROBLEMS), step)
 
     def log(self, line: str) -> None:
-        """One line of log.txt, which a terminal may show as it is."""
+        """Append one line to log.txt, which a terminal may show as it is."""
         self._write(LOG, [(clean(line) + "\n").encode()])
 
     def replace(self, name: str, row: Mapping[str, Any]) -> None:
-        """The file of that name, about.json or summary.json, whole or not at all."""
+        """Write the file of that name, about.json or summary.json, whole or not at all."""
         try:
             with whole_file(self.folder / name) as file:
                 file.write(jsonl.encoded(row, indent=True) + b"\n")
         except OSError as error:
             raise RunError(f"{self.folder / name}: cannot be written: {error.strerror}") from None
+
+    def _cut(self, names: Sequence[str], step: int) -> None:
+        for name in names:
+            if (self.folder / name).exists():
+                jsonl.cut(self.folder / name, step)
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         self._write(name, (jsonl.encoded(row) + b"\n" for row in rows))
@@ -216,36 +217,55 @@ class _Row(BaseModel):
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl."""
+    """Read the rows of a run's metrics.jsonl."""
     path = folder / METRICS
     return list(jsonl.rows(path)) if path.exists() else []
 
 
+def metric_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Make columns of equal length, `step` first; None where a step has no such number.
+
+    A step's evaluation stands beside its metrics, its seconds as `evaluation.seconds`. Tables become dotted names.
+
+    >>> metric_columns([{"step": 0, "evaluation": {"problems": 8}}, {"step": 1, "loss": 0.5, "seconds": {"save": 2.0}}])
+    {'step': [0, 1], 'evaluation.problems': [8, None], 'loss': [None, 0.5], 'seconds.save': [None, 2.0]}
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        if isinstance(evaluation := row.get("evaluation"), Mapping):
+            seconds = {"seconds": row["seconds"]} if "seconds" in row else {}
+            row = {"step": row.get("step"), "evaluation": {**evaluation, **seconds}}
+        if isinstance(row.get("step"), int):
+            steps.setdefault(row["step"], {}).update(jsonl.flat(row))
+    names = dict.fromkeys(["step", *(name for values in steps.values() for name in values)])
+    return {name: [values.get(name) for values in steps.values()] for name in names}
+
+
 def read_problems(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's heldout_problems.jsonl that belong to a step."""
+    """Read the rows of a run's heldout_problems.jsonl that belong to a step."""
     path = folder / PROBLEMS
     rows = jsonl.rows(path) if path.exists() else ()
     return [row for row in rows if isinstance(row.get("step"), int)]
 
 
 def sound_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The same; a row whose numbers or tables are not of the kind that a run writes is passed over."""
+    """Read the rows of a run's metrics.jsonl whose numbers and tables are of the kind that a run writes."""
     return [row for row in read_metrics(folder) if _is_sound(row)]
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """about.json; empty where there is none, or it cannot be read."""
+    """Read about.json; empty if there is none, or it cannot be read."""
     about = _read_table(folder / ABOUT)
     return about if isinstance(about.get("resumed", []), list) else {}
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """summary.json; empty where there is none, or it cannot be read."""
+    """Read summary.json; empty if there is none, or it cannot be read."""
     return _read_table(folder / SUMMARY)
 
 
 def read_log(folder: Path) -> str:
-    """log.txt; empty where there is none, or it cannot be read."""
+    """Read log.txt; empty if there is none, or it cannot be read."""
     try:
         with open_regular(folder / LOG) as file:
             return file.read().decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Where a run says what happens: its folder, the terminal, and warnings as they become true."""
+"""The outputs of a run: its folder, the terminal, and warnings as they become true."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,31 +38,31 @@ class Output:
         return self.journal.folder / LOG
 
     def say(self, step: int, line: str, shown: str = "") -> None:
-        """A line to the log, and to the terminal the same or, where `shown` is given, that one."""
+        """Write a line to the log, and to the terminal the same or, if `shown` is given, that one."""
         self.journal.log(f"step {step}: {line}")
         self.view.note(shown or f"step {step}: {line}")
 
     def faults(self, step: int, lines: Sequence[str]) -> None:
-        """The first scoring fault of each kind."""
+        """Write the first scoring fault of each kind."""
         for line in lines:
             self.say(step, line, shown=f"step {step}: first of its kind: {line}")
 
     def checks(self, step: int, checks: Sequence[object]) -> None:
-        """What was checked, in words."""
+        """Write what was checked, in words."""
         for check in checks:
             self.say(step, str(check), shown=f"check        {check}")
 
     def columns(self, batch: Batch) -> PerToken:
-        """What gathers the columns per token of a batch while it trains."""
+        """Begin to gather the columns per token of a batch while it trains."""
         return PerToken(batch, self.token_budget)
 
     def rollouts(self, step: int, result: RolloutResult, batch: Batch, columns: PerToken) -> None:
-        """Every completion of the step."""
+        """Write every completion of the step."""
         self.journal.rollouts(rollout_rows(step, result, batch, columns, self.token_text, self.measure))
 
     def step(self, row: Mapping[str, Any], machine: Mapping[str, Any] | None = None) -> None:
-        """A step's row of metrics.jsonl, and each warning that it makes true for the first time; `machine` is what its
-        line of machine.jsonl has besides.
+        """Write a step's row of metrics.jsonl, and each warning that is true for the first time; `machine` is what
+        the step's line of machine.jsonl has besides.
         """
         self.journal.metrics(row)
         self.journal.machine(row["step"], machine or {})
@@ -71,11 +71,11 @@ class Output:
             self.say(row["step"], f"warning, {finding.name}: {finding.words} Try: {finding.advice}.")
 
     def alarms(self) -> tuple[Finding, ...]:
-        """The early warnings of collapse that begin with the step whose row was the last."""
+        """Look for the early warnings of collapse that begin with the step whose row was the last."""
         return self.watch.begun()
 
     def cut_back(self, step: int) -> float:
-        """All rows after a step are taken out, as if it were the last that was made -> the seconds that they took."""
+        """Take out all rows after a step, as if it were the last that was made -> the seconds that they took."""
         rows = sound_metrics(self.journal.folder)
         self.journal.cut_back(step)
         self.view.cut_back(step)
@@ -83,17 +83,17 @@ class Output:
         return math.fsum(value for row in rows if row["step"] > step for value in row.get("seconds", {}).values())
 
     def know(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The rows of metrics.jsonl so far, where the run did not begin with this process or this step."""
+        """Take in the rows of metrics.jsonl so far, if the run did not begin with this process or this step."""
         self.watch.restart([row for row in rows if "evaluation" not in row])
 
     def rolled_back(self, rollbacks: Sequence[Mapping[str, Any]]) -> None:
-        """Each return of the run so far, into about.json."""
+        """Write each return of the run so far into about.json."""
         self.journal.replace(ABOUT, {**read_about(self.journal.folder), "rolled_back": rollbacks})
 
     def evaluation(
         self, step: int, evaluation: Evaluation, groups: Sequence[Group], seconds: Mapping[str, float]
     ) -> None:
-        """An evaluation's completions, its problems, and its row of metrics.jsonl: seconds since the row before."""
+        """Write an evaluation's completions, problems, and row of metrics.jsonl: seconds since the row before."""
         self.journal.heldout(heldout_rows(step, groups, self.measure))
         self.journal.problems(step, evaluation.by_problem)
         self.journal.metrics({"step": step, "evaluation": evaluation.row, "seconds": seconds})

@@ -1,4 +1,4 @@
-"""What each trained token of a step was given, and what every optimizer update saw of it: for rollouts.jsonl."""
+"""Columns per token of rollouts.jsonl: what each trained token was given, and what every optimizer update saw of it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +37,7 @@ class PerToken:
             self._updates[int(row[i])].append({"update": self._count, **numbers})
 
     def rows(self) -> dict[int, dict[str, Any]]:
-        """By place in the batch: `per_token` and `updates`."""
+        """Gather `per_token` and `updates` by place in the batch."""
         at = self._wanted.nonzero()[:, 0]
         columns = {name: getattr(self._batch, name) for name in GIVEN}
         return {
@@ -47,7 +47,7 @@ class PerToken:
 
 
 def fitting(mask: Tensor, group: Tensor, budget: int) -> Tensor:
-    """[N,T] bool, ids 0..P-1 [N] -> [N] bool: rows that train, of the first groups that hold `budget` tokens at most.
+    """Choose rows that train, of the first groups that hold `budget` tokens at most: mask [N,T], ids [N] -> [N] bool.
 
     >>> mask, group = torch.tensor([[True, True], [True, False], [True, False]]), torch.tensor([0, 0, 1])
     >>> fitting(mask, group, 3)
@@ -59,7 +59,7 @@ def fitting(mask: Tensor, group: Tensor, budget: int) -> Tensor:
 
 
 def _follows(minibatch: Batch, seen: UpdateRecord) -> list[bool]:
-    """For each row, whether log_ratio is logp_live - logp_old to the last bit, so that it need not be written."""
+    """Tell for each row whether log_ratio is logp_live - logp_old to the last bit, so that it need not be written."""
     if minibatch.logp_old is None:
         return [False] * len(minibatch.mask)
     difference = seen.logp_live.float() - minibatch.logp_old.to(seen.logp_live.device, torch.float32)
@@ -67,7 +67,7 @@ def _follows(minibatch: Batch, seen: UpdateRecord) -> list[bool]:
 
 
 def _cut(columns: Mapping[str, Tensor | None], at: Tensor, span: Tensor) -> list[dict[str, Any]]:
-    """The rows `at` of columns [N,T], each between its two ends in `span` [n,2]; a weight keeps all of its digits."""
+    """Cut rows `at` of columns [N,T], each between its two ends in `span` [n,2]; a weight keeps all of its digits."""
     if not len(at):
         return []
     start, stop = span.T.tolist()

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from groupwise.core.numbers.measure import CORRECTNESS, Measure
-from groupwise.core.records import Batch, Completion, Group
+from groupwise.core.records import Batch, Completion, Group, Span
 from groupwise.core.stream import RolloutResult
 from groupwise.journal.per_token import PerToken
 
-#: Ids to the text of each.
+#: Gives the text of each id.
 Spell = Callable[[Sequence[int]], list[str]]
 #: How tokenizers of the sentencepiece kind mark a space in front of a word; decoding one word alone loses it.
 SPACE = "▁"
@@ -19,10 +19,10 @@ SPACE = "▁"
 def rollout_rows(
     step: int, result: RolloutResult, batch: Batch, tokens: PerToken, spell: Spell, measure: Measure = Measure()
 ) -> Iterator[dict[str, Any]]:
-    """The completions of the batch, in its order, then those that do not train.
+    """Make rows of the completions of the batch, in its order, then of those that do not train.
 
-    fate is "trained", "dropped" (by the filter) or "surplus" (trains in a later step); fresh says whether it was
-    generated in this step. What is measured stands beside the score where it is another.
+    fate is "trained", "dropped" (by the filter) or "surplus" (trains in a later step); fresh is true for what was made
+    in this step. What is measured stands beside the score if it is another.
     """
     fresh = {id(g) for g in result.generated}
     trained, waiting = {id(g) for g in result.groups}, {id(g) for g in result.surplus}
@@ -47,8 +47,8 @@ def rollout_rows(
 
 
 def heldout_rows(step: int, groups: Sequence[Group], measure: Measure) -> Iterator[dict[str, Any]]:
-    """The completions of the evaluation after a step, by problem: what a row of rollouts.jsonl says of a completion
-    itself, with the fate "heldout".
+    """Make rows of the completions of the evaluation after a step, by problem: what a row of rollouts.jsonl says of a
+    completion itself, with the fate "heldout".
     """
     for number, group in enumerate(groups):
         for completion in group.completions:
@@ -62,7 +62,7 @@ def heldout_rows(step: int, groups: Sequence[Group], measure: Measure) -> Iterat
 
 
 def _credit(batch: Batch, tokens: PerToken) -> Iterator[tuple[float, float, dict[str, Any]]]:
-    """Of each row of the batch: its reward, its mean advantage over trained tokens, and what there is per token."""
+    """Give each row of the batch its reward, its mean advantage over trained tokens, and what there is per token."""
     reward = (batch.need("reward") * batch.mask).sum(-1).tolist()
     advantage = (batch.need("advantage").double().sum(-1) / batch.mask.sum(-1).clamp(min=1)).tolist()
     by_row = tokens.rows()
@@ -71,7 +71,7 @@ def _credit(batch: Batch, tokens: PerToken) -> Iterator[tuple[float, float, dict
 
 
 def _advantages_of_turns(batch: Batch, groups: Sequence[Group]) -> Iterator[list[float]]:
-    """Of each row of the batch: the advantage at the last token of each of its turns."""
+    """Give each row of the batch the advantages at the last tokens of its turns."""
     rows = [(len(group.prompt.tokens), completion) for group in groups for completion in group.completions]
     advantage = batch.need("advantage")
     for row, (prompt, completion) in enumerate(rows):
@@ -79,7 +79,7 @@ def _advantages_of_turns(batch: Batch, groups: Sequence[Group]) -> Iterator[list
 
 
 def turn_columns(episode: Completion, advantages: Sequence[float] = ()) -> list[dict[str, Any]]:
-    """What a row says of each turn of an episode."""
+    """Say what a row has of each turn of an episode."""
     return [
         {
             "stop": turn.stop,
@@ -94,7 +94,7 @@ def turn_columns(episode: Completion, advantages: Sequence[float] = ()) -> list[
 
 
 def completion_columns(group: Group, completion: Completion, measure: Measure) -> dict[str, Any]:
-    """What a row says of a completion itself, and of its prompt."""
+    """Say what a row has of a completion itself, and of its prompt."""
     sample = group.prompt.sample
     return {
         "key": sample.key,
@@ -114,20 +114,19 @@ def completion_columns(group: Group, completion: Completion, measure: Measure) -
         **({"fault": completion.fault} if completion.fault else {}),
         "logp_engine": math.fsum(completion.logp_engine),
         "version": completion.version,
-        **({"spans": _span_columns(completion)} if len(completion.spans) > 1 else {}),
+        **({"spans": [_span_columns(span) for span in completion.spans]} if len(completion.spans) > 1 else {}),
         **({"steps": completion.steps} if completion.steps and not completion.turns else {}),
         **({"ended": completion.ended} if completion.ended is not None else {}),
     }
 
 
-def _span_columns(completion: Completion) -> list[dict[str, Any]]:
-    """What a row says of each span; of most, that they are not read anew, nothing."""
-    each = [dataclasses.asdict(span) for span in completion.spans]
-    return [{name: value for name, value in span.items() if name != "anew" or value} for span in each]
+def _span_columns(span: Span) -> dict[str, Any]:
+    """Say what a row has of a span; `anew` only if it is true, which is rare."""
+    return {name: value for name, value in dataclasses.asdict(span).items() if name != "anew" or value}
 
 
 class Spelling:
-    """Ids to the text of each, special ones as they are written. An id is decoded once."""
+    """The texts of tokens by id, special ones as they are written. An id is decoded once."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -139,7 +138,7 @@ class Spelling:
         return [self._known[token] for token in tokens]
 
     def _spell(self, token: int) -> str:
-        """A token of no text, such as an id beyond the vocabulary, is shown as its number."""
+        """Spell a token; one of no text, such as an id beyond the vocabulary, is shown as its number."""
         text = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if not text:
             return f"<{token}>"

@@ -1,4 +1,4 @@
-"""What a person sees of a run that goes on: a live view in a terminal or a notebook, lines elsewhere, or nothing."""
+"""Views of a run that goes on: a panel in a terminal or a notebook, lines elsewhere, or nothing."""
 
 import time
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ Row = Mapping[str, Any]
 
 
 class View:
-    """Shows what a run does, one line a step, for logs and pipes; changes nothing.
+    """A view of one line a step, for logs and pipes.
 
-    compares_within_group  whether the algorithm compares the completions of a prompt; if not, a group of equal rewards
-                           trains as any other does, and how many groups have a signal is not shown
+    compares_within_group  the algorithm compares the completions of a prompt; if not, a group of equal rewards trains
+                           as any other does, and how many groups have a signal is not shown
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class View:
 
     @property
     def trained(self) -> str:
-        """What the mean of the trained batch, after shaping, is called beside what is measured."""
+        """The name of the trained batch's mean after shaping, beside what is measured."""
         return "reward" if self.what is PASS_RATE else "trained reward"
 
     def _extras(self, row: Row) -> list[tuple[str, str]]:
-        """(column, label) of what the row has and the line does not show yet."""
+        """Choose (column, label) of what the row has and the line does not show yet."""
         return [(key, label) for key, label in EXTRAS.items() if key in row and label != self.what.words]
 
     def preparing(self, what: str, step: int, steps: int, loss: float) -> None:
-        """What is trained before the first step, such as the warm start."""
+        """Show what is trained before the first step, such as the warm start."""
         if step % max(1, steps // 5) == 0 or step == steps:
             self.note(f"{what} {step}/{steps}  loss {loss:.3f}")
 
@@ -69,14 +69,14 @@ class View:
         )
 
     def cut_back(self, step: int) -> None:
-        """The run goes on after an earlier step: what was shown of later ones is no more."""
+        """Forget later steps: the run goes on after an earlier one."""
 
     def close(self) -> None:
         pass
 
 
 class LiveView(View):
-    """A panel that stays in place: where the run is, how it goes, what each phase costs, how long it still takes."""
+    """A panel that stays in place: the step, the numbers, what each phase costs, how long the run still takes."""
 
     def __init__(
         self, steps: int, name: str, terminal: Terminal, what: Measured = PASS_RATE, compares_within_group: bool = True
@@ -152,7 +152,7 @@ class LiveView(View):
 
 
 class NotebookView(LiveView):
-    """The live view in the output of a notebook's cell, changed in place."""
+    """A panel in the output of a notebook's cell, changed in place."""
 
     def __init__(
         self, steps: int, name: str, terminal: Terminal, what: Measured = PASS_RATE, compares_within_group: bool = True
@@ -181,14 +181,14 @@ class NotebookView(LiveView):
 
 
 class QuietView(View):
-    """Shows nothing; the log has what is said of a run."""
+    """A view that shows nothing; the log has what is said of a run."""
 
     def note(self, text: str) -> None:
         pass
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of `width` characters.
+    """Draw a bar of `width` characters.
 
     >>> bar(0.5, 4)
     '██░░'
@@ -198,7 +198,7 @@ def bar(share: float, width: int) -> str:
 
 
 def curve(values: list[float], width: int) -> str:
-    """The last values as a line of bars between their smallest and largest; gaps where there is no number.
+    """Draw values as a line of bars between their smallest and largest; a gap for each that is no number.
 
     >>> curve([0.0, 0.5, 1.0], 3)
     '▁▅█'
@@ -213,12 +213,12 @@ def curve(values: list[float], width: int) -> str:
 
 
 def rate(evaluation: Evaluation, what: Measured) -> str:
-    """What is measured: "pass rate 0.250"."""
+    """Write what is measured: "pass rate 0.250"."""
     return f"{what.words} {getattr(evaluation, what.column):.3f}"
 
 
 def details(evaluation: Evaluation) -> str:
-    """Length, the mean of each reward and of each source where there are several, what has no score:
+    """Write the length, the mean of each reward and source if there are several, and what has no score:
     "length 9.0; gcd 0.380".
     """
     parts = [f"length {evaluation.length_mean:.1f}"]

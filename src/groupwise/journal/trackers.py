@@ -1,7 +1,6 @@
-"""Trackers: a run's numbers in TensorBoard, trackio or W&B, where a recipe asks for it. None stops or slows a run."""
+"""Trackers: a run's numbers in TensorBoard, trackio or W&B, if its recipe asks for it. None stops or slows a run."""
 
 import inspect
-import math
 import queue
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 from groupwise.core.errors import UsageError, need
 from groupwise.core.files.jsonl import flat
+from groupwise.health.symptoms.base import is_number
 
 Row = Mapping[str, Any]
 
@@ -27,24 +27,25 @@ FOLDER = "trackers"
 
 
 class Tracker(Protocol):
-    """Where numbers go, one call at a time. Making one raises UsageError where its library is missing.
+    """A library that keeps numbers, one call at a time. Making one raises UsageError if the library is missing.
 
     start   says where to look; `after` is the step that the run goes on after: later ones will be logged again
     log     numbers by name, of the step or of the evaluation after it
-    back    the run goes on after an earlier step, and logs later ones anew
-    close   `summary` is None where the run did not finish
+    back    the run goes on after an earlier step, and logs later ones anew; a library may have no word for that
+    close   `summary` is None if the run did not finish
     """
 
     def start(self, folder: Path, name: str, recipe: Row, after: int) -> str: ...
 
     def log(self, numbers: Mapping[str, float], step: int) -> None: ...
 
-    def back(self, step: int) -> None: ...
+    def back(self, step: int) -> None:
+        pass
 
     def close(self, summary: Row | None) -> None: ...
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files in the run folder. A run that goes on hides what it had logged of the steps that it makes again."""
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class Trackio:
+class Trackio(Tracker):
     """trackio's own store on this machine. A run that goes on logs some steps twice, with the same numbers; a run that
     goes back, with other ones.
     """
@@ -89,14 +90,11 @@ class Trackio:
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         self._run.log(numbers, step=step)
 
-    def back(self, step: int) -> None:
-        pass
-
     def close(self, summary: Row | None) -> None:
         self._run.finish()
 
 
-class WandB:
+class WandB(Tracker):
     """Weights & Biases, by its own settings; without a login it stays offline, in the run folder.
 
     Its steps never fall: of those that a run makes a second time after going back it keeps the first.
@@ -116,9 +114,6 @@ class WandB:
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         self._run.log(numbers, step=step)
-
-    def back(self, step: int) -> None:
-        pass
 
     def close(self, summary: Row | None) -> None:
         if summary is not None:
@@ -141,12 +136,12 @@ TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "trackio": 
 
 
 def tracker(name: str) -> Tracker | None:
-    """The tracker of that name, or None for "none". Raises UsageError where its library is missing."""
+    """Make the tracker of that name, or None for "none". Raises UsageError if its library is missing."""
     return None if name == "none" else TRACKERS[name]()
 
 
 class Sender:
-    """Hands rows to a tracker from a thread of its own: whatever that one does, the run goes on as without it.
+    """A thread that hands rows to a tracker: whatever the tracker does, the run goes on as without it.
 
     The first error switches it off; while it hangs, at most `room` rows wait and later ones are left out. Each is one
     line to `log`, in the caller's thread. Without a tracker nothing happens.
@@ -163,14 +158,14 @@ class Sender:
         self._closed = False
 
     def start(self, folder: Path, name: str, recipe: Row, after: int = 0) -> None:
-        """Begin. It may take its time, such as to reach a server: rows wait."""
+        """Begin. The tracker may take its time, such as to reach a server: rows wait."""
         if self.tracker is not None:
             start = partial(self.tracker.start, folder, name, recipe, after)
             self._jobs.put(lambda: self._lines.put(start()))
             self._thread.start()
 
     def metrics(self, row: Row) -> None:
-        """A row of metrics.jsonl, of a step or of an evaluation."""
+        """Send a row of metrics.jsonl, of a step or of an evaluation."""
         self._log_lines()
         if self.tracker is None or not self._thread.is_alive():
             return
@@ -178,7 +173,7 @@ class Sender:
         self._hand(partial(self.tracker.log, values, row["step"]), row["step"])
 
     def cut_back(self, step: int) -> None:
-        """The rows after a step are no more: the run goes on after it."""
+        """Tell the tracker that the run goes on after a step: the rows after it are no more."""
         if self.tracker is not None and self._thread.is_alive():
             self._hand(partial(self.tracker.back, step), step)
 
@@ -222,16 +217,16 @@ class Sender:
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """The finite numbers of a row but its step, by dotted name.
+    """Choose the finite numbers of a row but its step, by dotted name.
 
     >>> numbers({"step": 3, "seconds": {"update": 0.5}, "kl_mean": float("nan"), "checks": {"x": {"verdict": "pass"}}})
     {'seconds.update': 0.5}
     """
-    return {name: value for name, value in flat(row).items() if name != "step" and _is_number(value)}
+    return {name: value for name, value in flat(row).items() if name != "step" and is_number(value)}
 
 
 def evaluation_numbers(row: Row) -> dict[str, float]:
-    """Those of an evaluation's row, named apart from those of the step after which it was made.
+    """Choose the numbers of an evaluation's row, named apart from those of the step after which it was made.
 
     >>> evaluation_numbers({"step": 3, "evaluation": {"avg_at_k": 0.5}, "seconds": {"evaluate": 2.0}})
     {'evaluation.avg_at_k': 0.5, 'evaluation.seconds.evaluate': 2.0}
@@ -240,7 +235,7 @@ def evaluation_numbers(row: Row) -> dict[str, float]:
 
 
 def mark(folder: Path, name: str) -> str:
-    """What a tracker knows this run by: made once, kept in the run folder, found again when the run goes on."""
+    """Make the mark by which a tracker knows this run: kept in the run folder, found again when the run goes on."""
     path = folder / FOLDER / f"{name}.id"
     if not path.is_file() or not path.read_text().strip():  # a kill may leave it empty
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -248,12 +243,8 @@ def mark(folder: Path, name: str) -> str:
     return path.read_text().strip()
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _library(module: str) -> Any:
-    """The module, or UsageError. A tracker's own warnings while it is imported say nothing about the run."""
+    """Import a module, or raise UsageError. A tracker's own warnings meanwhile say nothing about the run."""
     name = module.rpartition(".")[2]
     try:
         with warnings.catch_warnings():

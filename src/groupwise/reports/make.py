@@ -41,10 +41,10 @@ class Page(PosixPath):
 
 
 def make(runs: Sequence[Path], out: Path | None = None) -> Written:
-    """The page of one run, or of several side by side, written in one move or not at all.
+    """Write the page of one run, or of several side by side, in one move or not at all.
 
-    Raises UsageError where a folder is none of a run, or where something else than such a page is at `out`; RunError
-    where the disk refuses, and the page that was there stays.
+    Raises UsageError if a folder is none of a run, or if something else than such a page is at `out`; RunError if the
+    disk refuses, and the page that was there stays.
     """
     began = time.perf_counter()
     path = out or place(runs)
@@ -75,12 +75,12 @@ def report(*runs: str | os.PathLike[str], out: str | os.PathLike[str] | None = N
 
 
 def watched(run: Path, port: int, ready: Callable[[str], None]) -> None:
-    """Serve a run's page until Ctrl-C. Raises UsageError where the folder is none of a run, or the port is taken."""
+    """Serve a run's page until Ctrl-C. Raises UsageError if the folder is none of a run, or the port is taken."""
     watch(Watched(run), port, ready, html=html)
 
 
 def place(runs: Sequence[Path]) -> Path:
-    """Where a page goes: into the run's own folder, or beside the runs where they have one parent."""
+    """Choose the path of a page: in the run's own folder, or beside the runs if they have one parent."""
     if len(runs) == 1:
         return runs[0] / REPORT
     parents = {os.path.dirname(os.path.realpath(run)) for run in runs}
@@ -88,7 +88,7 @@ def place(runs: Sequence[Path]) -> Path:
 
 
 def require_ours(path: Path) -> None:
-    """Raises UsageError where something else than a page would be written over: a file, a link, a FIFO, a device."""
+    """Raise UsageError if something else than a page would be written over: a file, a link, a FIFO, a device."""
     if os.path.isdir(path):
         raise UsageError(f"{path}: that is a folder; name a file, such as --out {path / REPORT}")
     if os.path.lexists(path) and not _is_page(path):
@@ -96,7 +96,7 @@ def require_ours(path: Path) -> None:
 
 
 def _is_page(path: Path) -> bool:
-    """A file of its own, no link, that begins as a page does."""
+    """Tell whether a path is a file of its own, no link, that begins as a page does."""
     try:
         with open_regular(path) as file:
             return stat.S_ISREG(path.lstat().st_mode) and MARK in file.read(1000)

@@ -237,6 +237,7 @@ class Page:
 
     written  when, as it is shown
     tables   above the plots: final scores, and what differs between the recipes
+    edition  changes when a watched run is cut back: a page of another edition has to be loaded again
     """
 
     title: str
@@ -246,23 +247,4 @@ class Page:
     runs: tuple[RunPage, ...]
     tables: tuple[Table, ...] = ()
     live: Live | None = None
-
-
-@dataclass(frozen=True)
-class Fresh:
-    """The answer to a watched page's request: rows after those it has, and the words as they are now.
-
-    restart  the run was cut back (resumed from a checkpoint): forget everything and load the page again
-    plots    all of them again when new columns appeared, else empty
-    """
-
-    restart: bool
-    status: Status
-    notes: tuple[str, ...]
-    answers: tuple[Answer, ...]
-    checks: tuple[CheckLine, ...]
-    findings: tuple[Finding, ...]
-    steps: Curves
-    evaluations: Curves
-    rollouts: Rollouts | None
-    plots: tuple[Plot, ...] = ()
+    edition: int = 0

@@ -7,8 +7,7 @@ from groupwise.core.records import Batch, Group
 from groupwise.core.stream import RolloutResult, Sampled
 from groupwise.diagnostics.checks import Check, no_older, not_asked, require_passed
 from groupwise.diagnostics.groups import in_words
-from groupwise.diagnostics.step import StepLog
-from groupwise.diagnostics.timeline import timeline
+from groupwise.diagnostics.step import StepLog, timeline
 from groupwise.training.run import Training, seconds_of_training
 
 #: Seconds that a stop takes without its being said.

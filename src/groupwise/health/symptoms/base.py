@@ -1,4 +1,4 @@
-"""What a symptom is looked for in, and what it says: rows of metrics.jsonl in, a sentence with its numbers out."""
+"""The rows of metrics.jsonl in which symptoms are looked for, and the sentences that say them."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ class Finding:
 
 
 class Seen(NamedTuple):
-    """What a symptom says where it is there."""
+    """A sentence of a symptom that was found."""
 
     words: str
     advice: str = ""
@@ -45,9 +45,9 @@ class History:
 
     A number that is missing, null, not finite or absurdly large is a gap: it is left out of every mean.
 
-    machine                rows of machine.jsonl, where they are known
-    compares_within_group  whether its advantage compares the completions of one prompt, so that a group of equal
-                           rewards has advantages of 0; None where that is not known
+    machine                rows of machine.jsonl, if they are known
+    compares_within_group  its advantage compares the completions of one prompt, so that a group of equal rewards has
+                           advantages of 0; None if that is not known
     """
 
     rows: Sequence[Row]
@@ -62,7 +62,7 @@ class History:
 
     @cached_property
     def over(self) -> str:
-        """Which steps `recent` is, in words."""
+        """The steps of `recent` in words."""
         n = len(self.recent)
         return f"step {self.rows[-1].get('step', n)}" if n == 1 else f"the last {n} steps"
 
@@ -70,17 +70,8 @@ class History:
     def step(self) -> int:
         return int(self.rows[-1].get("step", 0)) if self.rows else 0
 
-    @property
-    def from_start(self) -> bool:
-        """Whether the first row is the run's first step."""
-        return bool(self.rows) and self.rows[0].get("step") == 1
-
-    @property
-    def ended(self) -> bool:
-        return self.step >= self.setting("steps", math.inf)
-
     def setting(self, key: str, default: Any = None) -> Any:
-        """The recipe's value under a dotted key; where the default is a number or a table, only what is one too."""
+        """Look up the recipe's value under a dotted key; a default that is a number or a table takes the like alone."""
         value: Any = self.recipe
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -89,7 +80,7 @@ class History:
         return default if value is None or wrong else value
 
     def numbers(self, name: str, rows: Sequence[Row] | None = None) -> list[float]:
-        """The metric's numbers in `rows` (the recent ones by default), gaps left out."""
+        """Gather the metric's numbers in `rows` (the recent ones by default), gaps left out."""
         return numbers(name, self.recent if rows is None else rows)
 
     def mean(self, name: str, rows: Sequence[Row] | None = None) -> float | None:
@@ -97,7 +88,7 @@ class History:
         return fmean(values) if values else None
 
     def median(self, name: str, rows: Sequence[Row] | None = None) -> float | None:
-        """The middle of the numbers: one odd step does not move it."""
+        """Take the middle of the numbers: one odd step does not move it."""
         values = self.numbers(name, rows)
         return median(values) if values else None
 
@@ -105,13 +96,13 @@ class History:
         return math.fsum(self.numbers(name, self.rows if rows is None else rows))
 
     def names(self, start: str, rows: Sequence[Row] | None = None) -> list[str]:
-        """The metrics of `rows` (the recent ones by default) whose names begin so."""
+        """Name the metrics of `rows` (the recent ones by default) whose names begin so."""
         rows = self.recent if rows is None else rows
         return list(dict.fromkeys(name for row in rows for name in row if name.startswith(start)))
 
     @cached_property
     def measured(self) -> Measured:
-        """What the run is measured by, in words and by its columns; without a recipe, what its evaluations hold."""
+        """The measure of the run, in words and by its columns; without a recipe, that of its evaluations."""
         evaluations = [row["evaluation"] for row in self.evaluations if isinstance(row.get("evaluation"), Mapping)]
         rates, means = (numbers(name, evaluations) for name in ("avg_at_k", "measured_mean"))
         metric = self.setting("evaluation.metric", "reward" if means and not rates else CORRECTNESS)
@@ -120,11 +111,11 @@ class History:
 
     @property
     def has_scale(self) -> bool:
-        """Whether what is measured is a share, so that its size means something; a reward may have any scale."""
+        """True if what is measured is a share, so that its size means something; a reward may have any scale."""
         return self.measured is PASS_RATE
 
     def measure(self, rows: Sequence[Row] | None = None) -> list[float]:
-        """The numbers of what is measured in training, over `rows` (the recent ones by default)."""
+        """Gather the numbers of what is measured in training, over `rows` (the recent ones by default)."""
         return self.numbers(self.measured.training_column, rows)
 
     @cached_property
@@ -134,26 +125,26 @@ class History:
 
     @cached_property
     def moving(self) -> bool:
-        """Whether the problems change under the pass rate: a curriculum has raised a level."""
+        """True if the problems change under the pass rate: a curriculum has raised a level."""
         levels = (name for name in self.names("sources.") if name.endswith(".level"))
         return any(len(set(self.numbers(name, self.rows))) > 1 for name in levels)
 
     @property
     def by_score(self) -> bool:
-        """Whether the task's own score is all that trains."""
+        """True if the task's own score is all that trains."""
         answers = self.setting("task.check") not in ("none", "learned")
         return answers and not self.setting("preference") and self.rewards.keys() <= {"task"}
 
     @property
     def rewards(self) -> Mapping[str, float]:
-        """The weight of each reward that trains, where the recipe names rewards: of those that only watch none."""
+        """The weights of the recipe's rewards that train; those that only watch have none."""
         tables = {name: table for name, table in self.setting("rewards", {}).items() if isinstance(table, Mapping)}
         weights = {name: table.get("weight", 1.0) for name, table in tables.items()}
         return {name: weight for name, weight in weights.items() if is_number(weight) and weight}
 
     @property
     def drops(self) -> bool:
-        """Whether a filter replaces groups without signal."""
+        """True if a filter replaces groups without signal."""
         return self.setting("algorithm.filter.kind", "none") != "none" or bool(self.setting("algorithm.filter.use"))
 
     @property
@@ -162,8 +153,9 @@ class History:
 
     @property
     def tied_train_nothing(self) -> bool:
-        """Whether completions of groups that are all right or all wrong have advantages of 0, but for the KL in them:
-        half of those at least by what the rows have measured; by the recipe where they have not, or hold no such group.
+        """True if completions of groups that are all right or all wrong have advantages of 0, but for the KL in them.
+
+        Half of them at least, by what the rows measured; by the recipe if they measured nothing, or had no such group.
         """
         shaped = any(self.setting(f"algorithm.shaping.{key}", 0) for key in ("overlong_cache", "step_scale"))
         by_recipe = self.by_score and not shaped and bool(self.compares_within_group)
@@ -176,14 +168,14 @@ class History:
 
 @dataclass(frozen=True)
 class Symptom:
-    """One thing to look for.
+    """A thing to look for.
 
-    name   of the finding, in words
+    name   the finding's, in words
     look   History with at least one row -> what there is to say, or None
     limit  when it speaks, with its thresholds
-    why    why the thresholds are there and not elsewhere
-    live   whether a run also says it while it goes on, when it first becomes true
-    early  whether it comes before a collapse, so that a run's guard acts on it
+    why    the reason for the thresholds
+    live   a run also says it while it goes on, when it first becomes true
+    early  it comes before a collapse, so that a run's guard acts on it
     """
 
     name: str
@@ -197,23 +189,23 @@ class Symptom:
 def symptom(
     limit: str, why: str, live: bool = True, early: bool = False, name: str = ""
 ) -> Callable[[Callable[[History], Seen | None]], Symptom]:
-    """Makes a Symptom of the function that looks for it, whose name is the finding's unless there is a hyphen in it."""
+    """Make a Symptom of the function that looks for it; `name` is given if the function's own is not the finding's."""
     return lambda look: Symptom(name or look.__name__.replace("_", " "), look, limit, why, live, early)
 
 
 def numbers(name: str, rows: Iterable[Row]) -> list[float]:
-    """The numbers under `name`, in order."""
+    """Gather the numbers under `name`, in order."""
     values = (row.get(name) for row in rows)
     return [x for x in values if is_number(x)]
 
 
 def is_number(x: object) -> TypeGuard[float]:
-    """Whether it is a number that may have been measured: finite, no truth value, not absurdly large."""
+    """Tell whether a number may have been measured: it is finite, no truth value, not absurdly large."""
     return isinstance(x, (int, float)) and not isinstance(x, bool) and -LARGEST < x < LARGEST
 
 
 def percent(share: float) -> str:
-    """A share for a sentence.
+    """Write a share for a sentence.
 
     >>> percent(0.623), percent(0.0042), percent(0.9996)
     ('62 %', '0.4 %', '99.96 %')
@@ -227,7 +219,7 @@ def percent(share: float) -> str:
 
 
 def short(x: float) -> str:
-    """A number for a sentence.
+    """Write a number for a sentence.
 
     >>> short(0.97314), short(12.19), short(3e-4), short(20480)
     ('0.973', '12.2', '0.0003', '20480')
@@ -236,26 +228,26 @@ def short(x: float) -> str:
 
 
 def many(count: float, thing: str) -> str:
-    """A count with its noun.
+    """Write a count with its noun.
 
     >>> many(1, "update"), many(3, "update")
     ('1 update', '3 updates')
     """
-    return f"{count:.0f} {thing}" if count == 1 else f"{count:.0f} {thing}s"
+    return f"{count:.0f} {thing}{'' if count == 1 else 's'}"
 
 
 def averages_tokens(h: History) -> bool:
-    """Whether the recipe's log-ratio is a mean over the tokens of a completion or a turn."""
+    """Tell whether the recipe's log-ratio is a mean over the tokens of a completion or a turn."""
     return h.setting("algorithm.ratio.level") in ("sequence", "sequence-token", "turn")
 
 
 def smaller_updates(h: History, lead: str = "") -> str:
-    """Advice for updates that go too far, as keys of this recipe."""
+    """Advise, as keys of this recipe, on updates that go too far."""
     several = h.setting("updates_per_batch", 1) * h.setting("passes_per_batch", 1) > 1
     return lead + lower_rate(h) + (", or fewer updates_per_batch or passes_per_batch" if several else "")
 
 
 def lower_rate(h: History) -> str:
-    """A third of this recipe's learning rate, as one would type it."""
+    """Write a third of this recipe's learning rate, as one would type it."""
     rate = h.setting("learner.learning_rate", 0)
     return f"learner.learning_rate = {rate / 3:.0e} (it is {rate:g})" if rate else "a lower learner.learning_rate"

@@ -1,8 +1,8 @@
-"""How the policy's probabilities change: ratio tails, entropy, and the gap between sampler and learner."""
+"""The policy and its sampler: ratio tails, entropy, the gap between sampler and learner, the engine's process."""
 
 import math
 from collections.abc import Mapping
-from statistics import fmean
+from statistics import fmean, median
 
 from groupwise.health.checks import LEARNER_IS_ENGINE
 from groupwise.health.symptoms.base import (
@@ -11,6 +11,7 @@ from groupwise.health.symptoms.base import (
     Row,
     Seen,
     averages_tokens,
+    is_number,
     many,
     numbers,
     percent,
@@ -26,6 +27,10 @@ ENGINE_ERROR = 1.05
 CLIFF, CLIFF_FROM, GAIN = 0.2, 0.05, 0.02
 RISE, RISE_BY = 2.0, 0.3
 ENTROPY_LOW = 0.01
+#: Of a step's time that is waiting: then sampling beside training saves less than a tenth.
+MOSTLY_WAITING = 0.9
+#: Steps that are looked at, at least: the first wait is for a batch that nothing ran beside.
+LEAST_STEPS = 5
 
 
 @symptom(
@@ -180,15 +185,53 @@ def few_engine_samples(h: History) -> Seen | None:
     )
 
 
+@symptom(
+    limit=f"median of seconds.wait above {MOSTLY_WAITING:g} of a step, over {LEAST_STEPS} steps or more",
+    why="what can be hidden is the shorter of sampling and training; below a tenth is little for older completions",
+)
+def sampling_ahead_gains_little(h: History) -> Seen | None:
+    seconds = [row.get("seconds") for row in h.recent]
+    rows = [row for row in seconds if isinstance(row, Mapping) and is_number(row.get("wait"))]
+    if len(rows) < LEAST_STEPS:
+        return None
+    waits = [float(row["wait"]) for row in rows]
+    totals = [sum(float(value) for value in row.values() if is_number(value)) for row in rows]
+    share = median(wait / total if total else 0.0 for wait, total in zip(waits, totals, strict=True))
+    if share <= MOSTLY_WAITING:
+        return None
+    return Seen(
+        f"Over {h.over} a step waited {short(median(waits))} s of {short(median(totals))} s for the batch that is "
+        f"sampled ahead: training takes so little that sampling beside it saves at most {percent(1 - share)}, and the "
+        "completions are one version older.",
+        "rollout.ahead = 0, or more of what trains: prompts_per_step, passes_per_batch",
+    )
+
+
+@symptom(
+    limit="engine_restarts of machine.jsonl above 0",
+    why="a process that ends or stalls has a cause: no memory, a library that crashes, a deadline that is too short",
+    live=False,
+)
+def engine_restarted(h: History) -> Seen | None:
+    restarts = max(numbers("engine_restarts", h.machine), default=0)
+    if not restarts:
+        return None
+    return Seen(
+        f"The engine's process was started again {many(restarts, 'time')}: it ended or gave no sign. What was lost was "
+        "sampled again, with the same completions; log.txt has the cause of each.",
+        "engine.deadline, if it only was slow; more memory or a smaller engine.max_rows, if it was killed",
+    )
+
+
 def _engine_limit(h: History) -> float:
-    """Nats that the check 'learner = engine' allows in the recent steps; 0 where it was not measured."""
+    """Find the nats that the check 'learner = engine' allows in the recent steps; 0 if it was not measured."""
     tables = (row.get("checks") for row in h.recent)
     checks = (table.get(LEARNER_IS_ENGINE.name) for table in tables if isinstance(table, Mapping))
     return max(numbers("limit", (check for check in checks if isinstance(check, Mapping))), default=0.0)
 
 
 def ends(h: History, name: str) -> tuple[float | None, float | None]:
-    """Means of the first and the last three of the recent steps; None where there are not six."""
+    """Take the means of the first and the last three of the recent steps; None if there are not six."""
     values = h.numbers(name)
     return (fmean(values[:3]), fmean(values[-3:])) if len(values) >= 6 else (None, None)
 

@@ -1,4 +1,4 @@
-"""Where a run stands: learning, level, falling, solved; held out against training; what was never measured.
+"""How a run does: rewards that mislead or say nothing; learning, level, falling, solved; held out against training.
 
 A run that has no pass rate goes by the mean of what it is measured by, with standard errors alone: a reward's scale is
 not known.
@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from groupwise.health.symptoms.base import (
+    BAD,
     GOOD,
     NEUTRAL,
     RECENT,
@@ -40,6 +41,65 @@ SAMPLED_BY = (
     "stop_ids",
 )
 SURE = 3.0
+FALL = 0.05
+#: Reward units: no spread at all, rounding aside.
+FLAT = 1e-9
+
+
+@symptom(
+    name="over-optimisation",
+    limit=f"pass_rate more than {FALL:g} below its best ten steps while learned_mean is above what it was there",
+    why="chance moves ten steps' pass rate by about 0.01 at 512 completions a step",
+)
+def over_optimised(h: History) -> Seen | None:
+    parts = [(numbers("pass_rate", part), numbers("learned_mean", part)) for part in windows(h.rows)]
+    means = [(fmean(rates), fmean(scores)) for rates, scores in parts if rates and scores]
+    if len(means) < 2:
+        return None
+    best, at_best = max(means)
+    rate, learned = means[-1]
+    if rate >= best - FALL or learned <= at_best:
+        return None
+    return Seen(
+        f"The reward model's score rose from {short(at_best)} to {short(learned)} while the pass rate fell from "
+        f"{short(best)} to {short(rate)}: the policy has learned to please the reward model, not to be right.",
+        f"Take an earlier checkpoint; a larger algorithm.kl.beta (it is {h.setting('algorithm.kl.beta', 0):g}), more "
+        "or better pairs, or the task's own score as a second reward",
+        tone=BAD,
+    )
+
+
+@symptom(
+    limit="learned_right_mean not above learned_wrong_mean",
+    why="from there on its score says nothing about being right",
+)
+def reward_model_cannot_tell(h: History) -> Seen | None:
+    right, wrong = h.mean("learned_right_mean"), h.mean("learned_wrong_mean")
+    if right is None or wrong is None or right > wrong:
+        return None
+    return Seen(
+        f"The reward model scores right completions {short(right)} and wrong ones {short(wrong)} over {h.over}: it "
+        "can no longer tell them apart.",
+        "More pairs of what the policy writes now: preference.pairs, preference.noise; or stop here",
+    )
+
+
+@symptom(
+    limit="rewards.NAME.spread_within_groups 0 in all of the last ten steps, unless solved",
+    why="advantages come from differences within a group",
+)
+def reward_without_spread(h: History) -> Seen | None:
+    columns = [name for name in h.names("rewards.") if name.endswith(".spread_within_groups")]
+    spreads = {name.removeprefix("rewards.").removesuffix(".spread_within_groups"): h.mean(name) for name in columns}
+    spreads.pop("task", None)  # the groups' own finding says that
+    flat = [name for name, spread in spreads.items() if name in h.rewards and spread is not None and spread <= FLAT]
+    if not flat or h.solved or h.compares_within_group is False:
+        return None
+    names = ", ".join(flat)
+    return Seen(
+        f"Reward {names} gave every completion of a group the same score over {h.over}: it trains nothing.",
+        "A finer score than all or nothing" + (f", or leave [rewards.{flat[0]}] out" if may_go(h, flat[0]) else ""),
+    )
 
 
 @symptom(
@@ -65,9 +125,9 @@ def solved(h: History) -> Seen | None:
 )
 def still_rising(h: History) -> Seen | None:
     then, now = quarters(h)
-    if not then or not h.ended or h.solved or not risen(h, then, now):
+    steps = h.setting("steps", math.inf)
+    if not then or h.step < steps or h.solved or not risen(h, then, now):
         return None
-    steps = h.setting("steps", h.step)
     return Seen(
         f"The {h.measured.words} was still rising at the end: {short(fmean(then))} in the third quarter of the run, "
         f"{short(fmean(now))} in the last.",
@@ -169,7 +229,7 @@ class _Side(NamedTuple):
 
 
 def _sides(h: History, step: int) -> list[_Side]:
-    """The rates of the weights before an evaluation's and of those from it on; empty if too few steps are known.
+    """Gather the rates of the weights before an evaluation's and of those from it on; empty if too few are known.
 
     Step s + 1 trains on samples of the weights that the evaluation after step s has. If the steps after it are not
     known, the rates of those before, reflected about the last of them, stand for them: in a run whose rate rises or
@@ -190,12 +250,12 @@ def _sides(h: History, step: int) -> list[_Side]:
 
 
 def _weights(row: Row) -> float:
-    """The step after which the weights that sampled a step's tokens were made; the mean of the tokens."""
+    """Find the step after which the weights that sampled a step's tokens were made; the mean over the tokens."""
     return row.get("step", 0) - 1 - sum(numbers("token_age_mean", [row]))
 
 
 def _error_held_out(h: History, evaluation: Row, train: float) -> float:
-    """The standard error of what was measured held out; infinite if it is not known.
+    """Estimate the standard error of what was measured held out; infinite if it is not known.
 
     Of a share at least what it can be for problems that pass as those of training do: of eight problems that are all
     wrong the error seems to be 0.
@@ -208,7 +268,7 @@ def _error_held_out(h: History, evaluation: Row, train: float) -> float:
 
 
 def _beyond(h: History, apart: float, *errors: float) -> float:
-    """How far a difference lies beyond what is let pass, from the standard errors of both sides."""
+    """Compute how far a difference lies beyond what is let pass, from the standard errors of both sides."""
     return apart - max(APART if h.has_scale else 0.0, SURE * math.hypot(*errors))
 
 
@@ -229,8 +289,14 @@ def never_measured(h: History) -> Seen | None:
     )
 
 
+def may_go(h: History, reward: str) -> bool:
+    """Tell whether a recipe without this reward still has one that trains, and names this one nowhere else."""
+    named = {h.setting("evaluation.metric"), h.setting("algorithm.filter.metric")}
+    return reward not in named and bool(h.rewards.keys() - {reward})
+
+
 def quarters(h: History) -> tuple[list[float], list[float]]:
-    """What was measured in the third and of the last quarter; empty where a quarter has fewer than three."""
+    """Gather what was measured in the third and in the last quarter; empty if a quarter has fewer than three."""
     n = len(h.rows) // 4
     if n < 3:
         return [], []
@@ -249,15 +315,15 @@ def fallen(h: History, then: list[float], now: list[float]) -> bool:
 
 
 def error_of(rates: list[float]) -> float:
-    """The standard error of their mean; of a single one, whose error is not known, infinite: nothing differs from it.
+    """Compute the standard error of the mean; infinite for a single number: nothing differs from it.
 
-    core.statistics has it too, but health stands on the ground beside core and imports nothing.
+    core.statistics has it too, but health imports nothing of core.
     """
     return stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else math.inf
 
 
 def _explained(h: History) -> set[str]:
-    """Metrics that are empty for a reason which the page shows anyway."""
+    """Name the metrics that are empty for a reason which the page shows anyway."""
     names = {"share_passed_positive", "share_passed_negative"}  # no advantage had that sign
     rates = h.numbers("pass_rate", h.rows)
     if not rates or max(rates) == 0:

@@ -50,7 +50,8 @@ def groups_all_right(h: History) -> Seen | None:
         return None
     words = f"{percent(share)} of the groups of {h.over} were all right: {what_ties_train(h)}."
     beginning = h.mean("groups_all_right_share", h.rows[:RECENT])
-    easy = h.from_start and beginning is not None and beginning > NO_SIGNAL and len(h.rows) >= RECENT
+    from_start = h.rows[0].get("step") == 1 and len(h.rows) >= RECENT
+    easy = from_start and beginning is not None and beginning > NO_SIGNAL
     if easy:
         words += " It was so from the beginning: the problems are too easy for this policy."
     few_left = h.solved or not h.compares_within_group
@@ -276,8 +277,8 @@ def completions_without_a_score(h: History) -> Seen | None:
 
 
 def _tools_at_fault(h: History, causes: Collection[str], rows: Sequence[Row]) -> str:
-    """The tools whose calls failed for one of these causes, in brackets; "" where none is known. What a function raises
-    is answered and no fault.
+    """Name the tools whose calls failed for one of these causes, in brackets; "" if none is known. What a function
+    raises is answered, and no fault.
     """
     pairs = ((name, *name.removeprefix("tools.").partition(".failures.")) for name in h.names("tools.", rows))
     failed = {tool: h.total(name, rows) for name, tool, _, kind in pairs if kind in causes and kind != "exception"}
@@ -286,9 +287,9 @@ def _tools_at_fault(h: History, causes: Collection[str], rows: Sequence[Row]) ->
 
 
 def remedy(faults: Mapping[str, float], answered: bool = False) -> str:
-    """What to try against the commonest of some faults, which are counted by cause and place.
+    """Advise on the commonest of some faults, which are counted by cause and place.
 
-    answered  whether the policy is told of faults of its environment already
+    answered  the policy is told of faults of its environment already
 
     >>> remedy({"timeout in mine": 2, "nan in task": 1})
     'a faster reward mine, or a longer scoring.deadline'
@@ -301,7 +302,7 @@ def remedy(faults: Mapping[str, float], answered: bool = False) -> str:
 
 
 def dropped_share(h: History, rows: Sequence[Row]) -> float | None:
-    """Of the generated tokens, those of dropped groups; by groups where a run did not count tokens."""
+    """Compute the share of generated tokens in dropped groups; the share of groups if a run did not count tokens."""
     for part, total in (("generated_tokens_dropped", "generated_tokens"), ("groups_dropped", "groups_generated")):
         if h.numbers(part, rows) and h.total(total, rows):
             return h.total(part, rows) / h.total(total, rows)
@@ -309,13 +310,13 @@ def dropped_share(h: History, rows: Sequence[Row]) -> float | None:
 
 
 def windows(rows: Sequence[Row]) -> list[Sequence[Row]]:
-    """The rows in pieces of RECENT; where they do not divide, the first piece is the shorter one."""
+    """Cut the rows into pieces of RECENT; if they do not divide, the first piece is the shorter one."""
     n = len(rows)
     return [rows[max(0, end - RECENT) : end] for end in range(n - (n - 1) // RECENT * RECENT, n + 1, RECENT)]
 
 
 def what_ties_train(h: History) -> str:
-    """What is left to train in groups whose completions earned the same."""
+    """Tell what is left to train in groups whose completions earned the same."""
     silent, trained = h.mean("zero_advantage_share"), h.numbers("trained_completions")
     if trained and not any(trained):
         return "none of their completions trained"
@@ -330,7 +331,7 @@ def what_ties_train(h: History) -> str:
 
 
 def easier(h: History) -> str:
-    """Advice for problems of which nothing comes out right. A warm start is for policies that groupwise makes: one that
+    """Advise on problems of which nothing comes out right. A warm start is for policies that groupwise makes: one that
     was trained already would forget what it can.
     """
     longer = (h.mean("truncated_share") or 0) > CUT_OFF

@@ -217,7 +217,7 @@ def learning_rate_too_small(h: History) -> Seen | None:
 
 
 def later_share(rows: Sequence[Row], name: str) -> float | None:
-    """What passes after a batch's first update, on which every ratio is 1 and everything passes.
+    """Compute the share that passes after a batch's first update, on which every ratio is 1 and everything passes.
 
     A step's share is the mean of its U updates, so the others have (U share - 1) / (U - 1). None where U is 1.
     """
@@ -234,7 +234,7 @@ def _updates(row: Row) -> float:
 
 
 def _jump(h: History, at: int, clip: float) -> list[tuple[float, float]]:
-    """(norm, times the median of the ten steps before) where row `at` is a spike; nothing where it is none."""
+    """Give (norm, times the median of the ten steps before) if row `at` is a spike; nothing if it is none."""
     norm = numbers("gradient_norm_max", [h.rows[at]])
     if not norm or norm[0] <= clip:
         return []

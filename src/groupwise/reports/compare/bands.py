@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
+from statistics import fmean
 
 from groupwise.core.numbers.statistics import Interval, over_seeds
 from groupwise.health.symptoms.base import is_number
@@ -16,7 +17,7 @@ HELD_OUT, OF_ONE_RUN = ("avg_at_k", "measured_mean"), ("low", "high")
 
 
 def mean(seeds: Sequence[Curves], held_out: Collection[str] = HELD_OUT[:1]) -> Curves:
-    """The mean over seeds of every column at every step that any has; NAME.low and NAME.high bound the band.
+    """Take the mean over seeds of every column at every step that any has; NAME.low and NAME.high bound the band.
 
     The band is the mean +- one sample standard deviation over seeds, of fewer than three seeds their range. Of what is
     held out it is Student's 95 % interval over seeds, from three on. A band ends where the column's picture does: a
@@ -32,18 +33,15 @@ def mean(seeds: Sequence[Curves], held_out: Collection[str] = HELD_OUT[:1]) -> C
     columns: dict[str, list[Number]] = {}
     for name in dict.fromkeys(name for each in seeds for name in each.columns if name not in OF_ONE_RUN):
         across = _across(seeds, name, steps)
-        bands = [
-            _interval(values) if name in held_out and len(seeds) >= ENOUGH else _spread(values, len(seeds))
-            for values in across
-        ]
-        bands = [_cut(band, limits(name)) for band in bands]
-        columns[name] = [sum(values) / len(values) if values else None for values in across]
+        by_interval = name in held_out and len(seeds) >= ENOUGH
+        bands = [_cut(_band(values, len(seeds), by_interval), limits(name)) for values in across]
+        columns[name] = [fmean(values) if values else None for values in across]
         columns[f"{name}.low"], columns[f"{name}.high"] = ([band[end] for band in bands] for end in (0, 1))
     return rounded(Curves(steps, columns))
 
 
 def band_words(seeds: int) -> str:
-    """What the band of so many seeds is; empty for one."""
+    """Tell what the band of so many seeds is; empty for one."""
     if seeds < 2:
         return ""
     around = "their range" if seeds < ENOUGH else "one sample standard deviation over them to each side"
@@ -51,44 +49,42 @@ def band_words(seeds: int) -> str:
 
 
 def measured(curves: Curves) -> dict[str, list[Number]]:
-    """The columns with at least one number."""
+    """Choose the columns with at least one number."""
     return {name: values for name, values in curves.columns.items() if any(map(is_number, values))}
 
 
 def _across(seeds: Sequence[Curves], name: str, steps: Sequence[int]) -> list[list[float]]:
-    """For each step: the numbers that the seeds have there."""
+    """Gather for each step the numbers that the seeds have there."""
     by_step = [dict(zip(each.step, each.columns.get(name, ()), strict=False)) for each in seeds]
     return [[value for each in by_step if is_number(value := each.get(step))] for step in steps]
 
 
 def seeds_interval(values: Sequence[float]) -> Interval | None:
-    """Student's over seeds; None for fewer than ENOUGH, and without a spread, which few seeds cannot vouch for."""
+    """Compute Student's interval over seeds; None for fewer than ENOUGH, or without a spread."""
     return with_spread(over_seeds(values)) if len(values) >= ENOUGH else None
 
 
 def with_spread(interval: Interval | None) -> Interval | None:
-    """The interval, where it has a width."""
+    """Take an interval if it has a width; None if not."""
     return interval if interval and interval.low < interval.high else None
 
 
-def _interval(values: Sequence[float]) -> tuple[Number, Number]:
-    interval = seeds_interval(values)
-    return (None, None) if interval is None else (interval.low, interval.high)
-
-
 def _cut(band: tuple[Number, Number], ends: tuple[Number, Number]) -> tuple[Number, Number]:
-    """The band within the ends of its axis, those that there are."""
+    """Cut a band at the ends of its axis, if these are known."""
     (low, high), (least, most) = band, ends
     if low is None or high is None:
         return band
     return low if least is None else max(least, low), high if most is None else min(most, high)
 
 
-def _spread(values: Sequence[float], seeds: int) -> tuple[Number, Number]:
+def _band(values: Sequence[float], seeds: int, by_interval: bool) -> tuple[Number, Number]:
+    if by_interval:
+        interval = seeds_interval(values)
+        return (interval.low, interval.high) if interval else (None, None)
     if len(values) < 2:
         return None, None
     if seeds < ENOUGH:
         return min(values), max(values)
-    mean = sum(values) / len(values)
-    apart = math.sqrt(sum((value - mean) * (value - mean) for value in values) / (len(values) - 1))
-    return mean - apart, mean + apart
+    middle = fmean(values)
+    apart = math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))  # stdev is far slower
+    return middle - apart, middle + apart

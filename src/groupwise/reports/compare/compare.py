@@ -1,6 +1,6 @@
 """Several run folders -> one page: seeds of a recipe as a mean and a band, final scores, what differs."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from groupwise.reports.compare.scores import (
     score_of,
     scores_of,
 )
-from groupwise.reports.folder import columns, facts
+from groupwise.reports.folder import columns, facts, lines
+from groupwise.reports.folder.lines import table
 from groupwise.reports.folder.read import RunFolder, read
 from groupwise.reports.page.plots import SECTIONS, plots_for
 from groupwise.reports.page.single import MOST_ROWS, now
@@ -41,7 +42,7 @@ STATES = ("going", "failed", "stopped", "empty", "finished")
 
 
 def page(folders: Sequence[Path]) -> Page:
-    """The page of runs side by side. Raises UsageError where one is no run, or given twice."""
+    """Make the page of runs side by side. Raises UsageError if one is no run, or given twice."""
     runs = [read(folder) for folder in folders]
     names = [run.name for run in runs]
     title = " · ".join(names) if len(names) <= 4 else f"{len(names)} runs: {names[0]} to {names[-1]}"
@@ -50,7 +51,7 @@ def page(folders: Sequence[Path]) -> Page:
 
 
 def comparison(members: Sequence[Member], title: str, written: str = "") -> Page:
-    """The page of several runs, in whatever order they are given. Raises UsageError where one is given twice."""
+    """Make the page of several runs, in whatever order they are given. Raises UsageError if one is given twice."""
     groups = grouped(members)
     steps = _all_columns(member.steps for group in groups for member in group.counted)
     evaluations = _all_columns(member.evaluations for group in groups for member in group.counted)
@@ -59,7 +60,7 @@ def comparison(members: Sequence[Member], title: str, written: str = "") -> Page
 
 
 def tables(groups: Sequence[Group]) -> tuple[Table, ...]:
-    """Final scores, differences where they mean anything, what differs, and every run by itself."""
+    """Make the tables of final scores, of differences if they mean anything, of what differs, and of every run."""
     unlike, words = comparable(groups)
     apart = None if unlike else differences(groups)
     every = (final_scores(groups, [*words, *_in_general(groups)]), apart, what_differs(groups), per_run(groups))
@@ -67,7 +68,7 @@ def tables(groups: Sequence[Group]) -> tuple[Table, ...]:
 
 
 def run_page(group: Group, id: str, names: Collection[str] = ()) -> RunPage:
-    """A group's curves, what is to be known of them, what its first run was; `names` are columns that any group has."""
+    """Show a group's curves, notes on them, and what its first run was; `names` are columns that any group has."""
     first, several = group.counted[0], len(group.members) > 1
     of = f": {first.label}, the first of them" if several else ""
     return RunPage(
@@ -84,7 +85,7 @@ def run_page(group: Group, id: str, names: Collection[str] = ()) -> RunPage:
 
 
 def status(members: Sequence[Member]) -> Status:
-    """One run's own; of several, the state that most wants a look, and how many have finished."""
+    """Tell the status of one run; of several, the state that most wants a look, and how many have finished."""
     if len(members) == 1:
         return members[0].run.status
     others = [member for member in members if member.run.status.state != "finished"]
@@ -99,7 +100,7 @@ def status(members: Sequence[Member]) -> Status:
 
 
 def notes(group: Group, names: Collection[str] = ()) -> Iterable[str]:
-    """What is to be known of a group's curves, line by line; a run by itself keeps its own notes."""
+    """Tell what is to be known of a group's curves, line by line; a run by itself keeps its own notes."""
     several = len(group.members) > 1
     if words := band_words(len(group.counted)):
         held = measures([group]) or [PASS_RATE.words]
@@ -134,7 +135,7 @@ def _lengths(group: Group) -> Iterable[str]:
 
 
 def comparable(groups: Sequence[Group]) -> tuple[bool, list[str]]:
-    """Whether the scores are of different things altogether, and in words what makes them so, or may."""
+    """Tell whether the scores are of different things altogether, and in words what makes them so, or may."""
     known = [group for group in groups if group.recipe]
     keys = differing([group.recipe for group in known])
     remarks: list[str] = []
@@ -155,7 +156,7 @@ def comparable(groups: Sequence[Group]) -> tuple[bool, list[str]]:
 
 
 def _in_general(groups: Sequence[Group]) -> Iterable[str]:
-    """What the scores are, and of which runs they are not the last word."""
+    """Tell what the scores are, and of which runs they are not the last word."""
     if measures(groups) == [PASS_RATE.words]:
         yield "Pass rate: mean over held-out problems of the share of samples that pass, at a run's last evaluation."
     else:
@@ -172,7 +173,7 @@ def _in_general(groups: Sequence[Group]) -> Iterable[str]:
 
 
 def what_differs(groups: Sequence[Group]) -> Table | None:
-    """Key by key, a column a group; None for one group."""
+    """List what differs key by key, a column a group; None for one group."""
     if len(groups) < 2:
         return None
     recipes = [group.recipe for group in groups]
@@ -192,14 +193,11 @@ def _member(run: RunFolder, rows: int) -> Member:
 
 
 def _facts(group: Group) -> dict[str, str]:
-    """Of about.json: the algorithm's equations slot by slot, and what the runs were made with."""
-    algorithm = group.counted[0].run.about.get("algorithm")
-    facts: dict[str, str] = {}
-    if isinstance(algorithm, Mapping):
-        facts["objective"] = str(algorithm.get("objective", ""))
-        parts = algorithm.get("parts")
-        for part in (part for part in (parts if isinstance(parts, list) else ()) if isinstance(part, Mapping)):
-            facts[f"{part.get('slot', '')}, equation"] = str(part.get("equation", ""))
+    """Gather from about.json the algorithm's equations slot by slot, and what the runs were made with."""
+    algorithm = table(group.counted[0].run.about.get("algorithm"))
+    facts = {"objective": str(algorithm.get("objective", ""))} if algorithm else {}
+    for part in lines.tables(algorithm.get("parts")):
+        facts[f"{part.get('slot', '')}, equation"] = str(part.get("equation", ""))
     abouts = [flat(member.run.about) for member in group.members]
     versions = dict.fromkeys(key for about in abouts for key in about if key.startswith("versions."))
     made_with = {key: ", ".join(_values(group, key)) for key in ("groupwise", "machine", *versions)}
@@ -207,16 +205,16 @@ def _facts(group: Group) -> dict[str, str]:
 
 
 def _values(group: Group, key: str) -> list[str]:
-    """What the runs' about.json say of a dotted key, each once."""
+    """Gather what the runs' about.json say of a dotted key, each value once."""
     values = (flat(member.run.about).get(key) for member in group.members)
     return list(dict.fromkeys(str(value) for value in values if value is not None))
 
 
 def _all_columns(tables: Iterable[Curves]) -> dict[str, list[Number]]:
-    """Every column with a number in any of the tables, and all its values."""
+    """Gather every column with a number in any of the tables, and all its values."""
     columns: dict[str, list[Number]] = {}
-    for table in tables:
-        for name, values in measured(table).items():
+    for curves in tables:
+        for name, values in measured(curves).items():
             columns.setdefault(name, []).extend(values)
     return columns
 

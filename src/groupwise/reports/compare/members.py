@@ -9,6 +9,7 @@ from pathlib import Path
 
 from groupwise.core.errors import UsageError
 from groupwise.core.files.jsonl import flat
+from groupwise.reports.folder.lines import tables
 from groupwise.reports.folder.read import RunFolder
 from groupwise.reports.records import Curves
 
@@ -70,9 +71,9 @@ class Group:
 
 
 def grouped(members: Sequence[Member]) -> tuple[Group, ...]:
-    """The groups, each with a label that no other has; the order in which the runs are given does not matter.
+    """Group runs, each group with a label that no other has; the order in which the runs are given does not matter.
 
-    Raises UsageError where one run is given twice.
+    Raises UsageError if one run is given twice.
     """
     _require_distinct(members)
     by_kind: dict[str, list[Member]] = {}
@@ -91,13 +92,13 @@ def grouped(members: Sequence[Member]) -> tuple[Group, ...]:
 
 
 def differing(recipes: Sequence[Mapping[str, object]]) -> list[str]:
-    """Keys that not all of the flat recipes have with one value: the speaking ones, the algorithm's, then the rest."""
+    """Find the keys that not all of the flat recipes have with one value: speaking ones, the algorithm's, the rest."""
     keys = {key for recipe in recipes for key in recipe}
     return sorted((key for key in keys if len({shown(recipe, key) for recipe in recipes}) > 1), key=_rank)
 
 
 def telling(recipes: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
-    """The fewest keys whose values tell all of the recipes apart; none where more than MOST_KEYS would be needed. Of
+    """Find the fewest keys whose values tell all of the recipes apart; none if more than MOST_KEYS would be needed. Of
     keys that tell the same, one that all of the recipes have.
 
     >>> telling([{"model": "a", "steps": 1}, {"model": "a", "steps": 2}])
@@ -116,8 +117,8 @@ def telling(recipes: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
 
 
 def shown(recipe: Mapping[str, object], key: str) -> str:
-    """A key's value as it is shown. What a user's own part, task or reward is known by is the name of its class or
-    function, where others have a kind, a level or a name.
+    """Write a key's value as it is shown. A user's own part, task or reward, which has no kind, level or name, is shown
+    as its class or function.
 
     >>> shown({"algorithm.advantage.use": "my.py:Mine"}, "algorithm.advantage.kind"), shown({}, "task.name")
     ('Mine', 'not set')
@@ -131,7 +132,7 @@ def shown(recipe: Mapping[str, object], key: str) -> str:
 
 
 def counted(members: Sequence[Member]) -> tuple[Member, ...]:
-    """One member of each seed, in their order: the one that came farthest. A run without a seed counts as it is."""
+    """Choose one member of each seed, in their order: the one that came farthest. Without a seed each run counts."""
     by_seed: dict[object, list[Member]] = {}
     for member in members:
         by_seed.setdefault(member.key, []).append(member)
@@ -148,22 +149,22 @@ def _require_distinct(members: Iterable[Member]) -> None:
 
 
 def _trained(run: RunFolder) -> dict[str, object]:
-    """The flat recipe without what a group's members may differ in; a file of the user's own goes by what it said."""
+    """Flatten the recipe without what a group's members may differ in; a user's own file goes by its content."""
     contents = _contents(run.about.get("code"))
     kept = {k: v for k, v in flat(run.recipe).items() if k not in APART and not k.startswith(JOURNAL)}
     return {key: _by_content(value, contents) for key, value in kept.items()}
 
 
 def _contents(code: object) -> dict[str, str]:
-    """Path -> `my_parts.py@1a2b3c4d` of the files that about.json lists: a file may change between two runs, and that
-    of a notebook's function lies in each run's own folder.
+    """Name the files that about.json lists by their content, path -> `my_parts.py@1a2b3c4d`: a file may change between
+    two runs, and that of a notebook's function lies in each run's own folder.
     """
-    rows = [row for row in (code if isinstance(code, list) else ()) if isinstance(row, Mapping)]
-    return {str(row.get("path")): f"{Path(str(row.get('path'))).name}@{str(row.get('sha256'))[:8]}" for row in rows}
+    rows = [row for row in tables(code) if "path" in row]
+    return {str(row["path"]): f"{Path(str(row['path'])).name}@{str(row.get('sha256'))[:8]}" for row in rows}
 
 
 def _by_content(value: object, contents: Mapping[str, str]) -> object:
-    """A recipe's value with `path.py:Name` as `name.py@hash:Name`, in lists too."""
+    """Write a recipe's value with `path.py:Name` as `name.py@hash:Name`, in lists too."""
     if isinstance(value, list):
         return [_by_content(one, contents) for one in value]
     path, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
@@ -171,7 +172,7 @@ def _by_content(value: object, contents: Mapping[str, str]) -> object:
 
 
 def _kind(member: Member) -> str:
-    """Equal for runs of one group. A run whose recipe is unknown is a group by itself."""
+    """Make a key that is equal for runs of one group. A run whose recipe is unknown is a group by itself."""
     kind = _trained(member.run) if member.run.recipe else str(member.run.folder)
     return json.dumps(kind, sort_keys=True, default=str)
 
@@ -185,7 +186,7 @@ def _reached(member: Member) -> tuple[bool, int, int]:
 
 
 def _order(recipe: Mapping[str, object], keys: Sequence[str], label: str) -> tuple[object, ...]:
-    """Groups stand by the values that tell them apart, numbers by size; those without a recipe come last."""
+    """Sort groups by the values that tell them apart, numbers by size; those without a recipe come last."""
     return not recipe, tuple(_value_order(recipe.get(key)) for key in keys), label
 
 
@@ -199,7 +200,7 @@ Recipes = Sequence[Mapping[str, object]]
 
 
 def _label(own: Sequence[Member], recipe: Mapping[str, object], keys: Sequence[str], known: Recipes) -> str:
-    """What tells the group apart, and of how many seeds it is."""
+    """Name a group by what tells it apart, and by how many seeds it has."""
     words = [_words(recipe, key, known) for key in keys]
     if len(known) == 1 and "algorithm.name" in recipe:
         words = [shown(recipe, "algorithm.name")]
@@ -209,7 +210,7 @@ def _label(own: Sequence[Member], recipe: Mapping[str, object], keys: Sequence[s
 
 
 def _words(recipe: Mapping[str, object], key: str, known: Recipes) -> str:
-    """`grpo`, or `epsilon_high 0.28`; the section comes before a key whose last part other keys have too."""
+    """Write `grpo`, or `epsilon_high 0.28`; the section comes before a key whose last part other keys have too."""
     value = " ".join(shown(recipe, key).split())
     value = value if len(value) <= LONGEST else "…" + value[-LONGEST:]
     if key in SPEAKING:
@@ -221,7 +222,7 @@ def _words(recipe: Mapping[str, object], key: str, known: Recipes) -> str:
 
 
 def _unique(labels: Sequence[str]) -> list[str]:
-    """The labels, those that come again with a number.
+    """Number the labels that come again.
 
     >>> _unique(["a", "b", "a"])
     ['a', 'b', 'a #2']

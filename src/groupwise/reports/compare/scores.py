@@ -58,7 +58,7 @@ class Score:
 
 
 def score_of(member: Member) -> Score | None:
-    """None where there is no evaluation with a number."""
+    """Sum up a run's evaluations; None if there is none with a number."""
     what = _measured_by(member)
     rows = _evaluated(member, what)
     if not rows:
@@ -81,12 +81,12 @@ def _measured_by(member: Member) -> Measured:
 
 
 def _evaluated(member: Member, what: Measured) -> list[Row]:
-    """The rows of evaluations that have a number of it."""
+    """Choose the rows of evaluations that have a number of what is measured."""
     return [row for row in member.run.evaluation_rows if is_number(row["evaluation"].get(what.column))]
 
 
 def scores_of(group: Group) -> dict[object, tuple[Member, Score]]:
-    """By seed, those of the counted runs that were evaluated; a run without a seed goes by its folder."""
+    """Score the counted runs that were evaluated, by seed; a run without a seed goes by its folder."""
     scores = [(member, score_of(member)) for member in group.counted]
     return {member.key: (member, score) for member, score in scores if score is not None}
 
@@ -96,12 +96,12 @@ def _scores(group: Group) -> list[Score]:
 
 
 def measures(groups: Sequence[Group]) -> list[str]:
-    """What the groups are scored by."""
+    """Name what the groups are scored by."""
     return list(dict.fromkeys(score.measure for group in groups for score in _scores(group)))
 
 
 def interval_of(group: Group) -> Interval | None:
-    """Over seeds, of a run by itself over problems; None for two seeds, and for seeds that all came to one score."""
+    """Compute the interval over seeds, of a single run over problems; None for two seeds, or if all seeds are equal."""
     scores = _scores(group)
     if len(scores) == 1:
         return scores[0].interval
@@ -111,7 +111,7 @@ def interval_of(group: Group) -> Interval | None:
 
 
 def final_scores(groups: Sequence[Group], words: Sequence[str] = ()) -> Table:
-    """One row a group; `words` come before what is said of the intervals."""
+    """Make a table of a row a group; `words` come before what is said of the intervals."""
     names = measures(groups) or [PASS_RATE.words]
     head = ("runs", "seeds", f"held-out {' or '.join(names)}", "95 % interval", "before", "length before")
     head += ("length after", "steps", "seconds of training", "best seed", "worst seed", "status")
@@ -123,7 +123,7 @@ def final_scores(groups: Sequence[Group], words: Sequence[str] = ()) -> Table:
 
 
 def _few_seeds(group: Group) -> str:
-    """What stands in place of an interval that too few seeds, or seeds without any spread, do not make; or ""."""
+    """Tell what stands in place of an interval that too few seeds, or equal ones, do not make; "" if there is one."""
     ends = [score.after for score in _scores(group)]
     if len(ends) < 2 or interval_of(group):
         return ""
@@ -151,7 +151,7 @@ def _final_row(group: Group, interval: str) -> tuple[str, ...]:
 
 
 def _extremes(group: Group) -> tuple[str, str]:
-    """The best and the worst seed; empty where there is only one."""
+    """Name the best and the worst seed; empty if there is only one."""
     scores = scores_of(group)
     if len(scores) < 2:
         return "", ""
@@ -161,7 +161,7 @@ def _extremes(group: Group) -> tuple[str, str]:
 
 
 def _seconds(group: Group) -> str:
-    """Mean over seeds of the seconds of all training steps, and from where to where they go."""
+    """Tell the mean over seeds of the seconds of all training steps, and their range."""
     columns = [measured(member.steps).get("seconds_total", []) for member in group.counted]
     each = [sum(filter(is_number, column)) for column in columns if column]
     if not each:
@@ -170,7 +170,7 @@ def _seconds(group: Group) -> str:
 
 
 def per_run(groups: Sequence[Group]) -> Table:
-    """One row a run."""
+    """Make a table of a row a run."""
     runs = [(group, member, score_of(member)) for group in groups for member in group.members]
     cells, how = _intervals([score and score.interval for _, _, score in runs])
     rows = tuple(
@@ -192,7 +192,7 @@ def per_run(groups: Sequence[Group]) -> Table:
 
 
 def differences(groups: Sequence[Group]) -> Table | None:
-    """One row a pair of groups that were evaluated, at most MOST_PAIRS; None where there is no pair."""
+    """Make a table of a row a pair of groups that were evaluated, at most MOST_PAIRS; None if there is no pair."""
     scored = [group for group in groups if scores_of(group)]
     pairs = list(combinations(scored, 2))
     words = [ABOUT_WELCH] if any(len(scores_of(group)) > 1 for group in scored) else []
@@ -227,14 +227,14 @@ def _difference(first: Group, second: Group) -> tuple[str, ...]:
 
 
 def _change_between(first: Member, second: Member) -> Change:
-    """From the last evaluation of one run to that of another."""
+    """Compare the last evaluation of one run with that of another."""
     what = _measured_by(first)
     one, other = (_evaluated(member, what)[-1]["evaluation"] for member in (first, second))
     return change_of(one, other, what)
 
 
 def in_words(apart: float, between: Interval | None, by_seed: Interval | None, seeds: Sequence[str] = ()) -> str:
-    """A difference over seeds said plainly; `seeds` are the differences of each seed that both have.
+    """Say a difference over seeds plainly; `seeds` are the differences of each seed that both have.
 
     >>> in_words(0.016, Interval(0.004, 0.028, ""), None)
     'higher by 0.016, interval 0.004 to 0.028: excludes 0'
@@ -254,7 +254,7 @@ def _verdict(interval: Interval) -> str:
 
 
 def _intervals(intervals: Sequence[Interval | None]) -> tuple[list[str], str]:
-    """A cell for each, and words on how they are computed: once for all, or in each cell where they differ."""
+    """Make a cell for each, and words on how they are computed: once for all, or in each cell if they differ."""
     names = list(dict.fromkeys(each.name for each in intervals if each))
     words = [f"Intervals: {names[0]}."] if len(names) == 1 else []
     if OVER_PROBLEMS + ONE_VOTE in names:

@@ -1,4 +1,4 @@
-"""Rows of metrics as columns: what the plots draw, and what follows from it. Pure."""
+"""Rows of metrics as columns, which the plots draw. Pure."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ _NO_COLUMNS = frozenset({"step", "checks", "evaluation"})
 
 
 def steps(rows: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, Any]] = ()) -> Curves:
-    """A row a training step; names with dots go into nested tables: seconds.update.
+    """Make a row a training step; names with dots go into nested tables: seconds.update.
 
     Beside the metrics: seconds_total, the row's; generate_tokens_per_second and train_tokens_per_second, tokens of the
     step over the seconds of that phase, each trained token counted once however many passes there are;
@@ -29,7 +29,7 @@ def steps(rows: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, Any]
 
 
 def evaluations(rows: Sequence[Mapping[str, Any]]) -> Curves:
-    """A row an evaluation: avg_at_k, pass_at_k.4, by_source.NAME.avg_at_k, ..., with the seconds of the row.
+    """Make a row an evaluation: avg_at_k, pass_at_k.4, by_source.NAME.avg_at_k, ..., with the seconds of the row.
 
     low and high are the ends of its `interval`.
     """
@@ -37,8 +37,8 @@ def evaluations(rows: Sequence[Mapping[str, Any]]) -> Curves:
 
 
 def interval(evaluation: Mapping[str, Any]) -> Interval | None:
-    """The 95 % interval of an evaluation's pass rate, or of the mean where nothing says what passes; None where it does
-    not say of how many.
+    """Compute the 95 % interval of an evaluation's pass rate, or of its mean if nothing says what passes; None if the
+    evaluation does not say of how many problems.
 
     >>> str(interval({"avg_at_k": 1.0, "problems": 100, "samples": 4, "standard_error": 0.0}))
     '0.962 to 1.000'
@@ -57,7 +57,7 @@ def interval(evaluation: Mapping[str, Any]) -> Interval | None:
 
 
 def thin(curves: Curves, most: int) -> Curves:
-    """At most `most` (2 or more) of the rows: the first, the last, and others evenly between them."""
+    """Keep at most `most` (2 or more) of the rows: the first, the last, and others evenly between them."""
     if len(curves.step) <= most:
         return curves
     places = spaced(len(curves.step), most)
@@ -66,7 +66,7 @@ def thin(curves: Curves, most: int) -> Curves:
 
 
 def spaced(count: int, most: int) -> list[int]:
-    """At most `most` of 0 .. count - 1, evenly, the ends among them.
+    """Choose at most `most` of 0 .. count - 1, evenly, the ends among them.
 
     >>> spaced(10, 4), spaced(3, 8)
     ([0, 3, 6, 9], [0, 1, 2])
@@ -77,12 +77,12 @@ def spaced(count: int, most: int) -> list[int]:
 
 
 def rounded(curves: Curves) -> Curves:
-    """The same to 7 significant digits, which is half the bytes in a page."""
+    """Round every number to 7 significant digits, which halves a page's bytes."""
     return Curves(curves.step, {name: [short(v) for v in values] for name, values in curves.columns.items()})
 
 
 def short(value: Number) -> Number:
-    """A number to 7 significant digits: within 5e-7 of itself, relative. A gap where numbers end.
+    """Round a number to 7 significant digits: within 5e-7 of itself, relative. What is not finite becomes a gap.
 
     >>> short(0.123456789), short(512), short(None)
     (0.1234568, 512, None)
@@ -93,13 +93,10 @@ def short(value: Number) -> Number:
 
 
 def _curves(rows: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Mapping[str, Number]]) -> Curves:
-    """A name that only some rows have is a gap in the others; one without any number is no column."""
-    columns: dict[str, list[Number]] = {}
-    for i, row in enumerate(rows):
-        for name, value in read(row).items():
-            if value is not None:
-                columns.setdefault(name, [None] * len(rows))[i] = value
-    return Curves([row["step"] for row in rows], columns)
+    """Make columns of rows; a row without a column's number is a gap in it, a column of gaps alone is left out."""
+    made = [read(row) for row in rows]
+    names = dict.fromkeys(name for row in made for name, value in row.items() if value is not None)
+    return Curves([row["step"] for row in rows], {name: [row.get(name) for row in made] for name in names})
 
 
 def _step(row: Mapping[str, Any]) -> dict[str, Number]:
@@ -114,17 +111,13 @@ def _step(row: Mapping[str, Any]) -> dict[str, Number]:
 
 
 def _of_machine(machine: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Number]:
-    """What a line of machine.jsonl says of a step, `row` its line of metrics.jsonl."""
-    timeline = _numbers({"timeline": machine.get("timeline", {})})
-    ahead = _over(number(row.get("generated_tokens")), number(machine.get("ahead_seconds")))
-    return {
-        **{
-            name: number(machine.get(name)) for name in ("memory_peak_mib", "device_memory_peak_mib", "engine_restarts")
-        },
-        **timeline,
-        # Of a batch that was sampled ahead no phase of the run says how long that took.
-        **({"generate_tokens_per_second": ahead} if "ahead_seconds" in machine else {}),
-    }
+    """Read what a line of machine.jsonl says of a step, `row` its line of metrics.jsonl."""
+    names = ("memory_peak_mib", "device_memory_peak_mib", "engine_restarts")
+    columns = {name: number(machine.get(name)) for name in names} | _numbers({"timeline": machine.get("timeline", {})})
+    if "ahead_seconds" in machine:  # no phase of the run says how long a batch that was sampled ahead took
+        ahead = number(machine["ahead_seconds"])
+        columns["generate_tokens_per_second"] = _over(number(row.get("generated_tokens")), ahead)
+    return columns
 
 
 def _evaluation(row: Mapping[str, Any]) -> dict[str, Number]:

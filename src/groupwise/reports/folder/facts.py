@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from groupwise.reports.folder.lines import count_of, number, table
+from groupwise.reports.folder.lines import tables as tables_in
 from groupwise.reports.folder.read import RunFolder
 from groupwise.reports.records import Table, Text
 
@@ -18,21 +19,18 @@ _OLD = (
 
 
 def tables(run: RunFolder) -> tuple[Table, ...]:
-    """The run in short, and its algorithm part by part."""
-    every = (_run(run), _algorithm(run), _tools(run), _logged(run))
-    return tuple(table for table in every if table.rows)
+    """Put the run in short, its algorithm part by part, its tools, and what rewards logged, if there is any."""
+    return tuple(each for each in (_run(run), _algorithm(run), _tools(run), _logged(run)) if each.rows)
 
 
 def _tools(run: RunFolder) -> Table:
-    """Each tool over the whole run: calls, failures by kind, seconds, and in what share of episodes it is called."""
+    """Sum up each tool over the whole run: calls, failures by kind, seconds, and the share of episodes that call it."""
     columns = sorted({name for row in run.step_rows for name in row if name.startswith("tools.")})
-    tools = [name.removesuffix(".calls") for name in columns if name.endswith(".calls")]
     rows = []
-    for tool in tools:
-        kinds = {
-            name.removeprefix(f"{tool}.failures."): name for name in columns if name.startswith(f"{tool}.failures.")
-        }
-        failed = ", ".join(f"{_sum(run, name):,.0f} {kind}" for kind, name in kinds.items()) or "0"
+    for tool in (name.removesuffix(".calls") for name in columns if name.endswith(".calls")):
+        start = f"{tool}.failures."
+        kinds = [name for name in columns if name.startswith(start)]
+        failed = ", ".join(f"{_sum(run, name):,.0f} {name.removeprefix(start)}" for name in kinds) or "0"
         shares = [number(row.get(f"{tool}.episodes_share")) for row in run.step_rows]
         known = [f"{share:.2f}" for share in shares if share is not None]
         calls, seconds = f"{_sum(run, f'{tool}.calls'):,.0f}", f"{_sum(run, f'{tool}.seconds'):.3g}"
@@ -42,7 +40,7 @@ def _tools(run: RunFolder) -> Table:
 
 
 def _logged(run: RunFolder) -> Table:
-    """What rewards logged, added up over the run: of something like a cost that is what it came to."""
+    """Add up what rewards logged, such as a cost, over the run."""
     names = sorted({name for row in run.step_rows for name in row if name.startswith(TOTAL)})
     held = [table(table(row.get("evaluation")).get("logged_total")) for row in run.evaluation_rows]
     rows = []
@@ -58,7 +56,7 @@ def _sum(run: RunFolder, name: str) -> float:
 
 
 def texts(run: RunFolder) -> tuple[Text, ...]:
-    """The resolved recipe as it is written in the folder."""
+    """Show the resolved recipe as it is written in the folder."""
     return (Text("Recipe, with every default filled in", run.recipe_text),) if run.recipe_text.strip() else ()
 
 
@@ -68,12 +66,16 @@ def _run(run: RunFolder) -> Table:
     facts: Sequence[tuple[str, object]] = (
         ("folder", run.folder),
         ("started", moment(about.get("started"))),
-        *(("resumed", words) for words in _resumed(about)),
-        *(("went back", words) for words in _rolled_back(about)),
+        *(("resumed", _resumed(row)) for row in tables_in(about.get("resumed")) if row),
+        *(("went back", _rolled_back(row)) for row in tables_in(about.get("rolled_back"))),
         ("task", about.get("task") or table(recipe.get("task")).get("name")),
         ("model", recipe.get("start") or recipe.get("model")),
         ("algorithm", table(about.get("algorithm")).get("name") or table(recipe.get("algorithm")).get("name")),
-        *(("own code", words) for words in _own_code(about)),
+        *(
+            ("own code", f"{row['path']}, sha256 {str(row.get('sha256'))[:16]}")
+            for row in tables_in(about.get("code"))
+            if row.get("path")
+        ),
         ("a step", _a_step(recipe)),
         ("steps", recipe.get("steps")),
         ("seed", recipe.get("seed")),
@@ -86,7 +88,7 @@ def _run(run: RunFolder) -> Table:
 
 
 def _a_step(recipe: Mapping[str, Any]) -> str:
-    """Prompts, samples and updates of one step."""
+    """Tell the prompts, samples and updates of one step."""
     prompts, samples = count_of(recipe.get("prompts_per_step")), count_of(recipe.get("samples_per_prompt"))
     if not prompts or not samples:
         return ""
@@ -95,20 +97,8 @@ def _a_step(recipe: Mapping[str, Any]) -> str:
     return words + (f" in {passes:,} passes" if passes > 1 else "")
 
 
-def _resumed(about: Mapping[str, Any]) -> list[str]:
-    """Each time that the run was gone on with, and where."""
-    entries = about.get("resumed")
-    return [_again(one) for one in entries if table(one)] if isinstance(entries, list) else []
-
-
-def _rolled_back(about: Mapping[str, Any]) -> list[str]:
-    """Each return from an early warning of collapse: from where to where, why, and at what learning rate it went on."""
-    entries = about.get("rolled_back")
-    rows = [table(one) for one in entries] if isinstance(entries, list) else []
-    return [words for row in rows if (words := _return(row))]
-
-
-def _return(row: Mapping[str, Any]) -> str:
+def _rolled_back(row: Mapping[str, Any]) -> str:
+    """A return from an early warning of collapse: from where to where, why, and at what learning rate it went on."""
     at, to, factor = count_of(row.get("from_step")), count_of(row.get("to_step")), number(row.get("rate_factor"))
     if at is None or to is None or factor is None:
         return ""
@@ -117,38 +107,28 @@ def _return(row: Mapping[str, Any]) -> str:
     return f"from step {at:,} to {to:,}{why}; the learning rate times {factor:g}"
 
 
-def _own_code(about: Mapping[str, Any]) -> list[str]:
-    """Each file of the user's own that the run is made of; a copy of it is in the run folder."""
-    files = about.get("code")
-    rows = [table(one) for one in files] if isinstance(files, list) else []
-    return [f"{row['path']}, sha256 {str(row.get('sha256'))[:16]}" for row in rows if row.get("path")]
-
-
-def _again(one: Mapping[str, Any]) -> str:
-    step, when, machine = count_of(one.get("step")), moment(one.get("started")), one.get("machine")
+def _resumed(row: Mapping[str, Any]) -> str:
+    """A resume: after which step, when, on which machine, why, and with which keys changed."""
+    step, when, machine = count_of(row.get("step")), moment(row.get("started")), row.get("machine")
     words = [
         "from the start" if not step else f"after step {step:,}",
         when and f"at {when}",
         machine and f"on {machine}",
     ]
-    lost = [f"by itself, after {one['lost']}"] if one.get("lost") else []
-    return "; ".join([" ".join(str(word) for word in words if word), *lost, *_changed(one)])
-
-
-def _changed(one: Mapping[str, Any]) -> list[str]:
-    """The keys that the run went on with other values of, each with the value before and after."""
-    pairs = table(one.get("changed")).items()
-    return [f"{key} {pair[0]} -> {pair[1]}" for key, pair in pairs if isinstance(pair, list) and len(pair) == 2]
+    lost = [f"by itself, after {row['lost']}"] if row.get("lost") else []
+    pairs = table(row.get("changed")).items()
+    changed = [f"{key} {pair[0]} -> {pair[1]}" for key, pair in pairs if isinstance(pair, list) and len(pair) == 2]
+    return "; ".join([" ".join(str(word) for word in words if word), *lost, *changed])
 
 
 def compares_within_group(about: Mapping[str, Any]) -> bool | None:
-    """Whether the run's advantage compares the completions of one prompt; None where about.json does not say."""
+    """Tell whether the run's advantage compares the completions of one prompt; None if about.json does not say."""
     value = table(about.get("algorithm")).get("compares_within_group")
     return value if isinstance(value, bool) else None
 
 
 def moment(seconds: object) -> str:
-    """A time in UTC; "" where there is none.
+    """Write a time in UTC; "" if there is none.
 
     >>> moment(1_700_000_000)
     '2023-11-14 22:13 UTC'
@@ -162,28 +142,23 @@ def moment(seconds: object) -> str:
 
 def _algorithm(run: RunFolder) -> Table:
     algorithm = table(run.about.get("algorithm"))
-    parts = algorithm.get("parts")
-    if not isinstance(parts, list) or not parts:
+    parts = tables_in(algorithm.get("parts"))
+    if not parts:
         return _settings(table(run.recipe.get("algorithm")))
+    heads = (("objective", "It maximises "), ("paper", "Source: "), ("watch", "Watch: "))
     names = ("slot", "kind", "value", "equation")
-    rows = tuple(tuple(_words(table(part).get(name)) for name in names) for part in parts)
+    rows = tuple(tuple(_words(part.get(name)) for name in names) for part in parts)
     places = [i for i, _ in enumerate(names) if any(row[i] for row in rows)]
     return Table(
         f"The algorithm: {_words(algorithm.get('name'))}",
         tuple(("part", "kind", "settings", "equation")[i] for i in places),
         tuple(tuple(row[i] for i in places) for row in rows),
-        _about_algorithm(algorithm),
+        " ".join(f"{head}{_words(algorithm[key]).rstrip('.')}." for key, head in heads if _words(algorithm.get(key))),
     )
 
 
-def _about_algorithm(algorithm: Mapping[str, Any]) -> str:
-    """Objective, source and what to watch, in a sentence each."""
-    heads = (("objective", "It maximises "), ("paper", "Source: "), ("watch", "Watch: "))
-    return " ".join(f"{head}{_words(algorithm[key]).rstrip('.')}." for key, head in heads if _words(algorithm.get(key)))
-
-
 def _settings(algorithm: Mapping[str, Any]) -> Table:
-    """The parts as the recipe names them, where their equations are not written down."""
+    """List the parts as the recipe names them, if their equations are not written down."""
     rows = tuple(
         (slot, _words(table.get("kind")), ", ".join(f"{k} = {_words(v)}" for k, v in table.items() if k != "kind"))
         for slot, table in algorithm.items()
@@ -194,7 +169,7 @@ def _settings(algorithm: Mapping[str, Any]) -> Table:
 
 
 def _words(value: object) -> str:
-    """A value as a recipe would write it, without quotes."""
+    """Write a value as a recipe does, without quotes."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

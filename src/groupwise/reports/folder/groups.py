@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from groupwise.reports.folder.columns import short
-from groupwise.reports.folder.lines import count_of, number, parsed, table
+from groupwise.reports.folder.lines import count_of, number, parsed, table, tables
 from groupwise.reports.folder.scan import RIGHT, kind_of, kind_of_rewards
 from groupwise.reports.records import Number, RolloutGroup, RolloutRow
 
@@ -19,14 +19,14 @@ _OF_THE_ROW = frozenset({"update", "weight"})
 
 
 def group_of(lines: Sequence[bytes], odd: Counter[str]) -> RolloutGroup | None:
-    """A group from its lines; None where one of them cannot be read, because the others mean little without it."""
-    tables = [_table_of(line) for line in lines]
-    rows = [row_of(row, odd) for row in tables]
+    """Read a group from its lines; None if one of them cannot be read, because the others mean little without it."""
+    read = [_table_of(line) for line in lines]
+    rows = [row_of(row, odd) for row in read]
     good = [row for row in rows if row is not None]
     if not good or len(good) < len(rows):
         odd["row"] += len(rows) - len(good)
         return None
-    first = tables[0]
+    first = read[0]
     scores = [row.score for row in good if row.score is not None]
     return RolloutGroup(
         step=count_of(first.get("step")) or 0,
@@ -45,12 +45,13 @@ def group_of(lines: Sequence[bytes], odd: Counter[str]) -> RolloutGroup | None:
 
 
 def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
-    """A completion; None where it has no text. A number that is missing, or none, is a gap."""
+    """Read a completion; None if it has no text. A number that is missing, or none, is a gap."""
     text = row.get("completion")
     if not isinstance(text, str) or not isinstance(row.get("prompt"), str):
         return None
     pieces = _pieces(row.get("pieces"))
-    answers = _answers(row.get("spans"))
+    spans = tables(row.get("spans"))
+    answers = _answers(spans)
     columns = _without(_columns(row, len(pieces), odd), answers) if pieces else {}
     shown, columns = _shown(pieces, columns)
     return RolloutRow(
@@ -62,8 +63,8 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
         stop=_text(row.get("stop")),
         tokens=count_of(row.get("tokens")) or len(pieces),
         version=count_of(row.get("version")) or 0,
-        spans=_spans(row.get("spans")),
-        turns=[_turn(table(turn)) for turn in _list(row.get("turns"))],
+        spans=_spans(spans),
+        turns=[_turn(turn) for turn in tables(row.get("turns"))],
         ended=_text(row.get("ended")),
         answers=answers,
         parts={name: short(number(value)) for name, value in table(row.get("parts")).items()},
@@ -76,27 +77,21 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
     )
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _spans(spans: Sequence[Mapping[str, Any]]) -> list[dict[str, Number]]:
+    """Tell which version sampled which tokens, if several did."""
+    own = [span for span in spans if span.get("own") is not False]
+    several = len({str(span.get("version")) for span in own}) > 1
+    return [{name: count_of(span.get(name)) for name in ("start", "stop", "version")} for span in own if several]
 
 
-def _spans(value: object) -> list[dict[str, Number]]:
-    """Which version sampled which tokens, where several did; of an odd one nothing is shown."""
-    spans = [table(span) for span in _list(value) if table(span).get("own") is not False]
-    several = len({str(span.get("version")) for span in spans}) > 1
-    return [{name: count_of(span.get(name)) for name in ("start", "stop", "version")} for span in spans if several]
-
-
-def _answers(value: object) -> list[tuple[int, int]]:
-    """The stretches of tokens that an environment wrote."""
-    edges = [
-        (count_of(s.get("start")), count_of(s.get("stop"))) for s in map(table, _list(value)) if s.get("own") is False
-    ]
+def _answers(spans: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Find the stretches of tokens that an environment wrote."""
+    edges = [(count_of(span.get("start")), count_of(span.get("stop"))) for span in spans if span.get("own") is False]
     return [(start, stop) for start, stop in edges if start is not None and stop is not None]
 
 
 def _without(columns: dict[str, list[Number]], stretches: Sequence[tuple[int, int]]) -> dict[str, list[Number]]:
-    """The columns with gaps in these stretches: nothing is known there, for the policy did not sample it."""
+    """Leave gaps in these stretches of the columns: the policy did not sample them."""
     gaps = {index for start, stop in stretches for index in range(start, stop)}
     if not gaps:
         return columns
@@ -104,14 +99,14 @@ def _without(columns: dict[str, list[Number]], stretches: Sequence[tuple[int, in
 
 
 def _turn(turn: Mapping[str, Any]) -> dict[str, Number | str]:
-    """What a turn of an episode brought."""
+    """Read what a turn of an episode brought."""
     numbers = {name: short(number(turn.get(name))) for name in ("reward", "advantage")}
     texts = {name: _text(turn.get(name)) for name in ("state", "fault")}
-    return {**numbers, **texts, "calls": ", ".join(_call(table(call)) for call in _list(turn.get("calls")))}
+    return {**numbers, **texts, "calls": ", ".join(map(_call, tables(turn.get("calls"))))}
 
 
 def _call(call: Mapping[str, Any]) -> str:
-    """A call of a tool, and why it failed where it did."""
+    """Name the tool of a call, and why the call failed if it did."""
     tool, failure = _text(call.get("tool")) or "no tool", _text(call.get("failure"))
     return f"{tool} ({failure})" if failure else tool
 
@@ -124,7 +119,7 @@ def _table_of(line: bytes) -> dict[str, Any]:
 
 
 def _columns(row: Mapping[str, Any], tokens: int, odd: Counter[str]) -> dict[str, list[Number]]:
-    """What is written per token, and by the last update that trained the row; a number stands for all tokens."""
+    """Read the columns per token, those of the row's last update included; a number stands for all tokens."""
     values = {**table(row.get("per_token")), **_last_update(row.get("updates"))}
     listed = {name: _listed(value, tokens) for name, value in values.items()}
     odd["column"] += sum(column is None for column in listed.values())
@@ -135,7 +130,7 @@ def _columns(row: Mapping[str, Any], tokens: int, odd: Counter[str]) -> dict[str
 
 
 def _difference(live: Sequence[Number], old: Sequence[Number]) -> list[Number]:
-    """live - old in float32, as the run computed what it did not write; all gaps where a number is missing."""
+    """Compute live - old in float32, as the run did without writing it; all gaps if a number is missing."""
     first, second = ([value for value in column if value is not None] for column in (live, old))
     if len(first) != len(live) or len(second) != len(old):
         return [None] * len(live)
@@ -143,20 +138,19 @@ def _difference(live: Sequence[Number], old: Sequence[Number]) -> list[Number]:
 
 
 def _last_update(updates: object) -> dict[str, Any]:
-    tables = [table(update) for update in updates] if isinstance(updates, list) else []
-    last = max(tables, key=lambda update: count_of(update.get("update")) or 0, default={})
+    last = max(tables(updates), key=lambda update: count_of(update.get("update")) or 0, default={})
     return {name: value for name, value in last.items() if name not in _OF_THE_ROW}
 
 
 def _listed(value: object, tokens: int) -> list[Number] | None:
-    """A column as long as the tokens; None where it is not."""
+    """Make a column as long as the tokens; None if it is not."""
     if isinstance(value, list):
         return [number(one) for one in value] if len(value) == tokens else None
     return None if isinstance(value, (str, dict)) else [number(value)] * tokens
 
 
 def _shown(pieces: list[str], columns: dict[str, list[Number]]) -> tuple[list[str], dict[str, list[Number]]]:
-    """The tokens that fit in the longest text, and a last one that says how many do not."""
+    """Keep the tokens that fit in the longest text, and a last one that says how many do not."""
     fit = sum(length <= LONGEST_TEXT for length in accumulate(map(len, pieces)))
     if fit == len(pieces):
         return pieces, columns
@@ -165,7 +159,7 @@ def _shown(pieces: list[str], columns: dict[str, list[Number]]) -> tuple[list[st
 
 
 def _logged(value: object, odd: Counter[str]) -> Number | str:
-    """A number as it is, and anything else as text."""
+    """Take a number as it is, and anything else as text."""
     return short(number(value)) if value is None or number(value) is not None else _cut(_text(value), odd)
 
 
@@ -181,5 +175,5 @@ def _pieces(value: object) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """A text as it is, nothing for nothing, and its words for anything else: an answer may be a number."""
+    """Take a text as it is, nothing for nothing, and anything else in its words: an answer may be a number."""
     return "" if value is None else value if isinstance(value, str) else str(value)

@@ -14,7 +14,7 @@ from groupwise.reports.folder.lines import Row, count_of, number, table
 
 
 def with_problems(evaluations: Sequence[Row], heldout: Iterable[Row]) -> None:
-    """Gives the rows of evaluations what heldout_problems.jsonl has of their step, as `by_problem`."""
+    """Give the rows of evaluations what heldout_problems.jsonl has of their step, as `by_problem`."""
     of_step = {row["step"]: table(row.get("by_problem")) for row in heldout}
     for row in evaluations:
         values = of_step.get(row["step"], {})
@@ -22,7 +22,7 @@ def with_problems(evaluations: Sequence[Row], heldout: Iterable[Row]) -> None:
 
 
 def change_of(before: Mapping[str, Any], after: Mapping[str, Any], what: Measured) -> Change:
-    """From one evaluation to another: paired over their problems; of an old run as if these were others."""
+    """Compare two evaluations: paired over their problems, or unpaired if a run did not write these down."""
     first, second = (table(evaluation.get("by_problem")) for evaluation in (before, after))
     if first and second:
         return change(first, second, SHARE if what is PASS_RATE else None)

@@ -1,7 +1,6 @@
 """A run folder, read as it is: finished, going on, killed in the middle of a line, old, moved, or damaged."""
 
 import fcntl
-import os
 import re
 import shlex
 import tomllib
@@ -9,14 +8,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import open_regular
 from groupwise.core.files.jsonl import shallow
 from groupwise.health.symptoms.base import is_number
 from groupwise.reports.folder.heldout import with_problems
-from groupwise.reports.folder.lines import ByStep, Row, all_rows, count_of, number, oddities, parsed
+from groupwise.reports.folder.lines import Row, all_rows, by_step, count_of, number, oddities, parsed
 from groupwise.reports.records import Status
 
 #: The files of a run, as its journal names them.
@@ -30,8 +29,6 @@ WHAT = "a run folder is what groupwise train makes: runs/NAME, with recipe.toml 
 TABLES = ("evaluation", "checks", "seconds")
 
 _ERROR = re.compile(r"error: (?:step (\d{1,15}): )?")
-#: The last line of a log is looked for in this many bytes.
-_LOG_END = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -56,39 +53,24 @@ class RunFolder:
     step_rows: list[Row]
     evaluation_rows: list[Row]
     machine_rows: list[Row]
-    log_lines: list[str]
     notes: tuple[str, ...]
     status: Status
 
 
-class Signs(NamedTuple):
-    """How a run stands, by its files.
-
-    held     a process is writing it
-    summary  what it wrote when it ended, or None
-    error    the last line of its log where that is an error, without "error: "
-    at       the step that the error names, or None
-    """
-
-    held: bool
-    summary: dict[str, Any] | None
-    error: str
-    at: int | None
-
-
 def read(folder: Path) -> RunFolder:
-    """A run as it is at this moment. Raises UsageError where the folder is none of a run."""
+    """Read a run as it is at this moment. Raises UsageError if the folder is none of a run."""
     folder = Path(folder)
     _require_run(folder)
     notes: list[str] = []
     text = _text(folder / RECIPE, notes) or ""
     recipe = _recipe(text, notes)
+    # How the run is comes before what it wrote: a run that ends meanwhile is shown as going on, with all its rows.
+    held = is_held(folder / LOCK)
     about, summary = _object(folder / ABOUT, notes), _object(folder / SUMMARY, notes)
-    # Before the rows: a run that ends between the two is then shown as going on, with all its rows.
-    seen = signs(folder)
-    steps, evaluations = _rows_of_steps(folder / METRICS, seen.held, notes)
-    with_problems(evaluations, _rows_of_steps(folder / PROBLEMS, seen.held, notes)[0])
-    last = last_step(steps, evaluations)
+    log = (_text(folder / LOG, notes) or "").rstrip().splitlines()
+    steps, evaluations = _rows_of_steps(folder / METRICS, held, notes)
+    with_problems(evaluations, _rows_of_steps(folder / PROBLEMS, held, notes)[0])
+    last = max((rows[-1]["step"] for rows in (steps, evaluations) if rows), default=None)
     _missing(folder, summary is not None or last is not None, notes)
     return RunFolder(
         folder=folder,
@@ -99,25 +81,14 @@ def read(folder: Path) -> RunFolder:
         summary=summary,
         step_rows=steps,
         evaluation_rows=evaluations,
-        machine_rows=_rows_of_steps(folder / MACHINE, seen.held, notes)[0],
-        log_lines=(_text(folder / LOG, notes) or "").splitlines(),
+        machine_rows=_rows_of_steps(folder / MACHINE, held, notes)[0],
         notes=tuple(notes),
-        status=status(folder, seen, recipe, last),
+        status=_status(folder, held, summary, count_of(recipe.get("steps")), last, "".join(log[-1:])),
     )
 
 
-def signs(folder: Path) -> Signs:
-    """What tells whether a run goes on, and how it ended; cheap enough to ask again and again."""
-    held = is_held(folder / LOCK)
-    last = _last_line(folder / LOG)
-    match = _ERROR.match(last)
-    error = last.removeprefix("error: ") if match else ""
-    at = int(match[1]) if match and match[1] else None
-    return Signs(held, _object(folder / SUMMARY, []), error, at)
-
-
 def is_held(lock: Path) -> bool:
-    """Whether a process is writing the run. The lock is shared and given back at once: the run must not notice."""
+    """Tell whether a process is writing the run. The lock is shared and given back at once: the run must not notice."""
     try:
         with open_regular(lock) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -128,18 +99,25 @@ def is_held(lock: Path) -> bool:
     return False
 
 
-def status(folder: Path, seen: Signs, recipe: Mapping[str, Any], last: int | None) -> Status:
-    """finished, going, failed, stopped or empty. `last` is the newest step with a row, None without any."""
-    of = count_of(recipe.get("steps"))
-    if seen.summary is not None and (count_of(seen.summary.get("steps")) or 0) >= (of or 0):
-        return Status("finished", _finished(seen.summary))
-    where = f"step {last:,}" + (f" of {of:,}" if of else "") if last else ""
-    if seen.held:
+def _status(
+    folder: Path, held: bool, summary: Mapping[str, Any] | None, steps: int | None, last: int | None, log: str
+) -> Status:
+    """Tell finished, going, failed, stopped or empty.
+
+    steps  how many the recipe asks for
+    last   the newest step with a row; None without any
+    log    the last line of log.txt
+    """
+    if summary is not None and (count_of(summary.get("steps")) or 0) >= (steps or 0):
+        return Status("finished", _finished(summary))
+    where = f"step {last:,}" + (f" of {steps:,}" if steps else "") if last else ""
+    if held:
         return Status("going", f"going on: {where} is done" if where else "going on: no step is done yet")
     resume = f"go on with: groupwise train --resume {shlex.quote(str(folder))}"
     after = f"after {where}" if where else "before its first step was done"
-    if seen.error and (seen.at is None or last is None or last < seen.at):
-        return Status("failed", f"failed {after}: {seen.error.rstrip('.')}; {resume}")
+    error = _ERROR.match(log)
+    if error and (error[1] is None or last is None or last < int(error[1])):
+        return Status("failed", f"failed {after}: {log.removeprefix('error: ').rstrip('.')}; {resume}")
     if last is None:
         return Status("empty", f"nothing was logged yet, and no process is writing the run; {resume}")
     return Status("stopped", f"stopped {after}, and no process is writing the run; {resume}")
@@ -151,7 +129,7 @@ def _finished(summary: Mapping[str, Any]) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """A time as a person says it.
+    """Write a time as a person says it.
 
     >>> in_words(73.8), in_words(200), in_words(4000)
     ('74 s', '3 min 20 s', '1 h 6 min')
@@ -182,38 +160,33 @@ def _is_run(folder: Path) -> bool:
 
 
 def _rows_of_steps(path: Path, held: bool, notes: list[str]) -> tuple[list[Row], list[Row]]:
-    """The rows of steps, and those of evaluations, which have steps of their own."""
+    """Read the rows of steps, and those of evaluations, which have steps of their own."""
     odd: Counter[str] = Counter()
     rows, error = all_rows(path, odd)
-    steps, evaluations = ByStep(), ByStep()
-    for row in rows:
-        place(row, steps, evaluations, odd)
+    sound = [each for row in rows if (each := _sound(row, odd)) is not None]
+    steps = by_step((row for row in sound if "evaluation" not in row), odd)
+    evaluations = by_step((row for row in sound if "evaluation" in row), odd)
     if held:
         del odd["cut"]  # it is being written at this moment
     notes += oddities(path.name, odd) + ([f"{path.name} cannot be read: {error}"] if error else [])
-    return steps.rows, evaluations.rows
+    return steps, evaluations
 
 
-def place(row: Row, steps: ByStep, evaluations: ByStep, odd: Counter[str]) -> None:
-    """A row of metrics.jsonl to where it belongs; what is in it of another kind than a run writes is taken out."""
-    evaluated = "evaluation" in row
+def _sound(row: Row, odd: Counter[str]) -> Row | None:
+    """Take from a row what a run does not write there; None if its evaluation is no table."""
     wrong = [key for key in TABLES if key in row and not isinstance(row[key], dict)]
     odd["no table"] += bool(wrong)
-    if "evaluation" not in wrong:
-        sound = _numbers_and_tables({key: value for key, value in row.items() if key not in wrong})
-        if evaluated:
-            sound["evaluation"] = _numbers_and_tables(sound["evaluation"])
-        (evaluations if evaluated else steps).add(sound, odd)
+    if "evaluation" in wrong:
+        return None
+    sound = _numbers_and_tables({key: value for key, value in row.items() if key not in wrong})
+    if "evaluation" in sound:
+        sound["evaluation"] = _numbers_and_tables(sound["evaluation"])
+    return sound
 
 
 def _numbers_and_tables(row: Row) -> Row:
-    """The row without texts, lists and what cannot be measured: no run writes them there."""
+    """Take texts, lists and what cannot be measured from a row: no run writes them there."""
     return {k: v for k, v in row.items() if v is None or k == "step" or isinstance(v, dict) or is_number(v)}
-
-
-def last_step(*kinds: list[Row]) -> int | None:
-    """The newest step that has a row of any kind."""
-    return max((rows[-1]["step"] for rows in kinds if rows), default=None)
 
 
 def _missing(folder: Path, ran: bool, notes: list[str]) -> None:
@@ -224,17 +197,6 @@ def _missing(folder: Path, ran: bool, notes: list[str]) -> None:
         notes.append(f"{METRICS} is missing: there is nothing to draw")
     if ran and not rollouts:
         notes.append(f"{ROLLOUTS} is missing: there are no completions to show")
-
-
-def _last_line(path: Path) -> str:
-    """The last line with words in it, "" without any; of a long log its end alone is read."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
-            lines = file.read().decode("utf-8", errors="replace").rstrip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1] if lines else ""
 
 
 def _text(path: Path, notes: list[str]) -> str | None:
@@ -257,7 +219,7 @@ def _recipe(text: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _object(path: Path, notes: list[str]) -> dict[str, Any] | None:
-    """A file with one JSON object."""
+    """Read a file with one JSON object."""
     text = _text(path, notes)
     if text is None:
         return None

@@ -3,7 +3,6 @@
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -34,17 +33,16 @@ _FIRST = ("mixed", DIFFER, "all right", "all wrong", EQUAL, "dropped", "fault", 
 
 
 def sample(
-    path: Path, bytes_budget: int = 4_000_000, most_groups: int = MOST_GROUPS, last: int | None = None
+    path: Path, bytes_budget: int = 4_000_000, most_groups: int = MOST_GROUPS, last: int | None = None, start: int = 0
 ) -> tuple[Rollouts, int]:
-    """Whole groups of a rollouts.jsonl that take at most `bytes_budget` bytes of a page; the same ones every time.
+    """Choose whole groups of a rollouts.jsonl, at most `bytes_budget` bytes of a page; the same ones every time.
 
     Steps are spread evenly over the run up to step `last`, the first and the last among them; of each, first a group of
-    every kind. With it the byte that the file was read up to: where a Tail takes over.
+    every kind. The file is read from the byte `start` up to the byte that is returned: the next `start`.
     """
     try:
         with open_regular(path) as file:
-            scanned = scan(file)
-            scanned = scanned if last is None else scanned.until(last)
+            scanned = scan(file, start).until(last)
             return _sample(file, scanned, bytes_budget, most_groups), scanned.end
     except FileNotFoundError:
         return Rollouts("no rollouts were written", []), 0
@@ -53,8 +51,8 @@ def sample(
 
 
 def with_heldout(rollouts: Rollouts, path: Path) -> Rollouts:
-    """The sample of a run's rollouts with one of its evaluations' completions, a heldout.jsonl, where it has any; of
-    groups that train so many fewer that the browser holds all.
+    """Add a sample of a heldout.jsonl, the completions of the run's evaluations, to one of its rollouts, of which so
+    many are left out that the browser holds all.
     """
     held, _ = sample(path, HELDOUT_BYTES, HELDOUT_GROUPS)
     if not held.groups:
@@ -66,15 +64,8 @@ def with_heldout(rollouts: Rollouts, path: Path) -> Rollouts:
     return Rollouts(f"{rollouts.words}; of evaluations {held.words}", [*kept, *held.groups])
 
 
-def fresh(lines: Sequence[bytes], bytes_budget: int = 200_000, most_groups: int = 40) -> Rollouts:
-    """A sample of lines that were appended since the last time, as Tail.take_lines gives them."""
-    file = BytesIO(b"".join(line + b"\n" for line in lines))
-    scanned = scan(file)
-    return _sample(file, scanned, bytes_budget, most_groups)
-
-
 def spread(count: int) -> list[int]:
-    """0 .. count - 1 in an order of which every beginning is spread over the whole.
+    """Order 0 .. count - 1 so that every beginning of the order is spread over the whole.
 
     >>> spread(6)
     [0, 5, 2, 1, 3, 4]
@@ -90,7 +81,7 @@ def spread(count: int) -> list[int]:
 
 
 def points(groups: Sequence[RolloutGroup]) -> dict[str, Curves]:
-    """What the plots of points draw, by plot: "value-return" per trained token, "learned-score" per completion.
+    """Find what the plots of points draw, by plot: "value-return" per trained token, "learned-score" per completion.
 
     The newest 2,000 of each; a plot without any point is left out.
     """
@@ -127,7 +118,7 @@ def _sample(file: IO[bytes], scanned: Scan, budget: int, most_groups: int) -> Ro
 
 
 def _step_count(scanned: Scan, budget: int, most_groups: int) -> int:
-    """Of how many steps: as many as leave room for a few groups of each."""
+    """Choose the number of steps: as many as leave room for a few groups of each."""
     rows, size = scanned.rows, sum(span.end - span.start for span in scanned.spans.values())
     groups = sum(span.groups for span in scanned.spans.values())
     if not rows:
@@ -137,7 +128,7 @@ def _step_count(scanned: Scan, budget: int, most_groups: int) -> int:
 
 
 def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[Place]:
-    """Groups in the order in which they are wanted: of each step one of every kind, then one more at a time."""
+    """Find groups in the order in which they are wanted: of each step one of every kind, then one more at a time."""
     steps = sorted(scanned.spans)
     chosen = [steps[i] for i in spaced(len(steps), count)]
     rest: list[list[Place]] = []
@@ -166,7 +157,7 @@ def _lines(file: IO[bytes], place: Place) -> list[bytes]:
 
 
 def _fitted(group: RolloutGroup, most: int, odd: Counter[str]) -> RolloutGroup:
-    """The group in `most` bytes, where leaving out columns per token can do that, from its last completions on."""
+    """Fit the group in `most` bytes, if leaving out columns per token can do that, from its last completions on."""
     sizes = [len(orjson.dumps(row)) for row in group.completions]
     if sum(sizes) <= most:
         return group
@@ -183,7 +174,7 @@ def _fitted(group: RolloutGroup, most: int, odd: Counter[str]) -> RolloutGroup:
 
 
 def _words(scanned: Scan, chosen: Sequence[RolloutGroup], odd: Mapping[str, int]) -> str:
-    """How many of how many are shown, and what was left out."""
+    """Tell how many of how many are shown, and what was left out."""
     shown = sum(len(group.completions) for group in chosen)
     steps = len({group.step for group in chosen})
     words = [

@@ -48,8 +48,10 @@ class Scan:
     def rows(self) -> int:
         return sum(span.rows for span in self.spans.values())
 
-    def until(self, last: int) -> Scan:
-        """The file up to where the steps after `last` begin."""
+    def until(self, last: int | None) -> Scan:
+        """Leave out the steps after `last`; none for None."""
+        if last is None:
+            return self
         later = [span.start for step, span in self.spans.items() if step > last]
         spans = {step: span for step, span in self.spans.items() if step <= last}
         return replace(self, spans=spans, end=min([self.end, *later]))
@@ -78,12 +80,12 @@ class Place:
 
     @property
     def kind(self) -> str:
-        """By its rewards where it is measured by them, else by what is right."""
+        """The kind by the group's rewards if it is measured by them, else by what is right."""
         return kind_of_rewards(self.measured) if self.measured else kind_of(self.right, self.scored)
 
 
 def kind_of_rewards(measured: Sequence[float | None]) -> str:
-    """rewards differ | rewards equal | unscored, over a group's completions that have a reward.
+    """Tell rewards differ | rewards equal | unscored, over a group's completions that have a reward.
 
     >>> kind_of_rewards([0.5, 0.7, None]), kind_of_rewards([None])
     ('rewards differ', 'unscored')
@@ -95,7 +97,7 @@ def kind_of_rewards(measured: Sequence[float | None]) -> str:
 
 
 def kind_of(right: int, scored: int) -> str:
-    """mixed | all right | all wrong | unscored, over a group's completions that have a score.
+    """Tell mixed | all right | all wrong | unscored, over a group's completions that have a score.
 
     >>> kind_of(right=1, scored=4)
     'mixed'
@@ -105,9 +107,10 @@ def kind_of(right: int, scored: int) -> str:
     return "all wrong" if not right else "all right" if right == scored else "mixed"
 
 
-def scan(file: IO[bytes]) -> Scan:
-    """One pass over every line, in memory that grows with the number of steps only."""
-    scanned, at = Scan(), 0
+def scan(file: IO[bytes], start: int = 0) -> Scan:
+    """Find the steps from the byte `start` on: one pass over the lines, in memory that grows with the steps alone."""
+    file.seek(start)
+    scanned, at = Scan(end=start), start
     span, group, size = Span(-1, 0, 0), -1, 0
     for line in file:
         begin = _BEGIN.match(line)
@@ -129,7 +132,7 @@ def scan(file: IO[bytes]) -> Scan:
 
 
 def places(file: IO[bytes], span: Span, usual: int) -> list[Place]:
-    """The whole groups of a step, in their order.
+    """Find the whole groups of a step, in their order.
 
     At an end of the step, or beside a damaged line, a group with fewer rows than usual was cut.
     """
@@ -162,15 +165,10 @@ def _count(place: Place, line: bytes) -> None:
     score = _SCORE.search(line)
     if score:
         place.scored += 1
-        place.right += _is_right(score[1])
+        place.right += (_number(score[1]) or 0.0) >= RIGHT
     if measured := _MEASURED.search(line):
         place.measured.append(_number(measured[1]))
     place.faulty = place.faulty or _FAULT in line
-
-
-def _is_right(text: bytes) -> bool:
-    value = _number(text)
-    return value is not None and value >= RIGHT
 
 
 def _number(text: bytes) -> float | None:

@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import re
 import signal
-import socket
 import socketserver
 import sys
 import threading
@@ -19,7 +18,7 @@ from urllib.parse import parse_qs
 
 from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.reports.page.page import as_json
-from groupwise.reports.records import Fresh, Live, Page
+from groupwise.reports.records import Live, Page
 
 HOST = "127.0.0.1"
 
@@ -45,13 +44,13 @@ HEADERS = {
 class Source(Protocol):
     """What is watched; one call at a time. A folder that is gone raises GroupwiseError or OSError: the page shows it.
 
-    fresh answers with the rows after step `step`, evaluations after step `evaluation`, groups after step `rollout`; -1
-    is "none yet". It costs what is new, however long the run is.
+    page   the page as it is now
+    fresh  the same, with the groups of steps after step `rollout` alone; -1 is "none yet"
     """
 
     def page(self) -> Page: ...
 
-    def fresh(self, step: int, evaluation: int, rollout: int) -> Fresh: ...
+    def fresh(self, rollout: int) -> Page: ...
 
 
 def watch(
@@ -65,7 +64,7 @@ def watch(
 ) -> None:
     """Serve the page on 127.0.0.1 until `stop` is set, Ctrl-C or SIGTERM; `ready` gets the address.
 
-    Port 0 is any free one. Raises UsageError where the port is taken or not allowed.
+    Port 0 is any free one. Raises UsageError if the port is taken or not allowed.
     """
     stopped = stop or threading.Event()
     with _listen(port, Desk(source, html, seconds)) as server, _signals() as signals:
@@ -111,55 +110,35 @@ class Desk:
 
     def _fresh(self, query: str) -> Reply:
         try:
-            have = cursor(query)
+            rollout = int(parse_qs(query, keep_blank_values=True).get("rollout", ["-1"])[-1])
         except ValueError:
-            return line(400, "fresh?step=K&evaluation=M&rollout=J: each a whole number, -1 for none yet")
-        body = as_json(self.source.fresh(**have))
+            return line(400, "fresh?rollout=J: a whole number, the last step whose groups are known, or -1")
+        body = as_json(self.source.fresh(rollout))
         return Reply(200, "application/json", body, f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
     allow_reuse_port = False  # else a second server would take the port without a word
     timeout = 0.2  # of handle_request: how soon a stop is noticed
 
     def __init__(self, port: int, desk: Desk) -> None:
         self.desk = desk
-        self._connections: set[socket.socket] = set()
         super().__init__((HOST, port), _Handler)
 
     def server_bind(self) -> None:
-        """Without looking its own name up, which takes seconds where there is no name server."""
+        """Bind without looking the server's own name up, which takes seconds if there is no name server."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = HOST, self.server_address[1]
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._connections.discard(request)
-        super().shutdown_request(request)
-
-    def server_close(self) -> None:
-        """Also the connections that browsers keep open, or their threads would wait for a next request."""
-        super().server_close()
-        for connection in tuple(self._connections):
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the other side was faster
-                continue
-
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that left in the middle is no error."""
+        """Pass over a browser that left in the middle."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+    """Answers one request a connection, as HTTP/1.0 does: nothing is left open when the server ends."""
+
     timeout = 60
     server: _Server  # type: ignore[assignment]
 
@@ -171,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(self.server.desk.reply(self.path))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What could not be read as a request, and other methods than GET."""
+        """Answer what could not be read as a request, and other methods than GET."""
         self.request_version = self.protocol_version  # else what was no request is answered without a head
         method = code == 501
         self._send(line(405 if method else code, "only GET is answered here" if method else message or "refused"))
@@ -180,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         # What was refused may have been no request: it has no headers, or still those of the one before.
         headers = self.headers if reply.code == 200 else {}
         unchanged = bool(reply.tag) and headers.get("If-None-Match") == reply.tag
-        packed = not unchanged and len(reply.body) > WORTH_PACKING and takes_gzip(headers.get("Accept-Encoding"))
+        packed = not unchanged and len(reply.body) > WORTH_PACKING and "gzip" in headers.get("Accept-Encoding", "")
         body = b"" if unchanged else gzip.compress(reply.body, 1) if packed else reply.body
         self.send_response(304 if unchanged else reply.code)
         fields = {**HEADERS, "Vary": "Accept-Encoding"}
@@ -189,8 +168,6 @@ class _Handler(BaseHTTPRequestHandler):
         fields |= {"Content-Encoding": "gzip"} if packed else {}
         fields |= {"ETag": reply.tag} if reply.tag else {}
         fields |= {"Allow": "GET"} if reply.code == 405 else {}
-        # What was refused may have a body that is not read: the connection cannot go on after it.
-        fields |= {"Connection": "close"} if reply.code >= 400 else {}
         for name, value in fields.items():
             self.send_header(name, value)
         self.end_headers()
@@ -201,35 +178,12 @@ class _Handler(BaseHTTPRequestHandler):
         return "groupwise"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The terminal is the user's."""
+        """Write nothing: the terminal is the user's."""
 
 
 def line(code: int, text: str) -> Reply:
-    """One line of text, whatever was in it."""
+    """Reply with one line of text, whatever was in it."""
     return Reply(code, "text/plain; charset=utf-8", (" ".join(text.split())[:1000] + "\n").encode("utf-8", "replace"))
-
-
-def cursor(query: str) -> dict[str, int]:
-    """What the browser has. Raises ValueError where it is no whole number.
-
-    >>> cursor("step=12&evaluation=10")
-    {'step': 12, 'evaluation': 10, 'rollout': -1}
-    """
-    values = parse_qs(query, keep_blank_values=True)
-    return {name: int(values.get(name, ["-1"])[-1]) for name in ("step", "evaluation", "rollout")}
-
-
-def takes_gzip(accepted: str | None) -> bool:
-    """Whether an Accept-Encoding header allows gzip.
-
-    >>> takes_gzip("deflate, gzip;q=0.8"), takes_gzip("gzip;q=0, br"), takes_gzip(None)
-    (True, False, False)
-    """
-    for offered in (accepted or "").lower().split(","):
-        name, _, weight = offered.partition(";")
-        if name.strip() in ("gzip", "*"):
-            return re.fullmatch(r"\s*q=0(\.0*)?\s*", weight) is None
-    return False
 
 
 def _listen(port: int, desk: Desk) -> _Server:
@@ -244,7 +198,7 @@ def _listen(port: int, desk: Desk) -> _Server:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """The list of Ctrl-C and SIGTERM that came. It is looked at; nothing is done inside a signal handler."""
+    """Collect Ctrl-C and SIGTERM in a list that is looked at; nothing is done inside a signal handler."""
     signals: list[int] = []
 
     def remember(number: int, frame: object) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from groupwise.core.numbers.change import FELL, UNTOLD
 from groupwise.health.checks import INVARIANTS, of_limit
-from groupwise.health.measure import PASS_RATE, Measured
+from groupwise.health.measure import CORRECTNESS, PASS_RATE, Measured
 from groupwise.health.symptoms.base import (
     BAD,
     GOOD,
@@ -19,10 +19,11 @@ from groupwise.health.symptoms.base import (
     is_number,
     many,
     numbers,
+    percent,
     short,
 )
+from groupwise.health.symptoms.signal import FEW_MIXED, dropped_share, what_ties_train
 from groupwise.reports.folder.heldout import change_of
-from groupwise.reports.page.silent_groups import groups_in_words
 from groupwise.reports.records import Answer, CheckLine, RolloutGroup
 
 Row = Mapping[str, Any]
@@ -62,15 +63,16 @@ class Known:
 
 
 def answers(known: Known) -> tuple[Answer, ...]:
-    """One answer to each of QUESTIONS, in their order, each of at most two sentences."""
+    """Answer each of QUESTIONS, in their order, in at most two sentences each."""
     makers = (learned, on_what, healthy, silent_groups, next_try)
     return tuple(Answer(question, *answer(known)) for question, answer in zip(QUESTIONS, makers, strict=True))
 
 
 def learned(known: Known) -> tuple[str, str]:
-    """Held out before and after: rose, fell, or cannot be told; (words, tone)."""
+    """Compare held out before and after: rose, fell, or cannot be told; (words, tone)."""
     what = known.history.measured
-    rows = [row for row in known.history.evaluations if _has(row.get("evaluation"), what)]
+    evaluated = [row for row in known.history.evaluations if isinstance(row.get("evaluation"), Mapping)]
+    rows = [row for row in evaluated if numbers(what.column, [row["evaluation"]])]
     if len(rows) < 2 or rows[-1].get("step") == rows[0].get("step"):
         return _not_measured(known, rows, what)
     first, last = rows[0], rows[-1]
@@ -93,7 +95,7 @@ def learned(known: Known) -> tuple[str, str]:
 
 
 def on_what(known: Known) -> tuple[str, str]:
-    """Task, policy, algorithm, batch, rewards; one example."""
+    """Name task, policy, algorithm, batch and rewards, and give an example."""
     h = known.history
     if not h.recipe:
         return "Not known: the folder has no recipe.toml.", WARN
@@ -119,7 +121,7 @@ def _s(count: object) -> str:
 
 
 def healthy(known: Known) -> tuple[str, str]:
-    """The checks first, then the worst findings."""
+    """Tell of the checks first, then of the worst findings."""
     if not known.history.rows:
         return "Not known yet: no step has been logged.", NEUTRAL
     checks = check_lines(known.history.rows)
@@ -133,7 +135,9 @@ def healthy(known: Known) -> tuple[str, str]:
         if worst:
             rest = sum(finding.tone in (WARN, BAD) for finding in known.findings) - 1
             more = f" ({rest} more below)" if rest else ""
-            return f"{start}{known.so_far}, though {checked}: {worst.name}{more}. {_first(worst.words)}", tone
+            sentence, point, _ = worst.words.partition(". ")
+            words = f"{start}{known.so_far}, though {checked}: {worst.name}{more}. {sentence}{'.' if point else ''}"
+            return words, tone
     past = [finding for finding in known.findings if _past(finding)]
     was = f" Earlier there was a warning: {past[0].name}." if past else ""
     words = f"Yes{known.so_far}: {checked}, and nothing in the metrics of {known.history.over} warns.{was}"
@@ -141,12 +145,35 @@ def healthy(known: Known) -> tuple[str, str]:
 
 
 def silent_groups(known: Known) -> tuple[str, str]:
-    """What became of the groups of the last steps, and why."""
-    return groups_in_words(known.history)
+    """Tell what became of the groups of the last steps, and why some do not train."""
+    h = known.history
+    shares = tuple(h.mean(f"groups_{kind}_share") for kind in ("mixed", "all_right", "all_wrong"))
+    by_reward = h.setting("algorithm.filter.metric", CORRECTNESS) != CORRECTNESS or not h.by_score
+    if (by_reward or None in shares) and h.mean("groups_signal_share") is not None:
+        return _groups_by_reward(h)
+    mixed, right, wrong = shares
+    if mixed is None or right is None or wrong is None:
+        return "Not known yet: no group has been logged.", NEUTRAL
+    if mixed + right + wrong == 0:
+        return "No right answer is known; every group with different scores trains.", NEUTRAL
+    shown = f"{percent(mixed)} mixed right and wrong, {percent(right)} were all right and {percent(wrong)} all wrong"
+    of = f"Of the groups generated in {h.over}, {shown}"
+    if h.drops:
+        return _dropped(h, of, "mixed")
+    if h.compares_within_group is None:
+        return f"{of}.", NEUTRAL
+    if not h.compares_within_group:
+        return f"{_all_train(h)} {of}.", NEUTRAL
+    if not h.tied_train_nothing:
+        return f"{of}. Other rewards or penalties than being right can still tell their completions apart.", NEUTRAL
+    return (
+        f"{of}{_of_ties(h, 'all are equally right')}.",
+        WARN if mixed < FEW_MIXED and not h.solved else NEUTRAL,
+    )
 
 
 def next_try(known: Known) -> tuple[str, str]:
-    """The advice of the worst findings, at most two; none that another one holds already."""
+    """Give the advice of the worst findings, at most two; none that another one holds already."""
     if not known.history.rows:
         return "Wait for the first steps, or look at log.txt.", NEUTRAL
     findings = [finding for finding in known.findings if finding.advice and not _past(finding)]
@@ -165,7 +192,7 @@ def next_try(known: Known) -> tuple[str, str]:
 
 
 def check_lines(steps: Sequence[Row]) -> tuple[CheckLine, ...]:
-    """Each check over all of the steps: failed if it failed once, passed if it was measured once."""
+    """Judge each check over all of the steps: failed if it failed once, passed if it was measured once."""
     by_name: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}
     for row in steps:
         for name, check in (row.get("checks") or {}).items():
@@ -175,7 +202,7 @@ def check_lines(steps: Sequence[Row]) -> tuple[CheckLine, ...]:
 
 
 def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> CheckLine:
-    """`checks` are (step, what metrics.jsonl has of the check); of one that no version here knows, no meaning."""
+    """Judge one check; `checks` are (step, what metrics.jsonl has of it)."""
     held, cause, unmeasured = "It held.", "It does not hold.", "It was not measured."
     for invariant in (each for each in INVARIANTS if each.name == name):
         held, cause, unmeasured = invariant.held, _sentence(invariant.cause), _sentence(invariant.unmeasured)
@@ -194,8 +221,47 @@ def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> C
     return CheckLine(name, "not measured", unmeasured, 0, None, None)
 
 
+def _groups_by_reward(h: History) -> tuple[str, str]:
+    """Tell of the groups of a run that compares their rewards."""
+    signal = h.mean("groups_signal_share") or 0.0
+    of = (
+        f"In {percent(signal)} of the groups generated in {h.over} rewards differ, in {percent(1 - signal)} they do not"
+    )
+    if h.drops:
+        return _dropped(h, of, "differing")
+    if not h.compares_within_group:
+        return (f"{of}." if h.compares_within_group is None else f"{_all_train(h)} {of}."), NEUTRAL
+    return f"{of}{_of_ties(h, 'all completions earn the same')}.", WARN if signal < FEW_MIXED else NEUTRAL
+
+
+def _all_train(h: History) -> str:
+    """Tell what trains if the algorithm does not compare within a group."""
+    name, silent = h.setting("algorithm.name", "this algorithm"), h.mean("zero_advantage_share")
+    if silent:
+        return f"{name} does not compare within a group, and {what_ties_train(h)}."
+    return f"All of them train: {name} does not compare within a group."
+
+
+def _of_ties(h: History, tied: str) -> str:
+    """Tell what tied groups train, behind a sentence on how many there are."""
+    words = what_ties_train(h)
+    return f": where {tied} {words}" if words.startswith(("their ", "only ")) else f"; {words}"
+
+
+def _dropped(h: History, of: str, kind: str) -> tuple[str, str]:
+    """Tell what a filter did to the groups without signal."""
+    cost = dropped_share(h, h.recent)
+    spent = "" if cost is None else f", which took {percent(cost)} of the generation"
+    filled = h.total("groups_fallback", h.recent)
+    fell = f" The budget ran out, so {filled:.0f} of them trained all the same." if filled else ""
+    return (
+        f"{of}: only {kind} ones train, and new prompts take the place of the others{spent}.{fell}",
+        WARN if filled else NEUTRAL,
+    )
+
+
 def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[str, str]:
-    """No second evaluation: what there is instead."""
+    """Tell what there is instead of a second evaluation."""
     held = f" Held out at the start: {what.words} {short(rows[0]['evaluation'][what.column])}." if rows else ""
     begun = f"Not measured{'' if known.finished else ' yet'}"
     if known.history.setting("evaluation.problems", 1) == 0:
@@ -210,13 +276,8 @@ def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[st
     return f"{begun}.{held}", NEUTRAL
 
 
-def _has(evaluation: object, what: Measured) -> bool:
-    """Whether an evaluation has a number of what is measured."""
-    return isinstance(evaluation, Mapping) and bool(numbers(what.column, [evaluation]))
-
-
 def _size(evaluation: Mapping[str, Any]) -> str:
-    """`64 problems x 2 samples`, as far as the evaluation says."""
+    """Write `64 problems x 2 samples`, as far as the evaluation says."""
     return " x ".join(many(n, thing) for thing in ("problem", "sample") for n in numbers(f"{thing}s", [evaluation]))
 
 
@@ -255,14 +316,8 @@ def _past(finding: Finding) -> bool:
     return finding.words.startswith("Earlier")
 
 
-def _first(text: str) -> str:
-    """The first sentence."""
-    head, point, _ = text.partition(". ")
-    return head + ("." if point else "")
-
-
 def _sentence(text: str) -> str:
-    """With a capital at its beginning, unless a recipe's key stands there."""
+    """Write a text with a capital at its beginning, unless a recipe's key stands there."""
     key = text.split(" ", 1)[0]
     begins_with_key = "." in key or "_" in key or " = " in text[: len(key) + 3]
     return f"{text if begins_with_key else text[:1].upper() + text[1:]}."

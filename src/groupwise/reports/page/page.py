@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 
 from groupwise.core.files.atomic import whole_file
-from groupwise.reports.records import Fresh, Page
+from groupwise.reports.records import Page
 
 #: In the order they load: each builds on those before it.
 SCRIPTS = (
@@ -46,13 +46,13 @@ ESCAPED = {
 
 
 def write(page: Page, path: Path) -> None:
-    """Writes the page to `path`; one that was there before is replaced in one move. Raises OSError."""
+    """Write the page to `path`; one that was there before is replaced in one move. Raises OSError."""
     with whole_file(path) as file:
         file.write(html(page).encode("utf-8", "replace"))
 
 
 def html(page: Page) -> str:
-    """The whole page as text."""
+    """Put the whole page together as text."""
     scripts = (plotly(), *map(_asset, SCRIPTS))
     parts = {
         "title": markup.escape(page.title),
@@ -65,7 +65,7 @@ def html(page: Page) -> str:
 
 
 def embedded(page: Page) -> str:
-    r"""The page's data as JSON that can stand inside a script element.
+    r"""Write the page's data as JSON that can stand inside a script element.
 
     >>> from groupwise.reports.records import Page
     >>> embedded(Page("</script>", "", (), (), ()))[:40]
@@ -78,7 +78,7 @@ def embedded(page: Page) -> str:
 
 
 def policy(scripts: Sequence[str], watched: bool) -> str:
-    """What the browser may do for this page: run exactly these scripts; ask the page's own server if it is watched.
+    """Tell the browser what it may do for this page: run these scripts alone; ask the page's own server if watched.
 
     >>> policy(["1"], watched=False)[:74]
     "default-src 'none'; script-src 'sha256-a4ayc/80/OGda4BO/1o/V0etpOqiLx1JwB5"
@@ -100,7 +100,7 @@ def policy(scripts: Sequence[str], watched: bool) -> str:
 
 @cache
 def plotly() -> str:
-    """Plotly's own script, as its package brings it."""
+    """Read plotly's own script from its package."""
     return _script(files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8"))
 
 
@@ -111,14 +111,14 @@ def _asset(name: str) -> str:
 
 
 def _script(text: str) -> str:
-    """A script as the browser will see it between the tags; refused where it would end there."""
+    """Write a script as the browser sees it between the tags. Raises ValueError if it would end there."""
     if re.search(r"</script|<!--", text, re.IGNORECASE):
         raise ValueError("a script holds </script or <!--, which would end it inside the page")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def as_json(content: Page | Fresh) -> bytes:
-    """What a page is drawn from, or what came after; a character that is none, as a file's name may hold, is a "?"."""
+def as_json(content: Page) -> bytes:
+    """Encode what a page is drawn from; half a character, as a file's name may hold it, becomes a "?"."""
     try:
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:  # half a surrogate pair, which no file of text can hold

@@ -13,8 +13,7 @@ from typing import Any
 
 from groupwise.reports.records import Mark, Number, Plot, Section, Series
 
-#: The names of columns, or the columns themselves: then one that holds no number counts as absent.
-Columns = Collection[str] | Mapping[str, Sequence[Number]]
+Columns = Mapping[str, Sequence[Number]]
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
@@ -43,13 +42,6 @@ NEEDED = {"reward-model": "learned_mean"}
 REPEATED = {"measured": "pass_rate", "sources-measured": "pass_rate", "signal": "groups_mixed_share"}
 
 
-def _catalog() -> Iterator[Plot]:
-    """The pictures as the file has them, in its order."""
-    text = files("groupwise.reports.page").joinpath("pictures.toml").read_text(encoding="utf-8")
-    for section, pictures in tomllib.loads(text).items():
-        yield from (_plot(section, id, **picture) for id, picture in pictures.items())
-
-
 def _plot(
     section: str,
     id: str,
@@ -59,7 +51,7 @@ def _plot(
     reach: Sequence[Number] = (),
     **rest: Any,
 ) -> Plot:
-    """A picture of the file; an upper end that is not there is open."""
+    """Make a picture of its entry in the file; an upper end that is not there is open."""
     (low, high), (least, most) = ((*ends, None, None)[:2] for ends in (limits, reach))
     dashes = iter(DASHES)
     drawn = [next(dashes) if "*" not in each.get("column", "*") else "solid" for each in series]
@@ -74,26 +66,34 @@ def _plot(
     )
 
 
-PLOTS = tuple(_catalog())
+_CATALOG = tomllib.loads(files("groupwise.reports.page").joinpath("pictures.toml").read_text(encoding="utf-8"))
+
+#: The pictures in the order of the file.
+PLOTS = tuple(
+    _plot(section, id, **picture) for section, pictures in _CATALOG.items() for id, picture in pictures.items()
+)
 
 
 def plots_for(step_columns: Columns, evaluation_columns: Columns, points: Collection[str]) -> tuple[Plot, ...]:
-    """The plots that these columns have numbers for, with every star filled in.
+    """Choose the plots that these columns have numbers for, with every star filled in.
 
     points   ids of the plots that have a table of points
 
-    >>> [plot.id for plot in plots_for(["pass_rate", "seconds.generate"], [], [])]
+    >>> [plot.id for plot in plots_for({"pass_rate": [0.5], "seconds.generate": [1]}, {}, [])]
     ['pass-rate', 'seconds']
-    >>> plots_for({"entropy_mean": [None, None]}, [], [])
+    >>> plots_for({"entropy_mean": [None, None]}, {}, [])
     ()
     """
-    tables: dict[str, Columns] = {"steps": _measured(step_columns), "evaluations": _measured(evaluation_columns)}
+    tables = {
+        name: {column: values for column, values in columns.items() if any(value is not None for value in values)}
+        for name, columns in (("steps", step_columns), ("evaluations", evaluation_columns))
+    }
     filled = (_filled(plot, tables, points) for plot in PLOTS)
     return tuple(plot for plot in filled if plot.series and not _silent(plot, tables))
 
 
 def static_columns() -> frozenset[str]:
-    """Every column of steps and evaluations that the catalog names, stars included.
+    """Name every column of steps and evaluations that the catalog has, stars included.
 
     >>> "entropy_mean" in static_columns(), "rewards.*.mean" in static_columns()
     (True, True)
@@ -104,7 +104,7 @@ def static_columns() -> frozenset[str]:
 
 @cache
 def limits(column: str) -> tuple[Number, Number]:
-    """Where the picture of a column ends, low and high; None where it is open.
+    """Tell the ends of a column's picture, low and high; None if it is open.
 
     >>> limits("pass_rate"), limits("sources.gcd.pass_rate"), limits("entropy_mean")
     ((0, 1), (0, 1), (None, None))
@@ -117,15 +117,8 @@ def _fits(column: str, pattern: str) -> bool:
     return column == pattern or ("*" in pattern and bool(_star(column, *pattern.split("*"))))
 
 
-def _measured(columns: Columns) -> Columns:
-    """Without those that hold no number."""
-    if not isinstance(columns, Mapping):
-        return columns
-    return {name: column for name, column in columns.items() if any(value is not None for value in column)}
-
-
 def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) -> Plot:
-    """The plot with the series that there are numbers for."""
+    """Give the plot the series that there are numbers for."""
     if plot.kind == "points":
         return plot if plot.id in points else replace(plot, series=())
     if (needed := NEEDED.get(plot.id)) and needed not in tables[plot.table]:
@@ -137,7 +130,7 @@ def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) 
 
 
 def _expanded(series: Series, columns: Columns) -> Iterator[Series]:
-    """One series per column that fits; none where there is none."""
+    """Make a series of each column that fits."""
     has_band = series.low in columns and series.high in columns
     if not series.column:
         yield from [series] if has_band else []
@@ -151,7 +144,7 @@ def _expanded(series: Series, columns: Columns) -> Iterator[Series]:
 
 
 def _star(column: str, before: str, after: str) -> str:
-    """What the star stood for, "" where the column does not fit.
+    """Find what the star stood for, "" if the column does not fit.
 
     >>> _star("sources.gsm8k.main.pass_rate", "sources.", ".pass_rate")
     'gsm8k.main'
@@ -161,12 +154,12 @@ def _star(column: str, before: str, after: str) -> str:
 
 
 def _place(name: str) -> int:
-    """Phases in the order of a step, what is left over last; anything else stays as it comes."""
+    """Sort phases in the order of a step, what is left over last; anything else stays as it comes."""
     return PHASES.index(name) if name in PHASES else len(PHASES) + (name == "other")
 
 
 def _distinct(series: Sequence[Series]) -> Iterator[Series]:
-    """No two lines of a plot with the same dash, as long as the dashes last."""
+    """Give no two lines of a plot the same dash, as long as the dashes last."""
     taken: list[str] = []
     for one in series:
         if not one.column:
@@ -178,8 +171,7 @@ def _distinct(series: Sequence[Series]) -> Iterator[Series]:
 
 
 def _silent(plot: Plot, tables: Mapping[str, Columns]) -> bool:
-    """A count of trouble in which there was none."""
+    """Tell whether the plot counts trouble and there was none."""
     if plot.id not in LEFT_OUT_AT_ZERO:
         return False
-    columns = tables[plot.table]
-    return isinstance(columns, Mapping) and not any(any(columns[series.column]) for series in plot.series)
+    return not any(any(tables[plot.table][series.column]) for series in plot.series)

@@ -1,14 +1,13 @@
 "use strict";
 
 // What the browser's controls ask for, and which completions answer to it.
-(function (browser) {
-  const { make } = browser.tokens;
+(function ({ browser, element: make }) {
 
   const CHOICES = [
-    { name: "kind", label: "kind", offered: [] },
-    { name: "fate", label: "fate", offered: ["trained", "dropped", "surplus", "heldout"] },
-    { name: "finish", label: "finish", offered: ["stop", "length"] },
-    { name: "source", label: "source", offered: [] },
+    { name: "kind", offered: [] },
+    { name: "fate", offered: ["trained", "dropped", "surplus", "heldout"] },
+    { name: "finish", offered: ["stop", "length"] },
+    { name: "source", offered: [] },
   ];
 
   /** How a choice is shown, where not as it is written. */
@@ -16,9 +15,9 @@
 
   const RANGES = [
     { name: "score", label: "score", of: (group, row) => row.score },
-    { name: "measured", label: "measured reward", of: (group, row) => row.measured ?? null },
+    { name: "measured", label: "measured reward", of: (group, row) => row.measured },
     { name: "reward", label: "reward", of: (group, row) => row.reward },
-    { name: "learned", label: "learned score", of: (group, row) => row.learned ?? null },
+    { name: "learned", label: "learned score", of: (group, row) => row.learned },
     { name: "length", label: "tokens", of: (group, row) => row.tokens },
     { name: "step", label: "step", of: (group) => group.step },
   ];
@@ -98,17 +97,13 @@
     return make("label", { class: "field", "data-field-of": name }, make("span", {}, label), control);
   }
 
-  function option([value, label]) {
-    return make("option", { value }, label);
-  }
-
   function selectOf(name, options) {
-    return make("select", { "data-filter": name }, ...options.map(option));
+    return make("select", { "data-filter": name }, options.map(([value, label]) => make("option", { value }, label)));
   }
 
   function choiceField(choice) {
     const offered = [["", "any"], ...choice.offered.map((value) => [value, LABELS[value] || value])];
-    return field(choice.label, selectOf(choice.name, offered), choice.name);
+    return field(choice.name, selectOf(choice.name, offered), choice.name);
   }
 
   function bound(range, end) {
@@ -122,19 +117,15 @@
     return make("fieldset", { class: "field range", "data-field-of": range.name }, legend, ...ends);
   }
 
-  function faultField() {
-    const box = make("input", { type: "checkbox", "data-filter": "fault" });
-    const words = make("span", {}, "only with a fault");
-    return make("label", { class: "field check", "data-field-of": "fault" }, box, words);
-  }
-
   /** All controls, folded where the page is narrow. */
   function draw() {
     const hint = "prompt, completion, answer, key";
     const search = make("input", { type: "search", "data-filter": "search", placeholder: hint });
     const sort = selectOf("sort", SORTS.map(({ name, label }) => [name, label]));
     const reset = make("button", { type: "button", "data-filter": "reset" }, "reset");
-    const fields = [...CHOICES.map(choiceField), ...RANGES.map(rangeField), faultField()];
+    const box = make("input", { type: "checkbox", "data-filter": "fault" });
+    const fault = make("label", { class: "field check", "data-field-of": "fault" }, box, make("span", {}, "only with a fault"));
+    const fields = [...CHOICES.map(choiceField), ...RANGES.map(rangeField), fault];
     const title = make("summary", {}, "Filters", make("span", { class: "set" }));
     const wide = window.matchMedia("(min-width: 720px)").matches;
     const more = make("details", { class: "more", open: wide }, title, make("div", { class: "fields" }, ...fields));
@@ -152,14 +143,10 @@
     return Number.isNaN(number) ? null : number;
   }
 
-  function endsOf(element, range) {
-    return [numberIn(element, `${range.name}-from`), numberIn(element, `${range.name}-to`)];
-  }
-
   /** What the controls ask for now. */
   function read(element) {
     const chosen = Object.fromEntries(CHOICES.map(({ name }) => [name, control(element, name).value]));
-    const asked = RANGES.map((range) => ({ ...range, ends: endsOf(element, range) }));
+    const asked = RANGES.map((range) => ({ ...range, ends: ["from", "to"].map((end) => numberIn(element, `${range.name}-${end}`)) }));
     const ranges = asked.filter(({ ends }) => ends.some((value) => value !== null));
     const search = control(element, "search").value.trim().toLowerCase();
     const fault = control(element, "fault").checked;
@@ -200,22 +187,18 @@
     const select = control(element, name);
     const there = new Set([...select.options].map((found) => found.value));
     const values = [...new Set(entries.map(({ group }) => group[name]))].filter(Boolean).sort();
-    select.append(...values.filter((value) => !there.has(value)).map((value) => option([value, value])));
-  }
-
-  function offerSources(element, entries) {
-    offerChoices(element, entries, "source");
-    element.querySelector('[data-field-of="source"]').hidden = control(element, "source").options.length < 3;
+    select.append(...values.filter((value) => !there.has(value)).map((value) => make("option", { value }, value)));
+    return select;
   }
 
   /** Shows only controls that these groups give something to choose. */
   function offer(element, entries) {
     for (const range of RANGES) offerRange(element, entries, range);
     offerChoices(element, entries, "kind");
-    offerSources(element, entries);
+    element.querySelector('[data-field-of="source"]').hidden = offerChoices(element, entries, "source").options.length < 3;
     const faulty = entries.some(({ group }) => group.completions.some((row) => row.fault));
     element.querySelector('[data-field-of="fault"]').hidden = !faulty;
   }
 
   browser.filters = { nameOf, entryOf, matchesOf, orderOf, draw, read, tell, reset, offer };
-})(window.groupwise.browser);
+})(window.groupwise);

@@ -1,9 +1,8 @@
 "use strict";
 
 // One group of the browser: a line to read at a glance, and what is behind it when it is opened.
-(function (browser) {
+(function ({ browser, element: make }) {
   const { heat } = browser;
-  const { make } = browser.tokens;
 
   const KIND_SIGNS = {
     mixed: "◐",
@@ -25,11 +24,11 @@
   const NO_ADVANTAGE = 1e-6;
 
   function hasNoScore(row) {
-    return row.score === null && (row.learned ?? null) === null && (row.measured ?? null) === null;
+    return row.score === null && row.learned === null && row.measured === null;
   }
 
   function hasNoAdvantage(row) {
-    const list = (row.columns && row.columns.advantage) || [row.advantage];
+    const list = row.columns.advantage || [row.advantage];
     return list.every((value) => value === null || Math.abs(value) < NO_ADVANTAGE);
   }
 
@@ -37,7 +36,7 @@
     return new Set(group.completions.map((row) => row.reward).filter((reward) => reward !== null)).size > 1;
   }
 
-  /** What became of a group, and where it does not train, why. */
+  /** Tells what became of a group and, if it does not train, why. */
   function fateOf(group) {
     if (group.fate === "heldout") return `held out: ${group.kind}`;
     if (group.fate === "surplus") return "surplus: trains next step";
@@ -59,29 +58,28 @@
     return share >= 1 - 1e-6 ? "right" : share <= 0 ? "wrong" : "partly";
   }
 
-  /** Whether the run goes by rewards and not by what is right. */
+  /** Tells whether the run goes by rewards and not by what is right. */
   function byReward(group) {
-    return group.completions.some((row) => (row.measured ?? null) !== null);
+    return group.completions.some((row) => row.measured !== null);
   }
 
   /** How full each completion's mark is: its score, or its reward between the group's lowest and highest. */
   function shares(group) {
     if (!byReward(group)) return group.completions.map((row) => row.score);
-    const values = group.completions.map((row) => row.measured ?? null);
+    const values = group.completions.map((row) => row.measured);
     const known = values.filter((value) => value !== null);
     const [low, high] = [Math.min(...known), Math.max(...known)];
     return values.map((value) => (value === null ? null : high > low ? (value - low) / (high - low) : 0.5));
   }
 
   function mark(row, share) {
-    const words = { class: "mark", "data-score": markKind(share), title: scoreWords(row) };
-    const found = make("span", words);
+    const found = make("span", { class: "mark", "data-score": markKind(share), title: scoreWords(row) });
     found.style.setProperty("--fill", Math.min(1, Math.max(0, share ?? 0)).toFixed(3));
     return found;
   }
 
   function scoreWords(row) {
-    if ((row.measured ?? null) !== null) return `reward ${heat.brief(row.measured)}`;
+    if (row.measured !== null) return `reward ${heat.brief(row.measured)}`;
     return row.score === null ? "no score" : `score ${heat.brief(row.score)}`;
   }
 
@@ -144,7 +142,7 @@
   }
 
   function ageOf(group, row) {
-    if (row.spans && row.spans.length) return row.spans.map((span) => spanOf(group, span)).join("; ");
+    if (row.spans.length) return row.spans.map((span) => spanOf(group, span)).join("; ");
     const age = group.step - 1 - row.version;
     if (age <= 0) return `of step ${row.version}, the newest`;
     return `of step ${row.version}, ${age} step${age === 1 ? "" : "s"} old`;
@@ -169,29 +167,22 @@
     return `${index + 1}: reward ${heat.brief(turn.reward, 3)}${advantage}${state}${calls}${fault}`;
   }
 
-  function turnFacts(row) {
-    if (!row.turns || !row.turns.length) return [];
-    const words = row.turns.map(turnOf).join("; ");
-    return [fact("turns", "turns", words), fact("ended", "ended", ENDS[row.ended] || row.ended)];
-  }
-
   function factsOf(group, row) {
-    const parts = Object.entries(row.parts || {}).map(([name, value]) => numberFact(name, `parts.${name}`, value));
-    const logged = Object.entries(row.logged || {}).map(([name, value]) => loggedFact(name, value));
     return make(
       "dl",
       { class: "facts" },
       byReward(group) && row.score === null ? null : numberFact("score", "score", row.score),
-      byReward(group) ? numberFact("measured reward", "measured", row.measured ?? null) : null,
-      ...parts,
-      ...logged,
-      row.learned === null || row.learned === undefined ? null : numberFact("learned score", "learned", row.learned),
+      byReward(group) ? numberFact("measured reward", "measured", row.measured) : null,
+      Object.entries(row.parts).map(([name, value]) => numberFact(name, `parts.${name}`, value)),
+      Object.entries(row.logged).map(([name, value]) => loggedFact(name, value)),
+      row.learned === null ? null : numberFact("learned score", "learned", row.learned),
       numberFact("reward", "reward", row.reward),
       numberFact("advantage", "advantage", row.advantage),
       fact("finish", "finish", finishOf(row)),
       fact("tokens", "tokens", String(row.tokens)),
       fact("weights", "version", ageOf(group, row)),
-      ...turnFacts(row),
+      row.turns.length ? fact("turns", "turns", row.turns.map(turnOf).join("; ")) : null,
+      row.turns.length ? fact("ended", "ended", ENDS[row.ended] || row.ended) : null,
       row.fault ? fact("fault", "fault", `⚠ ${row.fault}`) : null,
     );
   }
@@ -232,20 +223,14 @@
 
   function completionOf(group, row, index, told) {
     const title = make("h4", {}, mark(row, shares(group)[index]), ` Completion ${index + 1}`);
-    const body = make("div", { class: "body" });
-    body.append(...(row.pieces.length ? [] : plainText(row, whyNoTokens(group, row, told))).filter(Boolean));
+    const body = make("div", { class: "body" }, row.pieces.length ? null : plainText(row, whyNoTokens(group, row, told)));
     const legend = make("div", { class: "own-legend", hidden: true });
-    const parts = [title, factsOf(group, row), shareBar(row), legend, body];
-    return make("article", { class: "completion", "data-row": index }, ...parts);
-  }
-
-  function option(value, label) {
-    return make("option", { value }, label);
+    return make("article", { class: "completion", "data-row": index }, title, factsOf(group, row), shareBar(row), legend, body);
   }
 
   function heatControls(columns) {
-    const choices = [...columns.map((column) => option(column.name, column.label)), option("", "plain text")];
-    const select = make("select", { "data-heat": "column" }, ...choices);
+    const choices = [...columns, { name: "", label: "plain text" }].map(({ name, label }) => make("option", { value: name }, label));
+    const select = make("select", { "data-heat": "column" }, choices);
     const own = make("input", { type: "checkbox", "data-heat": "own-scale" });
     const legend = make("div", { class: "legend-place" });
     const labels = [make("label", {}, "colour by ", select), make("label", {}, own, " a scale for each completion")];
@@ -349,4 +334,4 @@
   }
 
   browser.group = { draw, dim, fateOf };
-})(window.groupwise.browser);
+})(window.groupwise);

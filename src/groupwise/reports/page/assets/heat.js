@@ -62,7 +62,7 @@
   }
 
   function has(row, column) {
-    return (column.from || [column.name]).every((name) => row.columns && name in row.columns);
+    return (column.from || [column.name]).every((name) => name in row.columns);
   }
 
   function valueAt(row, column, index) {
@@ -78,7 +78,7 @@
   }
 
   function othersIn(rows) {
-    const names = new Set(rows.flatMap((row) => Object.keys(row.columns || {})));
+    const names = new Set(rows.flatMap((row) => Object.keys(row.columns)));
     return [...names].filter((name) => !KNOWN.has(name)).map(columnOf);
   }
 
@@ -146,12 +146,12 @@
 
   /** A number with the digits that a float32 has. */
   function exact(value) {
-    return value === null || value === undefined ? "no number" : String(Number(value.toPrecision(7)));
+    return value === null ? "no number" : String(Number(value.toPrecision(7)));
   }
 
   /** A number to read at a glance. */
   function brief(value, digits = 4) {
-    return value === null || value === undefined ? "none" : String(Number(value.toPrecision(digits)));
+    return value === null ? "none" : String(Number(value.toPrecision(digits)));
   }
 
   const PICTURED = /[\u0000-\u0008\u000b-\u001f\u007f]/g;

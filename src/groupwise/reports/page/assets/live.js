@@ -9,19 +9,6 @@
 
   const last = (list) => (list.length ? list[list.length - 1] : -1);
   const newest = (rollouts) => (rollouts ? rollouts.groups : []).reduce((most, group) => Math.max(most, group.step), -1);
-  const cursor = (told) => ({
-    step: last(told.steps.step),
-    evaluation: last(told.evaluations.step),
-    rollout: newest(told.rollouts),
-  });
-
-  /** What the page holds once `fresh` is added to what it had. */
-  function moved(have, fresh) {
-    const more = cursor(fresh);
-    return Object.fromEntries(Object.keys(have).map((name) => [name, Math.max(have[name], more[name])]));
-  }
-
-  const same = (one, other) => Object.keys(one).every((name) => one[name] === other[name]);
 
   /** 4 -> "4 s", 130 -> "2 min", 7300 -> "2 h". */
   function span(seconds) {
@@ -52,12 +39,12 @@
   }
 
   /** One question: the answer, null where nothing changed. Throws Error with words for a person. */
-  async function request(url, have, tag) {
+  async function request(url, rollout, tag) {
     const cut = new AbortController();
     const clock = setTimeout(() => cut.abort(), PATIENCE * 1000);
     const headers = tag ? { "If-None-Match": tag } : {};
     try {
-      const response = await fetch(`${url}?${new URLSearchParams(have)}`, { cache: "no-store", headers, signal: cut.signal });
+      const response = await fetch(`${url}?rollout=${rollout}`, { cache: "no-store", headers, signal: cut.signal });
       const text = await response.text();
       return { status: response.status, text, tag: response.headers.get("ETag") || "" };
     } catch {
@@ -69,28 +56,28 @@
 
   function watch(page) {
     const { url, seconds } = page.live;
+    const [run] = page.runs;
     const show = line();
-    let have = cursor(page.runs[0]);
-    let status = page.runs[0].status;
-    let tag = ""; // of the last answer for these rows: the same need not be sent again
+    let rollout = newest(run.rollouts); // the last step whose groups the page holds
+    let tag = ""; // of the last answer: the same need not be sent again
     let heard = Date.now();
     let failures = 0;
     let trouble = "";
     let timer = 0;
     let asking = false;
-    let lastTime = OVER.includes(status.state);
+    let lastTime = OVER.includes(run.status.state);
     let over = false;
 
     /** The status has its own place in words; here only how far, "step 12 of 60" where they say that. */
     function far() {
-      const told = /step [\d,]+ of [\d,]+/.exec(status.words);
+      const told = /step [\d,]+ of [\d,]+/.exec(run.status.words);
       if (told) return told[0];
-      return have.step < 0 ? "no step yet" : `step ${have.step}`;
+      return run.steps.step.length ? `step ${last(run.steps.step)}` : "no step yet";
     }
 
     function tell() {
       if (trouble) show("lost", `${trouble}, trying again`, null);
-      else if (over) show("over", `no longer watched: the run has ${status.state}`, null);
+      else if (over) show("over", `no longer watched: the run has ${run.status.state}`, null);
       else show("going", `live, ${far()}`, (Date.now() - heard) / 1000);
     }
 
@@ -108,28 +95,28 @@
       if (answer.status === 304) return;
       if (answer.status !== 200) throw new Error(answer.text.trim() || `the server answered ${answer.status}`);
       const fresh = JSON.parse(answer.text);
-      if (fresh.restart) {
+      if (fresh.edition !== page.edition) {
         over = true;
         location.reload();
         return;
       }
-      const now = moved(have, fresh);
-      tag = same(now, have) ? answer.tag : "";
-      if (!same(now, have)) heard = Date.now();
-      have = now; // before they are drawn: rows that cannot be are not asked for again
-      status = fresh.status;
+      const [now] = fresh.runs;
+      const grown = ["steps", "evaluations"].some((name) => last(now[name].step) > last(run[name].step));
+      if (grown || now.rollouts) heard = Date.now();
+      tag = now.rollouts ? "" : answer.tag;
+      rollout = Math.max(rollout, newest(now.rollouts));
       groupwise.apply(fresh);
-      if (fresh.rollouts && fresh.rollouts.groups.length && groupwise.moreRollouts) groupwise.moreRollouts(fresh.rollouts);
+      if (now.rollouts) groupwise.moreRollouts(now.rollouts);
     }
 
     async function ask() {
       if (asking || over) return;
       asking = true;
       try {
-        take(await request(url, have, tag));
+        take(await request(url, rollout, tag));
         [failures, trouble] = [0, ""];
         over = over || lastTime;
-        lastTime = OVER.includes(status.state);
+        lastTime = OVER.includes(run.status.state);
       } catch (error) {
         [failures, trouble] = [failures + 1, error.message];
       }

@@ -35,16 +35,15 @@
     return made.node;
   }
 
-  /** The browser of rollouts is another script's; a watched run may have none yet. */
+  /** The browser of rollouts is another script's. */
   function rollouts() {
     const [run] = page.runs;
     if (several || !run || !groupwise.rollouts || !sections.has("writes")) return;
-    if (!run.rollouts && page.live) run.rollouts = { words: "", groups: [] };
     if (run.rollouts) groupwise.rollouts(sections.get("writes").extra, page);
   }
 
   function fillPlots() {
-    for (const [id, made] of sections) made.grid.replaceChildren(...page.plots.filter((plot) => plot.section === id).map(plots.card));
+    for (const [id, made] of sections) replace(made.grid, page.plots.filter((plot) => plot.section === id), (list) => list.map(plots.card));
     plots.keep(new Set(page.plots.map((plot) => plot.id)));
   }
 
@@ -142,34 +141,15 @@
     if (place) place.scrollIntoView();
   }
 
-  /** Rows after those that the curves have; a column that one side lacks is a gap there. */
-  function extend(curves, more) {
-    const before = curves.step.length;
-    const gaps = (count) => new Array(count).fill(null);
-    for (const name of new Set([...Object.keys(curves.columns), ...Object.keys(more.columns)])) {
-      const column = curves.columns[name] || (curves.columns[name] = gaps(before));
-      for (const value of more.columns[name] || gaps(more.step.length)) column.push(value);
-    }
-    for (const step of more.step) curves.step.push(step);
-  }
-
-  /** Takes in what is new of a run, by its id. */
-  function updateRun(id, fresh) {
-    const run = page.runs.find((one) => one.id === id);
-    if (!run || fresh.restart) return;
-    for (const name of ["status", "notes", "answers", "checks", "findings"]) run[name] = fresh[name];
-    extend(run.steps, fresh.steps);
-    extend(run.evaluations, fresh.evaluations);
-    if (fresh.plots.length) {
-      page.plots = fresh.plots;
-      fillPlots();
-    }
+  /** Takes in how a watched page is now; what its rollouts bring is for their own script. */
+  groupwise.apply = (fresh) => {
+    const [run] = page.runs;
+    Object.assign(run, fresh.runs[0], { rollouts: run.rollouts });
+    page.plots = fresh.plots;
+    fillPlots();
     say();
     shown();
-    if (fresh.plots.length || fresh.steps.step.length || fresh.evaluations.step.length) groupwise.redraw();
-  }
-
-  groupwise.updateRun = updateRun;
-  groupwise.apply = (fresh) => { if (page.runs.length) updateRun(page.runs[0].id, fresh); };
+    groupwise.redraw();
+  };
   document.addEventListener("DOMContentLoaded", start);
 })();

@@ -2,8 +2,9 @@
 
 // The browser of rollouts: groups that answer to the filters, a page of them at a time.
 (function (groupwise) {
-  const { heat, group: drawing, filters } = groupwise.browser;
-  const { make, watch } = groupwise.browser.tokens;
+  const { group: drawing, filters } = groupwise.browser;
+  const { watch } = groupwise.browser.tokens;
+  const make = groupwise.element;
 
   const PER_PAGE = 25;
   const MOST_GROUPS = 400;

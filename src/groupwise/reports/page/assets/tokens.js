@@ -1,8 +1,8 @@
 "use strict";
 
 // The tokens of a completion on the page: their colours, the legend, and the panel with a token's numbers.
-(function (browser) {
-  const heat = browser.heat;
+(function ({ browser, element: make }) {
+  const { heat } = browser;
   const SPECIAL = /^(<\|[^<>]*\|>|<\/?s>|<(eos|bos|pad|unk|end)>|\[(EOS|BOS|SEP|PAD|CLS|UNK)\])$/i;
 
   const NARROW = "(max-width: 560px)";
@@ -10,23 +10,13 @@
   /** What each drawn list of tokens shows: its row, and where that stands. */
   const shown = new WeakMap();
 
-  function make(tag, attributes, ...children) {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes || {})) {
-      if (value === null || value === undefined || value === false) continue;
-      element.setAttribute(name, value === true ? "" : value);
-    }
-    element.append(...children.filter((child) => child !== null && child !== undefined));
-    return element;
-  }
-
   function isSpecial(row, index) {
     return SPECIAL.test(row.pieces[index]) || (row.finish === "stop" && !row.stop && index === row.tokens - 1);
   }
 
-  /** Whether an environment wrote the token. */
+  /** Tells whether an environment wrote the token. */
   function isAnswer(row, index) {
-    return (row.answers || []).some(([start, stop]) => start <= index && index < stop);
+    return row.answers.some(([start, stop]) => start <= index && index < stop);
   }
 
   function tokenOf(row, index) {
@@ -207,5 +197,5 @@
     document.addEventListener("scroll", () => settle(container, panel), { capture: true, passive: true });
   }
 
-  browser.tokens = { make, draw, recolour, legend, watch };
-})(window.groupwise.browser);
+  browser.tokens = { draw, recolour, legend, watch };
+})(window.groupwise);
