@@ -38,9 +38,9 @@ from groupwise.training.checkpoint import OPTIMIZER
 from groupwise.training.critic import Critic, CriticSettings
 from groupwise.training.learner import Learner, LearnerSettings
 from groupwise.training.mesh import ALONE, Mesh, connect, rendezvous
-from groupwise.training.ranks.parts import stored
+from groupwise.training.microbatch import Pass
+from groupwise.training.ranks.parts import sha256_of, stored
 from groupwise.training.ranks.reward_scorer import RewardScorer
-from groupwise.training.ranks.tensor_file import sha256_of
 from groupwise.training.rounding import Precisions, float32_logprobs, measured_tolerance, sampled_completions
 from tests.laws import moe_models
 from tests.laws.test_split import make_batch
@@ -408,7 +408,7 @@ def not_finite(mesh: Mesh) -> Measured:
     algo = groupwise.algorithm("dapo")
     alone, over = learners(learner_of(tokens_per_microbatch=1), policy(), mesh)
     minibatch, _ = annotated(alone, over, algo, bare_batch(rows=4))
-    rows = list(over.pieces(minibatch, over._routing_pass(minibatch, None), torch.arange(4)))
+    rows = list(over._microbatches(Pass(over.model, minibatch, over.routers), torch.ones(4, dtype=torch.bool)))
     own = {int(i) for piece in rows for i in piece.index}
     theirs = next(i for i in range(4) if (i in own) == (mesh.rank == 1))
     theirs = int(mesh.sums([theirs if mesh.rank == 1 else 0])[0])

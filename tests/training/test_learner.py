@@ -80,9 +80,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that each forward of a learner will add its number of rows to."""
     rows, real = list[int](), Learner._forward
 
-    def forward(learner, model, piece, entropy_gradient):
-        rows.append(len(piece.index))
-        return real(learner, model, piece, entropy_gradient)
+    def forward(learner, model, micro, *bonus):
+        rows.append(len(micro.index))
+        return real(learner, model, micro, *bonus)
 
     monkeypatch.setattr(Learner, "_forward", forward)
     return rows

@@ -1,5 +1,6 @@
 """The critic: V(s_t) for a batch, and one optimizer update on a minibatch. It has an optimizer of its own."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -7,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from groupwise.algorithms.parts.critic import value_loss
+from groupwise.core.collate import microbatches
 from groupwise.core.numbers.metrics import Mean, Sum, Value
 from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.records import Batch
@@ -14,7 +16,7 @@ from groupwise.core.settings import Changeable, Location
 from groupwise.models.value import POLICY_START, token_values
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, Mesh, Message, Verb
-from groupwise.training.optimizer import OptimizerSettings, TrainedModel
+from groupwise.training.optimizer import OptimizerSettings, TrainedModel, place
 
 
 class CriticSettings(OptimizerSettings):
@@ -45,7 +47,13 @@ class Critic(TrainedModel):
     def values(self, batch: Batch) -> Tensor:
         """V(s_t) [N,T] in reward units, on the CPU without gradient, 0 where masked."""
         with self.mesh.together(Message(Verb.VALUES, batch)), reproducible(self.device), torch.no_grad():
-            return self.by_microbatch(batch, lambda _, micro: self._forward(micro))
+            out = torch.zeros(batch.tokens.shape, dtype=self.precision)
+            for index, micro in self._microbatches(batch):
+                place(out, index, self._forward(micro))
+            return self.mesh.joined(out)
+
+    def _microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
+        return self.dealt(batch, microbatches(batch.length, self.tokens_per_microbatch))
 
     def gradients(self, minibatch: Batch, tokens: int) -> tuple[float, int]:
         """Adds the minibatch's gradient to the parameters -> its loss, and its tokens that the clip holds back.
@@ -53,7 +61,7 @@ class Critic(TrainedModel):
         `tokens` are the trained tokens of the whole optimizer batch, of which this may be a part: parts add up.
         """
         loss, held = 0.0, 0
-        for _, micro in self.microbatches(minibatch):
+        for _, micro in self._microbatches(minibatch):
             with reproducible(self.device):
                 value = self._forward(micro)
                 old, returns = (micro.need(name).to(value.dtype) for name in ("value", "returns"))

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,26 +11,24 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
-from groupwise.core.collate import NO_ROWS, collate, idle_rows, microbatches
+from groupwise.core.collate import collate
 from groupwise.core.numbers.reproducible import reproducible
-from groupwise.core.prefixes import prefix_microbatches
-from groupwise.core.records import Batch, Group, RoutingRecord, UpdateRecord, UpdateResult
+from groupwise.core.records import Batch, Group, UpdateRecord, UpdateResult
 from groupwise.core.settings import Changeable
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.compiled import CompiledLayers
 from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import halves
-from groupwise.models.forward.layout import Layout, packed, padded
 from groupwise.models.forward.line_attention import in_line, runs_in_line
 from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, sequence_logprobs
 from groupwise.models.forward.recompute import recomputed
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.moe.record import Router, RowRoutes
-from groupwise.models.moe.routing_pass import RoutingPass, routes_to_replay
-from groupwise.models.moe.settings import ReplayFrom, RouterLosses, RoutingSettings
+from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
 from groupwise.models.shards import set_whole, set_whole_state, whole, whole_state
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Message, Verb
+from groupwise.training.microbatch import Microbatch, Pass, routes_to_replay
 from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, TrainedModel, place
 
 #: The columns of an UpdateRecord that are made inside the loss.
@@ -64,18 +61,6 @@ class LearnerSettings(OptimizerSettings):
     @property
     def bf16(self) -> bool:
         return self.precision == "bf16"
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A microbatch as it is run: which rows of a batch, these on the model's device, and where their tokens lie.
-
-    index  [n]; empty where the piece is idle: it runs because another rank runs one, and nothing is read of it
-    """
-
-    index: Tensor
-    micro: Batch
-    layout: Layout
 
 
 class Learner(TrainedModel):
@@ -129,8 +114,8 @@ class Learner(TrainedModel):
             return None, {"routes": replayed}
         if not old and not self.routing.reads_routes:
             return None, {}
-        routing = self._routing_pass(batch, replayed)
-        logp, seen = self.logprobs(self.model, batch, routing), self._recorded(routing)
+        run = Pass(self.model, batch, self.routers, replayed)
+        logp, seen = self._logprobs(self.model, run), run.record(self.mesh)
         own = {"routes_own": seen.own} if seen and from_engine else {}
         return logp if old else None, {"routes": seen.used, **own} if seen else {}
 
@@ -138,34 +123,26 @@ class Learner(TrainedModel):
         """[N,T] nats under the reference; None where there is none."""
         return None if self.reference is None else self.logprobs(self.reference, batch)
 
-    def logprobs(self, model: nn.Module, batch: Batch, routing: RoutingPass | None = None) -> Tensor:
-        """[N,T] nats on the CPU, 0 where masked; `routing` gathers the routes of the pass."""
-        routing = routing or RoutingPass(model, (), batch)
-        out = torch.zeros(batch.tokens.shape, dtype=self.precision)
-        for piece in self.pieces(batch, routing, self._read(batch).nonzero()[:, 0]):
-            with self._attending(model, piece.layout), routing.microbatch(piece.index, piece.layout):
-                logp, _ = self._forward(model, piece, entropy_gradient=False)
-            place(out, piece.index, logp)
+    def logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """[N,T] nats on the CPU, 0 where masked."""
+        return self._logprobs(model, Pass(model, batch))
+
+    def _logprobs(self, model: nn.Module, run: Pass) -> Tensor:
+        out = torch.zeros(run.batch.tokens.shape, dtype=self.precision)
+        for micro in self._microbatches(run, self._read(run.batch)):
+            with self._forward(model, micro) as (logp, _):
+                place(out, micro.index, logp)
         return self.mesh.joined(out)
 
     def _read(self, batch: Batch) -> Tensor:
         """[N] bool: the rows with a token whose log-probability is read; all where routes are recorded."""
         return torch.ones(len(batch), dtype=torch.bool) if self.routers else batch.mask.any(1)
 
-    def pieces(self, batch: Batch, routing: RoutingPass, rows: Tensor) -> Iterator[Piece]:
-        """This rank's microbatches of some of a batch's rows; on every rank as many, the last of some idle."""
-        length, most = batch.length[rows], self.tokens_per_microbatch
-        parts = prefix_microbatches(routing.keys[rows], length, most) if self.in_line else microbatches(length, most)
-        for part in self.mesh.dealt(parts):
-            index, own = (NO_ROWS, idle_rows(batch)) if part is None else (rows[part], batch.rows(rows[part]))
-            micro = self.on_device(own)
-            if not self.in_line:
-                layout = padded(micro.tokens, micro.length, micro.read_from)
-            elif part is None:
-                layout = packed(micro.tokens, micro.length)
-            else:
-                layout = packed(micro.tokens, micro.length, routing.keys[index], micro.read_from)
-            yield Piece(index, micro, layout)
+    def _microbatches(self, run: Pass, rows: Tensor) -> Iterator[Microbatch]:
+        """This rank's microbatches of the rows [N] bool of a pass; on every rank as many, the last of some idle."""
+        parts = run.parts(rows.nonzero()[:, 0], self.tokens_per_microbatch, self.in_line)
+        for index, columns in self.dealt(run.batch, parts):
+            yield Microbatch(run, index, columns, self.in_line)
 
     def completion_logprobs(self, groups: Sequence[Group], pad: int) -> list[Tensor]:
         """[tokens] nats of each completion in order, under the weights as they are, and on the engine's experts
@@ -182,7 +159,7 @@ class Learner(TrainedModel):
         known = self.routers and batch.routes_engine
         replayed = routes_to_replay(batch, "routes_engine", self.routers) if known else None
         with self.mesh.together(Message(Verb.LOGPROBS, batch)), torch.no_grad():
-            return self.logprobs(self.model, batch, self._routing_pass(batch, replayed))
+            return self._logprobs(self.model, Pass(self.model, batch, self.routers, replayed))
 
     def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord | None]:
         """Adds the minibatch's gradient to the parameters; any split adds up to the same. -> the loss, what it saw.
@@ -198,43 +175,35 @@ class Learner(TrainedModel):
         seen = {name: torch.zeros(minibatch.tokens.shape, dtype=exact.get(name)) for name in SEEN}
         loss = 0.0
         replayed = routes_to_replay(minibatch, "routes", self.routers) if replays else None
-        routing = self._routing_pass(minibatch, replayed, self.routing.losses)
-        for trains, piece in self._trained_and_others(minibatch, trained, routing):
-            bonus = algorithm.entropy_coefficient != 0
-            with (
-                torch.set_grad_enabled(trains),
-                self._attending(self.model, piece.layout),
-                routing.microbatch(piece.index, piece.layout) as add_router_losses,
-            ):
-                live, entropy = self._forward(self.model, piece, entropy_gradient=bonus)
-                out = self._objective(algorithm, piece.micro, live, entropy)
-                value = add_router_losses(out.value)
+        run = Pass(self.model, minibatch, self.routers, replayed, self.routing.losses)
+        bonus = algorithm.entropy_coefficient != 0
+        for trains, micro in self._trained_and_others(run, trained):
+            with torch.set_grad_enabled(trains), self._forward(self.model, micro, bonus) as (live, entropy):
+                out = self._objective(algorithm, micro.rows, live, entropy)
+                value = micro.with_router_losses(out.value)
                 if trains:
                     value.backward()
             loss += value.item()
             for name, column in zip(SEEN, (live, out.log_ratio, out.share, entropy, out.kl), strict=True):
                 if column is not None:
-                    place(seen[name], piece.index, column)
+                    place(seen[name], micro.index, column)
         (loss,) = self.mesh.sums([loss])
         if not trained.any():
             return loss, None
         seen = {name: self.mesh.joined(column) for name, column in seen.items()}
-        kl, routed = seen.pop("kl"), self._recorded(routing)
+        kl, routed = seen.pop("kl"), run.record(self.mesh)
         return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routed)
 
-    def _trained_and_others(
-        self, minibatch: Batch, trained: Tensor, routing: RoutingPass
-    ) -> Iterator[tuple[bool, Piece]]:
+    def _trained_and_others(self, run: Pass, trained: Tensor) -> Iterator[tuple[bool, Microbatch]]:
         """Microbatches of the rows that have a gradient, then of those that are run for the record alone: True, False.
         The shortest row alone where none has one.
         """
-        for trains in (True, False) if trained.any() else ():
-            rows = trained if trains else self._read(minibatch) & ~trained
-            for piece in self.pieces(minibatch, routing, rows.nonzero()[:, 0]):
-                yield trains, piece
+        rows = {True: trained, False: self._read(run.batch) & ~trained}
         if not trained.any():
-            for piece in self.pieces(minibatch, routing, minibatch.length.argmin()[None]):
-                yield True, piece
+            rows = {True: torch.arange(len(trained)) == run.batch.length.argmin()}
+        for trains, some in rows.items():
+            for micro in self._microbatches(run, some):
+                yield trains, micro
 
     def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
         """One optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
@@ -313,40 +282,33 @@ class Learner(TrainedModel):
             entropy=entropy,
         )
 
-    def _forward(self, model: nn.Module, piece: Piece, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    @contextmanager
+    def _forward(
+        self, model: nn.Module, micro: Microbatch, entropy_gradient: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Run a microbatch, and its backward inside; yields its log-probabilities and entropies [n,T]."""
+
         def logprobs() -> tuple[Tensor, Tensor]:
             return sequence_logprobs(
                 *halves(model),
-                piece.micro.tokens,
-                piece.micro.mask,
+                micro.rows.tokens,
+                micro.rows.mask,
                 self.temperature,
-                piece.micro.support,
+                micro.rows.support,
                 entropy_gradient,
-                piece.layout,
+                micro.layout,
                 chunk_elements=self.chunk_logits,
                 held_elements=self.held_logits,
                 adjustment=self.adjustment,
             )
 
-        with self.autocast():
-            return self.run(model, logprobs)
-
-    @contextmanager
-    def _attending(self, model: nn.Module, layout: Layout) -> Iterator[None]:
-        """Inside, a forward of the model and its backward run as the layout and the settings have it."""
         backbone, _ = halves(model)
         with reproducible(self.device), self.fused.running(), ExitStack() as stack:
-            if layout.line is not None:
+            if micro.layout.line is not None:
                 stack.enter_context(in_line(backbone))
             if self.recompute and torch.is_grad_enabled():
                 stack.enter_context(recomputed(backbone))
-            yield
-
-    def _routing_pass(
-        self, batch: Batch, replayed: RowRoutes | None, losses: RouterLosses | None = None
-    ) -> RoutingPass:
-        return RoutingPass(halves(self.model)[0], self.routers, batch, replayed, losses)
-
-    def _recorded(self, routing: RoutingPass) -> RoutingRecord | None:
-        """What the routers did on all ranks; None for a dense model."""
-        return routing.record(self.mesh.joined, self.mesh.sums)
+            stack.enter_context(micro.routed())
+            with self.autocast():
+                logp, entropy = self.run(model, logprobs)
+            yield logp, entropy

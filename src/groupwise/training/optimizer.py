@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from groupwise.core.collate import NO_ROWS, idle_rows, microbatches
+from groupwise.core.collate import NO_ROWS, idle_rows
 from groupwise.core.machine.free_memory import give_back
 from groupwise.core.records import Batch
 from groupwise.core.settings import Changeable, Settings
@@ -205,31 +205,20 @@ class TrainedModel:
         sharded = self._sharded.get(model)
         return compute() if sharded is None else sharded.run(compute)
 
-    def microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-        """This rank's microbatches of the batch, on the model's device, each with its row indices.
+    def dealt(self, batch: Batch, parts: Sequence[Tensor]) -> Iterator[tuple[Tensor, Batch]]:
+        """This rank's parts of the batch, rows on the model's device, each with its row indices.
 
         Where another rank has one more, the last is idle and has no rows.
         """
-        for part in self.mesh.dealt(microbatches(batch.length, self.tokens_per_microbatch)):
+        for part in self.mesh.dealt(parts):
             index, rows = (part, batch.rows(part)) if part is not None else (NO_ROWS, idle_rows(batch))
-            yield index, self.on_device(rows)
-
-    def on_device(self, rows: Batch) -> Batch:
-        """The rows, their columns on the model's device."""
-        columns = {name: x for name, x in vars(rows).items() if isinstance(x, Tensor)}
-        moved = {name: x.to(self.device, non_blocking=True) for name, x in columns.items()}
-        return dataclasses.replace(rows, **moved)
+            columns = {name: x for name, x in vars(rows).items() if isinstance(x, Tensor)}
+            moved = {name: x.to(self.device, non_blocking=True) for name, x in columns.items()}
+            yield index, dataclasses.replace(rows, **moved)
 
     def autocast(self) -> torch.autocast:
         """Inside, the model computes in the precision that it was given."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
-
-    def by_microbatch(self, batch: Batch, column: Callable[[Tensor, Batch], Tensor]) -> Tensor:
-        """[N,T] on the CPU, 0 where masked, put together from the [n,t] that `column` gives of each microbatch."""
-        out = torch.zeros(batch.tokens.shape, dtype=self.precision)
-        for index, micro in self.microbatches(batch):
-            place(out, index, column(index, micro))
-        return self.mesh.joined(out)
 
 
 def place(table: Tensor, index: Tensor, part: Tensor) -> None:

@@ -27,8 +27,8 @@ from groupwise.models.moe.metrics import (
     replay_metrics,
 )
 from groupwise.models.moe.record import Router
-from groupwise.models.moe.routing_pass import routes_to_replay
 from groupwise.models.moe.settings import RoutingSettings
+from groupwise.training.microbatch import routes_to_replay
 
 #: Two layers, two experts a token: three tokens' old choices, and the live ones.
 OLD = torch.tensor([[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[4, 5], [6, 7]]])

@@ -1,0 +1,163 @@
+"""A pass of the policy over a batch, microbatch by microbatch, each with the routes that its routers take."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.core.collate import microbatches
+from groupwise.core.errors import RunError
+from groupwise.core.prefixes import prefix_microbatches
+from groupwise.core.records import Batch, RoutingRecord
+from groupwise.models.forward.heads import halves
+from groupwise.models.forward.layout import packed, padded
+from groupwise.models.moe.balance import load_shares
+from groupwise.models.moe.record import Router, RowRoutes, record_routes, route_dtype, router_logits
+from groupwise.models.moe.replay import place_routes, replay_routes
+from groupwise.models.moe.settings import RouterLosses
+from groupwise.training.mesh import Mesh
+
+
+class Pass:
+    """One pass of a model over a batch: what its microbatches share, and what the routers did in all of them.
+
+    routers   of a mixture of experts; none for a model whose routes are not recorded
+    replayed  routes of the batch's rows to run on, or None where the routers choose
+    losses    of RoutingSettings: those to add up; the load they read is counted once, over the batch's routes
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        routers: Sequence[Router] = (),
+        replayed: RowRoutes | None = None,
+        losses: RouterLosses | None = None,
+    ) -> None:
+        self.backbone, self.batch, self.routers, self.replayed = halves(model)[0], batch, routers, replayed
+        self.losses = losses or {}
+        self.sums = dict.fromkeys(self.losses, 0.0)
+        self.tokens = int((batch.length - 1).sum())
+        self.shares: list[Tensor] = []
+        self.live = 0
+        self.used: list[Tensor] = []
+        if routers:
+            dtype, chosen = route_dtype(max(router.experts for router in routers)), routers[0].chosen
+            self.used = [torch.zeros(n - 1, len(routers), chosen, dtype=dtype) for n in batch.length.tolist()]
+        self.own = list(self.used)
+        if "balance_loss" in self.losses:
+            if batch.routes is None:
+                raise ValueError("column routes is read before it is written")
+            self.shares = load_shares(torch.cat(batch.routes), [router.experts for router in routers])
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """[N,T] int64 of the batch's rows: numbers that two of them have in common as long as they are one computation.
+
+        Those are the tokens; on replayed routes, each token with its routes.
+        """
+        tokens = self.batch.tokens
+        if self.replayed is None:
+            return tokens
+        keys, numbers = torch.zeros_like(tokens), dict[tuple[int, bytes], int]()
+        for row, ids, routes in zip(keys, tokens, self.replayed, strict=True):
+            chosen = map(bytes, routes.flatten(1).contiguous().view(torch.uint8).numpy())
+            pairs = zip(ids[: len(routes)].tolist(), chosen, strict=True)
+            row[: len(routes)] = torch.tensor([numbers.setdefault(pair, len(numbers)) for pair in pairs])
+        return keys
+
+    def parts(self, rows: Tensor, most: int, in_line: bool) -> list[Tensor]:
+        """Split some of the batch's rows into microbatches of at most `most` tokens -> the row numbers of each."""
+        length = self.batch.length[rows]
+        parts = prefix_microbatches(self.keys[rows], length, most) if in_line else microbatches(length, most)
+        return [rows[part] for part in parts]
+
+    def record(self, mesh: Mesh) -> RoutingRecord | None:
+        """What the routers did, once every row was in a microbatch of some rank; None for a dense model."""
+        if not self.routers:
+            return None
+        rows = [len(row) for row in self.used]
+        used = mesh.joined(torch.cat(self.used)).split(rows)
+        own = used if self.replayed is None else mesh.joined(torch.cat(self.own)).split(rows)
+        live, *losses = mesh.sums([self.live, *self.sums.values()])
+        return RoutingRecord(used, own, int(live), dict(zip(self.sums, losses, strict=True)))
+
+
+class Microbatch:
+    """Rows of a batch as one forward runs them: where their tokens lie, and the routes they take.
+
+    index  [n] their numbers in the batch; empty where the microbatch is idle: it runs because another rank runs one,
+           and nothing is read of it
+    rows   their columns, on the model's device
+    """
+
+    def __init__(self, run: Pass, index: Tensor, rows: Batch, in_line: bool) -> None:
+        self.index, self.rows, self._run = index, rows, run
+        self._logits: list[Tensor] = []
+        if in_line:
+            keys = run.keys[index] if len(index) else None
+            self.layout = packed(rows.tokens, rows.length, keys, rows.read_from)
+        else:
+            self.layout = padded(rows.tokens, rows.length, rows.read_from)
+
+    @contextmanager
+    def routed(self) -> Iterator[None]:
+        """Run the microbatch's forward, and its backward, inside: on the routes to replay, and its routes recorded."""
+        run, replay = self._run, None
+        if not run.routers or not len(self.index):
+            yield
+            return
+        with ExitStack() as stack:
+            if run.replayed is not None:
+                routes, present = place_routes([run.replayed[i] for i in self.index.tolist()], self.layout)
+                replay = stack.enter_context(replay_routes(run.backbone, routes, present, watch=True))
+                run.live += self.layout.tokens - int(present.sum())
+            used = stack.enter_context(record_routes(run.backbone))
+            if run.losses:
+                self._logits = stack.enter_context(router_logits(run.routers))
+            yield
+        places, tokens = self.layout.place[self.layout.run].cpu(), self.layout.run.sum(1).tolist()
+        # Indexed, so that neither padding nor other rows stay in memory behind a view.
+        rows = used.tensor.flatten(0, 1)[places].split(tokens)
+        own_rows = rows if replay is None else replay.own.flatten(0, 1)[places].split(tokens)
+        for i, row, own in zip(self.index.tolist(), rows, own_rows, strict=True):
+            run.used[i], run.own[i] = row, own
+
+    def with_router_losses(self, loss: Tensor) -> Tensor:
+        """Add to the microbatch's loss its part of the routers' own, each the mean over layers.
+
+        They are means over the tokens of rows: a prompt that is run once counts as often as it has completions.
+        """
+        run = self._run
+        if not run.losses or not len(self.index):
+            return loss
+        places = self.layout.place[self.layout.run]
+        shares = run.shares or [layer.new_zeros(layer.shape[-1]) for layer in self._logits]
+        for name, (coefficient, balance) in run.losses.items():
+            value = balance.mean_over_layers([layer[places] for layer in self._logits], shares, run.tokens)
+            run.sums[name] += float(value.detach())
+            loss = loss + coefficient * value
+        return loss
+
+
+def routes_to_replay(batch: Batch, column: str, routers: Sequence[Router]) -> RowRoutes:
+    """Take the batch's column `routes` or `routes_engine`, to be replayed.
+
+    Raises RunError where a row has none, or its routes are of another length, depth or number.
+    """
+    rows = tuple(row for row in getattr(batch, column) or () if row is not None)
+    if len(rows) < len(batch):
+        raise RunError(
+            f"{len(batch) - len(rows)} of {len(batch)} completions came without routes, so there is nothing to replay: "
+            'the engine has to return them (Completion.routes), or set routing.replay = "learner"'
+        )
+    for row, length in zip(rows, batch.length.tolist(), strict=True):
+        expected = (length - 1, len(routers), routers[0].chosen)
+        if tuple(row.shape) != expected:
+            raise RunError(
+                f"routes of shape {tuple(row.shape)} came with a prompt and completion of {length} tokens; the policy "
+                f"needs {expected}: tokens that are run (all but the last), layers with experts, experts a token"
+            )
+    return rows
