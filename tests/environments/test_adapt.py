@@ -15,7 +15,7 @@ from groupwise.core.environment import Reply, Says
 from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Sample
-from groupwise.environments.adapt import LONGEST, begun, ended, playable, roles, schemas, with_special
+from groupwise.environments.adapt import LONGEST, begun, callable_tools, ended, has_step, playable, role_of
 from groupwise.environments.calls import Call
 from groupwise.environments.game import Game
 from groupwise.environments.tools import unanswered
@@ -54,7 +54,7 @@ def test_trls_documented_example_is_played_as_it_is() -> None:
     assert (texts(again), again.done) == (["hi"], False)
     assert (last.messages, last.done) == ((), True)
     assert echoed.reward + again.reward + last.reward == pytest.approx(0.2), "the attribute as it is at the end"
-    (schema,) = schemas(EchoToolEnv, ())
+    (schema,) = (tool.schema() for tool in callable_tools(EchoToolEnv, ()))
     assert schema["function"]["name"] == "echo"
     assert schema["function"]["parameters"] == {
         "type": "object",
@@ -108,7 +108,7 @@ def test_trls_other_documented_example_draws_its_task_itself() -> None:
     *_, counted, last = play(IncrementEnv, *right)
     assert (texts(counted), counted.reward, last.reward, last.done) == ([str(target - 1), str(target)], 0.0, 1.0, True)
     assert play(IncrementEnv, call("decrement", step=1), "Done.")[-1].reward == 0.0
-    assert [one["function"]["name"] for one in schemas(IncrementEnv, (multiply, async_add))] == [
+    assert [tool.name for tool in callable_tools(IncrementEnv, (multiply, async_add))] == [
         "increment", "multiply", "async_add",
     ]  # fmt: skip
     both = call("async_add", a=2, b=3) + call("multiply", a=2, b=3) + call("increment", step=4)
@@ -340,19 +340,20 @@ def test_what_cannot_be_played_is_one_clear_line(name: str) -> None:
     kind, tools, fields, words = REFUSED[name]
     with pytest.raises(UsageError) as error:  # noqa: PT012
         playable(kind, fields, tools)  # type: ignore[arg-type]
-        schemas(kind, tools)  # type: ignore[arg-type]
+        [tool.schema() for tool in callable_tools(kind, tools)]  # type: ignore[arg-type]
     assert words in str(error.value)
 
 
 def test_what_a_chat_must_know_of_each_form() -> None:
     own = stepping(("", 0.0, True))
-    assert (schemas(own, ()), roles(own, ()), with_special(own, ())) == ([], ("user",), False)
+    assert (callable_tools(own, ()), role_of(own), has_step(own)) == ((), "user", True)
     own.role = "system"  # type: ignore[attr-defined]
-    assert roles(own, ()) == ("system",)
-    assert [one["function"]["name"] for one in schemas(Dice, (half,))] == ["guess", "roll", "half"]
-    assert (roles(Dice, ()), with_special(None, (half,))) == (("tool",), True)
+    assert role_of(own) == "system"
+    assert [tool.name for tool in callable_tools(Dice, (half,))] == ["guess", "roll", "half"]
+    assert (role_of(Dice), has_step(None)) == ("tool", False)
     game = Game(use=f"{Dice.__module__}:Dice", tools=(f"{half.__module__}:half",))
-    assert game.schemas == schemas(Dice, (half,))
+    assert game.schemas == [tool.schema() for tool in callable_tools(Dice, (half,))]
+    assert game.tool_names == ("guess", "roll", "half")
     assert game.with_special
     assert game.roles == ("tool",)
 

@@ -18,7 +18,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.environments.adapt import playable
-from groupwise.environments.inline import InlineEnvironments
+from groupwise.environments.live import InlineEnvironments
 from groupwise.rollout.collect import scored_groups
 from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.scoring import Scorer

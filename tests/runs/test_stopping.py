@@ -23,7 +23,7 @@ from groupwise.commands.train.train import resume
 from groupwise.core.environment import Conversation, Reply
 from groupwise.core.processes.stop import Stop, Stopped
 from groupwise.core.samples import Sample
-from groupwise.environments.inline import InlineEnvironments
+from groupwise.environments.live import InlineEnvironments
 from groupwise.journal.journal import read_metrics
 from groupwise.training import checkpoint
 from groupwise.training.start import pairs, reward_model, warm_start

@@ -25,8 +25,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
 from groupwise.core.task import Demonstrates
 from groupwise.environments.adapt import playable
-from groupwise.environments.inline import InlineEnvironments
-from groupwise.environments.live import LiveEpisodes
+from groupwise.environments.live import InlineEnvironments, LiveEpisodes
 from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.turns import Turn
 from groupwise.tasks.environment.task import EnvironmentTask

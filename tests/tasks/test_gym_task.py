@@ -23,7 +23,6 @@ from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstrates, Streams
 from groupwise.tasks import make
 from groupwise.tasks.gym.answers import harmless
-from groupwise.tasks.gym.curriculum import Curriculum, parameters_at
 from groupwise.tasks.gym.generators import (
     dataset_classes,
     distinct_samples,
@@ -34,7 +33,7 @@ from groupwise.tasks.gym.generators import (
     unpacked,
 )
 from groupwise.tasks.gym.known_generators import KNOWN
-from groupwise.tasks.gym.task import Gym
+from groupwise.tasks.gym.task import Curriculum, Gym, parameters_at
 
 #: reasoning_gym names no answer of these; its scorers judge what the policy finds.
 WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}

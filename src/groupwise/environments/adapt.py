@@ -64,10 +64,9 @@ def playable(
         _require_reads(reward, kind)
     if kind is not None:
         _require_fields(kind, fields)
-        if _has_step(kind):
-            return (
-                _OfOne(kind(**fields)) if callable(getattr(kind, "fresh", None)) else lambda: _Stepped(kind(**fields))
-            )
+        if has_step(kind):
+            shares = callable(getattr(kind, "fresh", None))
+            return _OfOne(kind(**fields)) if shares else lambda: _Stepped(kind(**fields))
     names = _methods(kind)
     _tools(kind, tools)
 
@@ -79,25 +78,20 @@ def playable(
     return begin
 
 
-def schemas(kind: type | None, tools: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
-    """The tools as a chat template is given them, methods first; none of a class with `step`. Raises UsageError."""
+def callable_tools(kind: type | None, tools: Sequence[Callable[..., Any]]) -> tuple[Tool, ...]:
+    """List the tools that the policy may call, methods first; none of a class with `step`. Raises UsageError."""
     _require_form(kind, tools)
-    return [] if kind is not None and _has_step(kind) else [tool.schema() for tool in _tools(kind, tools)]
+    return () if has_step(kind) else _tools(kind, tools)
 
 
-def tool_names(kind: type | None, tools: Sequence[Callable[..., Any]]) -> tuple[str, ...]:
-    """What the policy may call, methods first; nothing of a class with `step`."""
-    return () if kind is not None and _has_step(kind) else tuple(tool.name for tool in _tools(kind, tools))
+def has_step(kind: type | None) -> bool:
+    """Tell whether an episode is played by `step`, which hears whatever the policy says, and not by calls of tools."""
+    return callable(getattr(kind, "step", None))
 
 
-def roles(kind: type | None, tools: Sequence[Callable[..., Any]]) -> tuple[str, ...]:
-    """The roles that its messages may have."""
-    return (_role(kind),) if kind is not None and _has_step(kind) else ("tool",)
-
-
-def with_special(kind: type | None, tools: Sequence[Callable[..., Any]]) -> bool:
-    """Whether it reads turns with special tokens written out, because what marks a call may be one."""
-    return kind is None or not _has_step(kind)
+def role_of(kind: type | None) -> str:
+    """Return the role of the environment's messages."""
+    return str(getattr(kind, "role", "user")) if has_step(kind) else "tool"
 
 
 def begun(episode: Playable, sample: Sample) -> Reply:
@@ -154,7 +148,7 @@ class _Stepped:
         observation, reward, done = result
         if not isinstance(observation, str) or not _is_bool(done):
             return _misshapen(result)
-        messages = (Says(_role(type(self._inner)), observation),) if observation else ()
+        messages = (Says(role_of(type(self._inner)), observation),) if observation else ()
         return _spoken(messages, reward, bool(done), self.state())
 
     def state(self) -> str:
@@ -327,14 +321,6 @@ def _taken(reset: Callable[..., Any], sample: Sample) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name in parameters}
 
 
-def _has_step(kind: type) -> bool:
-    return callable(getattr(kind, "step", None))
-
-
-def _role(kind: type) -> str:
-    return str(getattr(kind, "role", "user"))
-
-
 def _methods(kind: type | None) -> dict[str, Callable[..., Any]]:
     """The public methods of a class that are tools, as an instance has them."""
     if kind is None:
@@ -364,9 +350,9 @@ def _require_form(kind: type | None, tools: Sequence[Callable[..., Any]]) -> Non
         return
     if not callable(getattr(kind, "reset", None)):
         raise UsageError(f"task.use: {kind.__name__} has no reset; an episode begins with reset(sample)")
-    if _has_step(kind) and tools:
+    if has_step(kind) and tools:
         raise UsageError(f"task.tools: set, but {kind.__name__} has a step(text) that hears all calls; take one out")
-    if not (_has_step(kind) or tools or _methods(kind)):
+    if not (has_step(kind) or tools or _methods(kind)):
         raise UsageError(
             f"task.use: {kind.__name__} has neither step(text) -> (text, reward, done) nor public methods, to be tools"
         )
@@ -374,7 +360,7 @@ def _require_form(kind: type | None, tools: Sequence[Callable[..., Any]]) -> Non
 
 def _require_reads(reward: Callable[..., Any], kind: type | None) -> None:
     """Raises UsageError where there is no environment that a reward function could read, or it reads none."""
-    if kind is None or _has_step(kind):
+    if kind is None or has_step(kind):
         why = "tools alone have no environment" if kind is None else f"{kind.__name__} rewards its turns in step(text)"
         raise UsageError(f"task.reward: set, but {why}; a reward of texts is a table [rewards.NAME]")
     if not callable(reward) or "environments" not in inspect.signature(reward).parameters:

@@ -15,14 +15,15 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 #: Calls of one turn that are read; behind them is one that says so. It bounds what reading a hostile text costs.
 MOST_CALLS = 64
 
 # A policy writes line breaks into its strings as they are.
 _JSON = json.JSONDecoder(strict=False)
-_BETWEEN = re.compile(r"[\s;,]*")
+_VALUE = re.compile(r"[\s;,]*+(?=[{\[])")
 _FUNCTION = re.compile(r"\s*+<function=([^>\s]+)>")
 _NAMED = re.compile(r"\s*+([\w.-]++)\s*+(?:\[CALL_ID\]\s*+\w++)?\s*+(?:\[ARGS\])?\s*+(?=\{)")
 _BARE = re.compile(r'\s*+\[?\s*+\{\s*+"(?:name|type|function)"\s*+:')
@@ -30,6 +31,8 @@ _BARE = re.compile(r'\s*+\[?\s*+\{\s*+"(?:name|type|function)"\s*+:')
 _END = re.compile(r"(?:<\|[a-zA-Z_]{1,40}\|>|<｜[^｜<>]{1,40}｜>|</s>|<eos>|<end_of_turn>|<turn\|>)$")
 _LONGEST_END = 48
 _ARGUMENTS = ("arguments", "parameters")
+#: How the reason begins why what should be JSON is none.
+_BROKEN = "the call is no JSON"
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,8 @@ class Malformed:
 Reader = Callable[[str, int], tuple[list[Call | Malformed], int] | None]
 
 
-class Format(Protocol):
-    """(what was said) -> its calls; None where nothing in it is of this format."""
-
-    def __call__(self, text: str) -> list[Call | Malformed] | None: ...
-
-
 def calls_in(text: str) -> list[Call | Malformed]:
-    """The tool calls in what a policy said, in order; those that it only thinks of are none.
+    """Read the tool calls in what a policy said, in order; calls that it only thinks of are none.
 
     >>> calls_in('<think>add?</think><tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     [Call(name='add', arguments={'a': 1}, texts=False)]
@@ -70,14 +67,15 @@ def calls_in(text: str) -> list[Call | Malformed]:
     ([], 'the call is no JSON: Expecting property name enclosed in double quotes')
     """
     answer = _after_thoughts(text)
-    for form in FORMATS:
-        if (calls := form(answer)) is not None:
-            return calls
+    for read in FORMATS:
+        if (calls := read(answer)) is not None:
+            more = Malformed(f"more than {MOST_CALLS} calls in one turn; the others were not made")
+            return [*calls[:MOST_CALLS], *[more] * (len(calls) > MOST_CALLS)]
     return []
 
 
 def without_end(text: str) -> str:
-    """What was said, without the special tokens that end a turn.
+    """Remove the special tokens that end a turn from what was said.
 
     >>> without_end("It is 3.<|im_end|> "), without_end("a < b | c")
     ('It is 3.', 'a < b | c')
@@ -92,45 +90,35 @@ def without_end(text: str) -> str:
         end -= len(last[0])
 
 
-@dataclass(frozen=True)
-class Marked:
-    """Calls that stand behind a mark each. What closes one is not needed: a call says itself where it ends.
+def _marked(mark: str, readers: Sequence[Reader], text: str, inside: bool = False) -> list[Call | Malformed] | None:
+    """Read the calls behind a mark each. What closes a call is not needed: the call says itself where it ends.
 
     inside  whether the mark is the beginning of the call itself
     """
-
-    mark: str
-    readers: Sequence[Reader]
-    inside: bool = False
-
-    def __call__(self, text: str) -> list[Call | Malformed] | None:
-        at = text.find(self.mark)
-        if at < 0:
-            return None
-        calls_so_far: list[Call | Malformed] = []
-        while at >= 0 and len(calls_so_far) <= MOST_CALLS:
-            start = at if self.inside else at + len(self.mark)
-            read = next((read for reader in self.readers if (read := reader(text, start))), None)
-            calls, end = read or ([Malformed(f"no call behind {self.mark}")], start)
-            calls_so_far += calls
-            at = text.find(self.mark, max(end, at + 1))
-        return _bounded(calls_so_far)
+    at = text.find(mark)
+    if at < 0:
+        return None
+    calls: list[Call | Malformed] = []
+    while at >= 0 and len(calls) <= MOST_CALLS:
+        start = at if inside else at + len(mark)
+        read = next((read for reader in readers if (read := reader(text, start))), None)
+        these, end = read or ([Malformed(f"no call behind {mark}")], start)
+        calls += these
+        at = text.find(mark, max(end, at + 1))
+    return calls
 
 
-@dataclass(frozen=True)
-class Bare:
-    """A text that is nothing but calls in JSON: of a model that writes no tag, or whose tag is lost."""
-
-    def __call__(self, text: str) -> list[Call | Malformed] | None:
-        if not _BARE.match(text) or not any(f'"{key}"' in text for key in _ARGUMENTS):
-            return None
-        calls, _ = _values(text, 0) or ([], 0)
-        plain = [one for one in calls if isinstance(one, Call)]
-        return _bounded(calls) if plain or _is_broken(calls) else None
+def _bare(text: str) -> list[Call | Malformed] | None:
+    """Read a text that is nothing but calls in JSON: of a model that writes no tag, or whose tag is lost."""
+    if not _BARE.match(text) or not any(f'"{key}"' in text for key in _ARGUMENTS):
+        return None
+    calls, _ = _values(text, 0) or ([], 0)
+    broken = bool(calls) and isinstance(calls[0], Malformed) and calls[0].why.startswith(_BROKEN)
+    return calls if broken or any(isinstance(one, Call) for one in calls) else None
 
 
 def _after_thoughts(text: str) -> str:
-    """What is said behind the thoughts, which may have been opened by the prompt."""
+    """Return what is said behind the thoughts, which may have been opened by the prompt."""
     thoughts, end, answer = text.partition("</think>")
     if text.lstrip().startswith("<think>"):
         return answer
@@ -138,27 +126,24 @@ def _after_thoughts(text: str) -> str:
 
 
 def _opens_a_call(thoughts: str) -> bool:
-    """Whether it begins with a call: then `</think>` stands in an argument, and nothing was a thought."""
+    """Tell whether a text begins with a call: then `</think>` stands in an argument, and nothing was a thought."""
     start = thoughts.lstrip()
     return start.startswith(("<tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<function=")) or bool(_BARE.match(start))
 
 
 def _values(text: str, at: int) -> tuple[list[Call | Malformed], int] | None:
-    """JSON values, one after the other."""
-    calls_so_far: list[Call | Malformed] = []
-    at = _behind(_BETWEEN, text, at)
-    while text[at : at + 1] in ("{", "[") and len(calls_so_far) <= MOST_CALLS:
-        try:
-            value, at = _JSON.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            return [*calls_so_far, _no_json(error)], at
-        calls_so_far += [_call(one) for one in (value if isinstance(value, list) else [value])]
-        at = _behind(_BETWEEN, text, at)
-    return (calls_so_far, at) if calls_so_far else None
+    """Read JSON values, one after the other."""
+    calls: list[Call | Malformed] = []
+    while (begin := _VALUE.match(text, at)) and len(calls) <= MOST_CALLS:
+        value, at = _decoded(text, begin.end())
+        if isinstance(value, Malformed):
+            return [*calls, value], at
+        calls += [_call(one) for one in (value if isinstance(value, list) else [value])]
+    return (calls, at) if calls else None
 
 
 def _function(text: str, at: int) -> tuple[list[Call | Malformed], int] | None:
-    """`<function=name>`, with JSON or with tagged parameters inside."""
+    """Read `<function=name>`, with JSON or with tagged parameters inside."""
     begin = _FUNCTION.match(text, at)
     if begin is None:
         return None
@@ -166,81 +151,56 @@ def _function(text: str, at: int) -> tuple[list[Call | Malformed], int] | None:
     end = stop if stop >= 0 else len(text)
     body = text[begin.end() : end]
     if body.lstrip().startswith("{"):
-        return [_with_arguments(begin[1], body)], end
+        return [_with_arguments(begin[1], _decoded(body.lstrip(), 0)[0])], end
     parameters = (part.partition(">") for part in body.split("<parameter=")[1:])
     values = {key: value.partition("</parameter>")[0] for key, _, value in parameters}
-    return [Call(begin[1], {key: _unframed(value) for key, value in values.items()}, texts=True)], end
+    unframed = {key: value.removeprefix("\n").removesuffix("\n") for key, value in values.items()}
+    return [Call(begin[1], unframed, texts=True)], end
 
 
 def _named(text: str, at: int) -> tuple[list[Call | Malformed], int] | None:
-    """`name[ARGS]{...}`."""
+    """Read `name[ARGS]{...}`."""
     begin = _NAMED.match(text, at)
     if begin is None:
         return None
-    try:
-        value, end = _JSON.raw_decode(text, begin.end())
-    except (ValueError, RecursionError) as error:
-        return [_no_json(error)], begin.end()
-    return [_of(begin[1], value)], end
+    value, end = _decoded(text, begin.end())
+    return [_with_arguments(begin[1], value)], end
 
 
-def _with_arguments(name: str, body: str) -> Call | Malformed:
-    """A call whose arguments are JSON of their own."""
+def _decoded(text: str, at: int) -> tuple[Any, int]:
+    """Decode the JSON value that begins at a place -> the value, or Malformed; and where it ends, or begins."""
     try:
-        return _of(name, _JSON.raw_decode(body.lstrip())[0])
-    except (ValueError, RecursionError) as error:
-        return _no_json(error)
+        return _JSON.raw_decode(text, at)
+    except RecursionError:
+        return Malformed(f"{_BROKEN}: it is nested too deep"), at
+    except ValueError as error:
+        return Malformed(f"{_BROKEN}: {getattr(error, 'msg', 'a number too long')}"), at
 
 
 def _call(value: object) -> Call | Malformed:
-    """A call as JSON has it, {"name", "arguments"}, also inside of {"function": ...}."""
+    """Make a call of what JSON has: {"name", "arguments"}, also inside of {"function": ...}."""
     inner = value.get("function", value) if isinstance(value, Mapping) else value
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
         return Malformed('a call must be {"name": ..., "arguments": {...}}')
     arguments = next((inner[key] for key in _ARGUMENTS if inner.get(key) is not None), {})
     if isinstance(arguments, str):  # JSON inside of JSON, as some servers have it
-        return _with_arguments(inner["name"], arguments)
-    return _of(inner["name"], arguments)
+        arguments = _decoded(arguments.lstrip(), 0)[0]
+    return _with_arguments(inner["name"], arguments)
 
 
-def _of(name: str, arguments: object) -> Call | Malformed:
+def _with_arguments(name: str, arguments: object) -> Call | Malformed:
+    if isinstance(arguments, Malformed):
+        return arguments
     if isinstance(arguments, Mapping):
         return Call(name, arguments)
     return Malformed(f"the arguments of {name:.60} must be an object of names and values")
 
 
-def _is_broken(calls: Sequence[Call | Malformed]) -> bool:
-    return bool(calls) and isinstance(calls[0], Malformed) and calls[0].why.startswith(_BROKEN)
-
-
-def _no_json(error: Exception) -> Malformed:
-    words = "it is nested too deep" if isinstance(error, RecursionError) else getattr(error, "msg", "a number too long")
-    return Malformed(f"{_BROKEN}: {words}")
-
-
-def _bounded(calls: list[Call | Malformed]) -> list[Call | Malformed]:
-    if len(calls) <= MOST_CALLS:
-        return calls
-    return [*calls[:MOST_CALLS], Malformed(f"more than {MOST_CALLS} calls in one turn; the others were not made")]
-
-
-def _behind(pattern: re.Pattern[str], text: str, at: int) -> int:
-    match = pattern.match(text, at)
-    return match.end() if match else at
-
-
-def _unframed(value: str) -> str:
-    """Without the line break that the format has on each side."""
-    return value.removeprefix("\n").removesuffix("\n")
-
-
-_BROKEN = "the call is no JSON"
-
-#: The first that something in a text is of reads it.
-FORMATS: Sequence[Format] = (
-    Marked("<tool_call>", (_function, _values)),
-    Marked("<|python_tag|>", (_values,)),
-    Marked("[TOOL_CALLS]", (_values, _named)),
-    Marked("<function=", (_function,), inside=True),
-    Bare(),
+#: (what was said) -> its calls; None if nothing in it is of this format. The first that reads a text has it.
+FORMATS: Sequence[Callable[[str], list[Call | Malformed] | None]] = (
+    partial(_marked, "<tool_call>", (_function, _values)),
+    partial(_marked, "<|python_tag|>", (_values,)),
+    partial(_marked, "[TOOL_CALLS]", (_values, _named)),
+    partial(_marked, "<function=", (_function,), inside=True),
+    _bare,
 )

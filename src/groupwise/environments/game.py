@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from groupwise.core.code.user_code import NO_FILES, Files, Source, load, source
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.samples import Sample
-from groupwise.environments.adapt import Playable, playable, roles, schemas, tool_names, with_special
+from groupwise.environments.adapt import Playable, callable_tools, has_step, playable, role_of
+from groupwise.environments.tools import Tool
 
 
 class Scorer(Protocol):
@@ -81,30 +82,35 @@ class Game:
         return [load(name, f"task.tools: {brief(name)}", self.files) for name in self.tools]
 
     @cached_property
-    def schemas(self) -> list[dict[str, Any]]:
-        """Its tools as a chat template is given them; none of a class with `step`. Raises UsageError where the class
-        has no form that can be played, or a tool no type hints.
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """The tools that the policy may call; none of a class with `step`. Raises UsageError if the class has no form
+        that can be played, or a tool no type hints.
         """
-        return schemas(self.kind, self.functions)
+        return callable_tools(self.kind, self.functions)
 
     @cached_property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The tools as a chat template is given them. Raises UsageError."""
+        return [tool.schema() for tool in self.callable_tools]
+
+    @property
     def tool_names(self) -> tuple[str, ...]:
-        """What the policy may call."""
-        return tool_names(self.kind, self.functions)
+        """The names of the tools that the policy may call."""
+        return tuple(tool.name for tool in self.callable_tools)
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles that its messages may have."""
-        return roles(self.kind, self.functions)
+        """The roles that the environment's messages may have."""
+        return (role_of(self.kind),)
 
     @property
     def with_special(self) -> bool:
-        """Whether it reads what the policy says with special tokens written out."""
-        return with_special(self.kind, self.functions)
+        """True if the environment reads turns with special tokens written out: what marks a call may be one."""
+        return not has_step(self.kind)
 
     @property
     def description(self) -> str:
-        """In a few words."""
+        """The names of class and tools."""
         return ", ".join(name for _, name in _names(self.use, self.tools))
 
     def load(self) -> Callable[[], Playable]:

@@ -1,7 +1,8 @@
 """The episodes that live in a process, and how one that lives nowhere any more is played again from what was said."""
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +67,29 @@ class LiveEpisodes:
             close: Any = getattr(episode and episode.playable, "close", None)
             if close is not None:
                 close()
+
+
+class InlineEnvironments:
+    """Episodes that are played in the run's own process: of environments that take microseconds and cannot hang."""
+
+    def __init__(self, new: Callable[[], Playable], with_special: bool = False, tools: Sequence[str] = ()) -> None:
+        self.with_special, self.tools = with_special, tools
+        self._live = LiveEpisodes(new)
+        self._tickets = itertools.count()
+        self._replies: dict[int, Reply] = {}
+
+    def begin(self, conversation: Conversation) -> int:
+        """Answer -> the ticket of the answer."""
+        ticket = next(self._tickets)
+        self._replies[ticket] = self._live.answer(conversation)
+        return ticket
+
+    def wait(self, tickets: Sequence[int]) -> list[Reply]:
+        """Return the answers. Each ticket is good for one wait."""
+        return [self._replies.pop(ticket) for ticket in tickets]
+
+    def close(self) -> None:
+        """Do nothing: no process was started."""
 
 
 def _play_again(episode: _Episode, conversation: Conversation) -> Reply | None:

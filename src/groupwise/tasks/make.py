@@ -1,12 +1,25 @@
 """A task by its name, with the keys of a recipe's [task]."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groupwise.core.code.user_code import NO_FILES, Files, load, offered, offered_name, use_of
+from groupwise.core.code.user_code import (
+    NO_FILES,
+    Files,
+    entry,
+    load,
+    offered,
+    offered_name,
+    raised,
+    require_frozen_dataclass,
+    use_of,
+)
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.files.paths import recipe_folder
-from groupwise.core.files.plain import of_program
+from groupwise.core.files.plain import of_program, require_plain
+from groupwise.core.samples import Sample
+from groupwise.core.settings import fields_of
 from groupwise.core.task import Task
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.code.task import Code
@@ -14,8 +27,8 @@ from groupwise.tasks.data.settings import VERL_ANSWER
 from groupwise.tasks.data.task import Data
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.tasks.gym.task import Gym
-from groupwise.tasks.own import GROUP, offered_task, own_task
 from groupwise.tasks.settings import field_defaults, require_type
+from groupwise.tasks.splits import SPLITS
 
 #: Well-known data sets: name -> keys of the task `data` that the name sets. Any key of a recipe replaces the one here.
 PRESETS: Mapping[str, Mapping[str, object]] = {
@@ -75,6 +88,10 @@ TASKS: Mapping[str, Any] = {
 }
 
 
+#: Where packages offer tasks: the name of an entry point of this group is the name of its task.
+GROUP = "groupwise.tasks"
+
+
 def names() -> list[str]:
     """List the tasks that come with groupwise."""
     return [*TASKS, *EXAMPLES]
@@ -91,16 +108,17 @@ def beside_recipes(use: str) -> str:
 
 
 def task(name: str | None, settings: Mapping[str, object] | None = None, files: Files = NO_FILES) -> Task:
-    """The task `name` with a recipe's own keys under [task]; without a name that of a user's own, whose file is the key
+    """Make the task `name` with a recipe's own keys under [task]; without a name a user's own, whose file is the key
     `use`. `files` are those that a run keeps.
 
     Raises UsageError for a name or key that does not exist, and for a value of another type.
     """
     keys = of_program(settings or {})
     if name is None:
-        return own_task(keys.pop("use", None), keys, files)
+        return _own_task(keys.pop("use", None), keys, files)
     if name not in names() and name in offered(GROUP):
-        return offered_task(name, keys)
+        what = f"task.name = {name!r}"
+        return _made(entry(GROUP, name, what), what, keys)
     if name not in names():
         raise UsageError(
             f"task.name = {brief(name)}: there is no such task; {nearest(name, [*names(), *offered(GROUP)])}"
@@ -120,6 +138,46 @@ def task(name: str | None, settings: Mapping[str, object] | None = None, files: 
 
 
 def chosen_by(problems: Task) -> dict[str, str]:
-    """The key under [task] that names a task of a class that has no name here, and its value."""
+    """Return the key under [task] that names a task of a class that has no name here, and the key's value."""
     name = offered_name(GROUP, type(problems))
     return {"name": name} if name else {"use": use_of(type(problems))}
+
+
+def _own_task(use: object, keys: Mapping[str, object], files: Files) -> Task:
+    if not isinstance(use, str):
+        raise UsageError('task.name is missing; such as name = "arithmetic" or use = "my_task.py:MyTask" under [task]')
+    what = f"task.use = {brief(use)}"
+    return _made(load(use, what, files), what, keys)
+
+
+def _made(kind: Any, what: str, keys: Mapping[str, object]) -> Task:
+    """Make a task that is not groupwise's. Raises UsageError if it is none, or for the first key that is wrong."""
+    require_frozen_dataclass(kind, what)
+    if Task not in kind.__mro__ or kind.samples is Task.samples or kind.score is Task.score:
+        raise UsageError(f"{what}: {kind.__name__} is no task; make it a groupwise.Task with samples and score")
+    try:
+        task = kind(**fields_of(kind, "task", keys))
+        splits = {split: task.samples(split) for split in SPLITS}
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(f"task.{error}") from None
+    except Exception as error:
+        raise raised(what, f"making {kind.__name__} and its samples", error) from None
+    for field in dataclasses.fields(kind):
+        require_plain(f"{what}: its field {field.name}", getattr(task, field.name))
+    for split, samples in splits.items():
+        _require_samples(samples, f"{what}: samples({split!r})")
+    return task
+
+
+def _require_samples(samples: object, what: str) -> None:
+    if not isinstance(samples, Sequence) or isinstance(samples, (str, bytes)):
+        raise UsageError(f"{what} is a {type(samples).__name__}; return a list or a tuple of groupwise.Sample")
+    if not samples:
+        raise UsageError(f"{what} is empty; a task has problems in both splits, train and heldout")
+    for sample in samples:
+        if not isinstance(sample, Sample):
+            raise UsageError(f"{what} holds {brief(sample)}; each must be a groupwise.Sample(key, prompt, answer)")
+    if len({sample.key for sample in samples}) < len(samples):
+        raise UsageError(f"{what} has samples of one key; the key of each must be its own")

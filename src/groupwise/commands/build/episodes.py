@@ -9,7 +9,7 @@ from groupwise.core.engine import Engine
 from groupwise.core.environment import Environments
 from groupwise.core.errors import UsageError
 from groupwise.core.processes.place import HERE, Place
-from groupwise.environments.inline import InlineEnvironments
+from groupwise.environments.live import InlineEnvironments
 from groupwise.environments.pool import PoolEnvironments
 from groupwise.models.chat.glue import Glue
 from groupwise.models.chat.history import History

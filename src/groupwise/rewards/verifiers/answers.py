@@ -5,7 +5,6 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 from typing import Protocol
@@ -75,9 +74,13 @@ class Numeric:
         if value is None:
             return 0.0
         if marked := claims(text, numeric=True):
-            judge, gold = Judge(_undecided, self.tolerance), Answer(Kind.NUMBER, str(value), number=value)
+            judge = Judge(
+                lambda *question: False, self.tolerance
+            )  # of expressions nothing is known without mathematics
+            gold = Answer(Kind.NUMBER, str(value), number=value)
             return float(all(_right(judge, gold, claim) for claim in marked))
-        return _ends_with(text, value, self.tolerance)
+        stated = ending(text)
+        return float(stated is not None and close(stated, value, self.tolerance))
 
 
 @dataclass(frozen=True)
@@ -225,17 +228,6 @@ def _right(judge: Judge, gold: Answer, claim: Claim) -> bool:
         return False
     value = claimed(claim.text, claim.prose and not SPAN.fullmatch(text.strip().rstrip(".")))
     return value is not None and close(value, gold.number, judge.tolerance)
-
-
-def _ends_with(text: str, gold: Fraction, tolerance: float) -> float:
-    """1.0 where an unmarked text ends by stating the gold number, else 0.0."""
-    value = ending(text)
-    return float(value is not None and close(value, gold, tolerance))
-
-
-def _undecided(*question: str) -> bool:
-    """Nothing about expressions is known without mathematics."""
-    return False
 
 
 @dataclass(frozen=True)

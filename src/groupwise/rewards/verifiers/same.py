@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 
 from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
 from groupwise.rewards.verifiers.kinds.sets import as_interval
@@ -231,38 +232,23 @@ def _sides(answer: Answer) -> tuple[str, str] | None:
 
 _K = Kind
 _COMPARE: dict[tuple[Kind, Kind], Callable[[Judge, Answer, Answer], bool]] = {
-    (_K.EQUATION, _K.EQUATION): Judge._equations,
-    (_K.EQUATION, _K.EXPRESSION): Judge._equations,
-    (_K.EQUATION, _K.NUMBER): Judge._equations,
+    **dict.fromkeys(product([_K.EQUATION], [_K.EQUATION, _K.EXPRESSION, _K.NUMBER]), Judge._equations),
     (_K.EXPRESSION, _K.EQUATION): lambda judge, gold, claim: judge._named(gold, claim) or judge._equations(gold, claim),
     (_K.INEQUALITY, _K.INEQUALITY): Judge._inequalities,
-    (_K.INTERVAL, _K.INTERVAL): Judge._intervals,
-    (_K.INTERVAL, _K.TUPLE): Judge._intervals,
+    **dict.fromkeys(product([_K.INTERVAL], [_K.INTERVAL, _K.TUPLE]), Judge._intervals),
     (_K.UNION, _K.UNION): lambda judge, gold, claim: judge._in_any_order(gold.parts, claim.parts),
-    (_K.SET, _K.SET): Judge._listed,
-    (_K.SET, _K.LIST): Judge._listed,
-    (_K.LIST, _K.SET): Judge._listed,
-    (_K.LIST, _K.LIST): Judge._listed,
-    (_K.TUPLE, _K.TUPLE): Judge._tuples,
-    (_K.TUPLE, _K.LIST): Judge._named_entries,
-    (_K.LIST, _K.TUPLE): Judge._named_entries,
-    (_K.MATRIX, _K.MATRIX): Judge._tuples,
-    (_K.MATRIX, _K.TUPLE): Judge._column,
-    (_K.TUPLE, _K.MATRIX): Judge._column,
+    **dict.fromkeys(product([_K.SET, _K.LIST], repeat=2), Judge._listed),
+    **dict.fromkeys([(_K.TUPLE, _K.TUPLE), (_K.MATRIX, _K.MATRIX)], Judge._tuples),
+    **dict.fromkeys([(_K.TUPLE, _K.LIST), (_K.LIST, _K.TUPLE)], Judge._named_entries),
+    **dict.fromkeys([(_K.MATRIX, _K.TUPLE), (_K.TUPLE, _K.MATRIX)], Judge._column),
     (_K.CONGRUENCE, _K.CONGRUENCE): Judge._congruences,
-    (_K.CONGRUENCE, _K.NUMBER): Judge._residue,
-    (_K.NUMBER, _K.CONGRUENCE): Judge._residue,
-    (_K.BASE, _K.NUMBER): Judge._bases,
-    (_K.BASE, _K.FORMULA): Judge._bases,
-    (_K.BASE, _K.EXPRESSION): Judge._bases,
+    **dict.fromkeys([(_K.CONGRUENCE, _K.NUMBER), (_K.NUMBER, _K.CONGRUENCE)], Judge._residue),
+    **dict.fromkeys(product([_K.BASE], [_K.NUMBER, _K.FORMULA, _K.EXPRESSION]), Judge._bases),
     (_K.NUMBER, _K.BASE): Judge._bases,
-    (_K.RATIO, _K.RATIO): Judge._ratios,
-    (_K.RATIO, _K.TIME): Judge._ratios,
+    **dict.fromkeys(product([_K.RATIO], [_K.RATIO, _K.TIME]), Judge._ratios),
     (_K.RATIO, _K.NUMBER): Judge._quotient,
     (_K.MEASURES, _K.MEASURES): Judge._measures,
-    (_K.MEASURES, _K.NUMBER): Judge._measures,
-    (_K.NUMBER, _K.MEASURES): Judge._measures,
+    **dict.fromkeys([(_K.MEASURES, _K.NUMBER), (_K.NUMBER, _K.MEASURES)], Judge._measures),
     (_K.TIME, _K.TIME): Judge._times,
-    (_K.NUMBER, _K.SET): Judge._one_solution,
-    (_K.EXPRESSION, _K.SET): Judge._one_solution,
-}  # fmt: skip
+    **dict.fromkeys(product([_K.NUMBER, _K.EXPRESSION], [_K.SET]), Judge._one_solution),
+}

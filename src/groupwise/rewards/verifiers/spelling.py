@@ -70,8 +70,13 @@ TYPESETTING: tuple[Rule, ...] = (
 )
 
 
+def renamed(**commands: str) -> Rule:
+    """Make the rule that writes one command or sign for another."""
+    return rf"\\({'|'.join(commands)}){_END}", lambda command: commands[command.group(1)]
+
+
 def rewriter(*rules: Rule) -> Callable[[str], str]:
-    """Applies rules to a text, one after the other."""
+    """Make what applies rules to a text, one after the other."""
     compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
 
     def rewrite(text: str) -> str:
@@ -85,12 +90,10 @@ def rewriter(*rules: Rule) -> Callable[[str], str]:
 _rewrite = rewriter(
     *TYPESETTING,
     (rf"(?<!\\)\\[,;:> ]|\\(?:q?quad|thinspace){_END}|~", " "),
-    (rf"\\wedge{_END}", r"\\land "),
-    (rf"\\vee{_END}", r"\\lor "),
-    (rf"\\lnot{_END}", r"\\neg "),
-    (rf"\\[dtc]frac{_END}", r"\\frac "),
-    (rf"\\[dt]binom{_END}", r"\\binom "),
-    (rf"\\(?:ast|cdotp){_END}", r"\\cdot "),
+    renamed(
+        wedge=r"\land ", vee=r"\lor ", lnot=r"\neg ", dfrac=r"\frac ", tfrac=r"\frac ", cfrac=r"\frac ",
+        dbinom=r"\binom ", tbinom=r"\binom ", ast=r"\cdot ", cdotp=r"\cdot ",
+    ),
     (r"\\text\{([A-Z][A-Za-z]*_[^{}]*)\}|\\text\{([A-Z][a-z]?)\}\s?(?=_)", r"\1\2"),
     (r"(_\{?\d\}?)\s?\\text\{([A-Z][a-z]?)\}", r"\1\2"),
     (rf"\\(?:rm|bf|it|sf|tt){_END}\s?", ""),
@@ -106,17 +109,14 @@ _rewrite = rewriter(
     (r"\*\*", "^"),
     (rf"\\(?:le|leqslant){_END}|<\s?=", r"\\leq "),
     (rf"\\(?:ge|geqslant){_END}|>\s?=", r"\\geq "),
-    (rf"\\lt{_END}", "<"),
-    (rf"\\gt{_END}", ">"),
     (rf"\\ne{_END}|\\not\s?=|!=", r"\\neq "),
     (rf"\\[cl]?dots[bcmio]?{_END}|\.\.\.", r"\\ldots "),
     (rf"\\varnothing{_END}|\\\{{\s*\\\}}", r"\\emptyset "),
-    (rf"\\[lr]?vert{_END}|\\mid{_END}", "|"),
-    (rf"\\lbrace{_END}", r"\\{"),
-    (rf"\\rbrace{_END}", r"\\}"),
-    (rf"\\(?:long)?rightarrow{_END}|->", r"\\to "),
-    (rf"\\bar{_END}", r"\\overline "),
-    (rf"\\tfrac{_END}", r"\\frac "),
+    renamed(
+        lt="<", gt=">", vert="|", lvert="|", rvert="|", mid="|", lbrace=r"\{", rbrace=r"\}", rightarrow=r"\to ",
+        longrightarrow=r"\to ", bar=r"\overline ",
+    ),
+    (r"->", r"\\to "),
     (rf"\^\s?\{{\s*((?:'|\\prime\s*)+)\}}|\^\s?(\\prime{_END})", r"\1\2"),
     (rf"\\prime{_END}\s*", "'"),
     (r"(?<=[fgh])\^\s?\{\s?\(\s?([123])\s?\)\s?\}", lambda times: "'" * int(times.group(1))),
@@ -129,7 +129,7 @@ _rewrite = rewriter(
         r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?\d\}?)?)\s*(\()?(-?\d+(?:\.\d+)?)\s?\^\\circ(?![A-Za-z])(?(2)\s?\))",
         r"\1(\\frac{\3\\pi}{180})",
     ),
-)
+)  # fmt: skip
 #: Of vectors the cross and the dot are two products, with nabla too.
 _VECTOR = re.compile(rf"\\(?:vec|overrightarrow|mathbf|boldsymbol|bm|nabla){_END}|∇")
 #: Of several dots none is a full stop.
