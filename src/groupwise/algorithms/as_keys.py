@@ -1,4 +1,8 @@
-"""An algorithm that a program made -> the keys of a recipe that make it again."""
+"""An algorithm that a program made -> the keys of a recipe that make it again.
+
+Only what differs from the algorithm's row becomes a key: a recipe that names the row alone leaves some values to the
+run, such as the limit of a penalty.
+"""
 
 import dataclasses
 from collections.abc import Mapping

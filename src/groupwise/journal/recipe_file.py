@@ -1,4 +1,8 @@
-"""recipe.toml of a run folder: written whole, with a hash of itself in its last line, and a copy beside it."""
+"""recipe.toml of a run folder: written whole, with a hash of itself in its last line, and a copy beside it.
+
+The hash is inside the file, because two files cannot be written at the same moment and a kill between the two would
+look like an edit; the copy only serves to say what was edited.
+"""
 
 import hashlib
 import itertools
