@@ -138,14 +138,13 @@ ADDING = (DOCS / "adding-an-algorithm.md").read_text()
 BLOCKS: dict[str, str] = dict(re.findall(r"```python\n# ([^\n]+)\n(.*?)```", ADDING, re.DOTALL))
 TOML = re.findall(r"```toml\n(.*?)```", ADDING, re.DOTALL)
 COMMANDS = re.findall(r"^    groupwise (.+)$", ADDING, re.MULTILINE)
-TASK_FILE, TASK_USE, PART_USE = "my_task.py", "my_task.py:Doubles", "my_parts.py:StaleClip"
+PART_USE = "my_parts.py:StaleClip"
 
 
 @pytest.fixture
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of a user's with the page's two files, where the commands are given."""
-    for name in ("my_parts.py", TASK_FILE):
-        (tmp_path / name).write_text(BLOCKS[name])
+    """A folder of a user's with the page's file, where the commands are given."""
+    (tmp_path / "my_parts.py").write_text(BLOCKS["my_parts.py"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -165,9 +164,9 @@ def added(monkeypatch: pytest.MonkeyPatch) -> type:
 
 
 def test_an_algorithm_takes_under_forty_lines() -> None:
-    others = (TASK_FILE, "my_advantages.py")
-    lines = [line for name, code in BLOCKS.items() if name not in others for line in map(str.strip, code.splitlines())]
-    assert len(BLOCKS) == ADDING.count("```python") == 7
+    parts = [code for name, code in BLOCKS.items() if name != "my_advantages.py"]
+    lines = [line.strip() for code in parts for line in code.splitlines()]
+    assert len(BLOCKS) == ADDING.count("```python") == 6
     assert len([line for line in lines if line and not line.startswith("#")]) < 40
 
 
@@ -198,14 +197,6 @@ def test_every_name_that_a_remedy_gives_is_there_and_on_the_page() -> None:
         assert hasattr(import_module(home), name), f"{home}.{name}"
         assert f"`{home}`" in ADDING, home
         assert f"`{name}" in ADDING, name
-
-
-def test_the_pages_task_trains_from_its_file(theirs: Path) -> None:
-    problems = groupwise.task(None, {"use": TASK_USE, "largest": 8})
-    assert [problems.score(sample, sample.answer) for sample in problems.samples("heldout")] == [1.0] * 3
-    (table,) = (tomllib.loads(text) for text in TOML if TASK_USE in text)
-    assert table["task"] == {"use": TASK_USE, "largest": 40}
-    assert groupwise.task(None, table["task"]).samples("train")[-1].answer == "78"
 
 
 def test_the_pages_recipe_has_the_part_and_its_field(theirs: Path) -> None:

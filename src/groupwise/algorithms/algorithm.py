@@ -33,7 +33,7 @@ from groupwise.core.records import Batch
 
 
 class LossOut(NamedTuple):
-    """What a loss returns.
+    """The answer of a loss.
 
     value      scalar: what an optimizer minimises; differentiable in logp_live
     share      [N,T] fraction of gradient the trust region passes, 0 where masked
@@ -56,7 +56,7 @@ class Algorithm:
     watch    what to look at while it trains, and what good looks like
     passes   passes over a batch unless the recipe says otherwise
 
-    Raises ValueError where a correction per token, or an advantage per turn, meets a ratio or trust region that is one
+    Raises ValueError if a correction per token, or an advantage per turn, meets a ratio or trust region that is one
     number per completion.
     """
 
@@ -95,7 +95,7 @@ class Algorithm:
             )
 
     def _require_credit_arrives(self) -> None:
-        """A gradient that all tokens share would give each turn the mean of the turns' advantages."""
+        """Refuse a gradient that all tokens share: it would give each turn the mean of the turns' advantages."""
         if self.advantage.by_turn and (self.ratio.per_completion or self.trust.per_completion):
             shared = f"ratio.level ({self.ratio})" if self.ratio.per_completion else f"trust.kind ({self.trust})"
             raise ValueError(
@@ -106,12 +106,12 @@ class Algorithm:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether logp_ref is read."""
+        """True if logp_ref is read."""
         return self.kl.beta > 0
 
     @property
     def needs_old(self) -> bool:
-        """Whether `credit` reads logp_old; several updates on a batch need it all the same."""
+        """True if `credit` reads logp_old; several updates on a batch need it all the same."""
         return self.kl.in_reward or self.corrects
 
     @property
@@ -127,17 +127,17 @@ class Algorithm:
 
     @property
     def corrects(self) -> bool:
-        """Whether anything corrects for the engine."""
+        """True if anything corrects for the engine."""
         return any(part.reads_engine for _, part in self.corrections)
 
     @property
     def reads_steps(self) -> bool:
-        """Whether scores of the steps inside a completion are read."""
+        """True if scores of the steps inside a completion are read."""
         return self.shaping.reads_steps or self.advantage.reads_steps
 
     @property
     def needs_steps(self) -> bool:
-        """Whether nothing can be trained without such scores."""
+        """True if nothing can be trained without scores of steps."""
         return self.shaping.needs_steps or self.advantage.reads_steps
 
     @property
@@ -147,7 +147,7 @@ class Algorithm:
         return {slot: getattr(self, slot) for slot in slots}
 
     def credit(self, batch: Batch, weights: Sequence[float] | None = None) -> Batch:
-        """Adds `reward`, `advantage`, `returns` and, where a mismatch is corrected, `correction`, each [N,T].
+        """Adds `reward`, `advantage`, `returns` and, if a mismatch is corrected, `correction`, each [N,T].
 
         With `weights` [K] the rewards in `reward_scores` are credited one by one, so that one of small spread weighs as
         much as one of large spread: advantage = sum_k weight_k advantage(reward_k).
@@ -212,7 +212,7 @@ class Algorithm:
 
         A NaN reward does not vote and gets 0; so does a row whose mask [N,T] is all False. Rewards [N] are given at the
         last trained token. Columns are tensors, arrays or lists of any type of numbers, masks bool or 0 and 1; the
-        advantages are float32, or float64 where the rewards are. Raises ValueError where shapes differ, a reward is
+        advantages are float32, or float64 if the rewards are. Raises ValueError if shapes differ, a reward is
         infinite, or the advantage reads a critic's values: groupwise.gae takes them.
 
         >>> import groupwise
@@ -254,12 +254,12 @@ class Algorithm:
         logp_engine: Column | None = None,
         entropy: Column | None = None,
     ) -> LossOut:
-        """The loss of a whole optimizer batch. Log-probabilities [N,T] nats, advantage [N] or [N,T], mask [N,T] bool.
+        """Compute an optimizer batch's loss. Log-probabilities [N,T] nats, advantage [N] or [N,T], mask [N,T] bool.
 
         Masked positions may hold anything; an all-masked batch gives value 0 and gradient 0. Columns are of any type of
-        numbers, the mask bool or 0 and 1: what is returned is made in float32, or float64 where log-probabilities are,
+        numbers, the mask bool or 0 and 1: what is returned is made in float32, or float64 if log-probabilities are,
         and the gradient arrives in logp_live's own type.
-        Raises ValueError where a KL term, a mismatch correction or an entropy bonus lacks its column, shapes differ, or
+        Raises ValueError if a KL term, a mismatch correction or an entropy bonus lacks its column, shapes differ, or
         a trained token has a number that is not finite.
         """
         live = numbers("logp_live", logp_live)
@@ -289,7 +289,7 @@ class Algorithm:
         correction: Tensor | None = None,
         entropy: Tensor | None = None,
     ) -> LossOut:
-        """The loss under weights [N,T] made beforehand, so that parts of an optimizer batch add up to it."""
+        """Compute the loss under weights [N,T] made beforehand, so that parts of an optimizer batch add up to it."""
         _same_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
         _same_shape(mask, weight=weight, correction=correction)
         live, old = keep(real(logp_live), mask), keep(real(logp_old), mask)

@@ -1,4 +1,8 @@
-"""An algorithm that a program made -> the keys of a recipe that make it again."""
+"""An algorithm that a program made -> the keys of a recipe that make it again.
+
+Only what differs from the algorithm's row becomes a key: a recipe that names the row alone leaves some values to the
+run, such as the limit of a penalty.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,10 +15,10 @@ from groupwise.core.errors import UsageError
 
 
 def as_keys(row: Algorithm) -> dict[str, Any]:
-    """The section [algorithm]: the row's name, and what differs from the catalog's row of that name.
+    """Make the section [algorithm]: the row's name, and what differs from the catalog's row of that name.
 
     What is as the catalog has it is not said, so the run fills it in as it does for the name alone. A part of the
-    user's own is named by its file. Raises UsageError where no other process could find that.
+    user's own is named by its file. Raises UsageError if no other process could find that.
 
     >>> as_keys(algorithm("grpo", {"trust.epsilon_high": 0.28}))
     {'name': 'grpo', 'trust': {'epsilon_high': 0.28}}
@@ -33,7 +37,7 @@ def as_keys(row: Algorithm) -> dict[str, Any]:
 
 
 def _changed(slot: str, part: object, values: Mapping[str, Any], known: Any) -> dict[str, Any]:
-    """What a slot's keys have that the catalog's row, or the part's own defaults, do not give them."""
+    """Return the keys of a slot that neither the catalog's row nor the part's defaults give."""
     key = KIND_KEY.get(slot, "kind")
     chosen: dict[str, Any] = {}
     if "use" in values:

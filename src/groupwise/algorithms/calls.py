@@ -13,9 +13,9 @@ from groupwise.core.errors import GroupwiseError, RunError
 
 
 def call(slot: str, part: Any, *given: Any) -> Any:
-    """What a part answers to what its slot gives it. A part of groupwise is called as it is.
+    """Call a part with what its slot gives, and look at the answer. A part of groupwise is called as it is.
 
-    Raises RunError that names the part, its slot and what to do, where another one raises, or answers with another
+    Raises RunError that names the part, its slot and what to do, if another one raises, or answers with another
     shape, a number that is not finite, or a column that is detached from the policy.
     """
     kind = type(part)
@@ -37,29 +37,29 @@ def call(slot: str, part: Any, *given: Any) -> Any:
 
 
 def of_shaping(answer: Any, batch: Any) -> str:
-    """What is wrong with a reward [N,T]; where a row has no score it may be anything."""
+    """Say what is wrong with a reward [N,T]; a row without a score may hold anything."""
     return _column("reward", answer, batch.mask & ~batch.score.isnan()[:, None])
 
 
 def of_filter(answer: Any, group: Any) -> str:
-    """What is wrong with a verdict."""
+    """Say what is wrong with a verdict."""
     pair = isinstance(answer, tuple) and len(answer) == 2
     good = pair and isinstance(answer[0], bool) and isinstance(answer[1], Signal)
     return "" if good else f"returned {answer!r}; a groupwise.Verdict(bool, Signal) is due"
 
 
 def of_advantage(answer: Any, reward: Tensor, value: Any, mask: Tensor, *rest: Any) -> str:
-    """What is wrong with advantages and returns [N,T]."""
+    """Say what is wrong with advantages and returns [N,T]."""
     return _pair(("advantage", "returns"), answer, mask)
 
 
 def of_ratio(answer: Any, live: Tensor, old: Tensor, mask: Tensor) -> str:
-    """What is wrong with a log-ratio [N,T]."""
+    """Say what is wrong with a log-ratio [N,T]."""
     return _column("log_ratio", answer, mask) or _detached("log_ratio", answer, live)
 
 
 def of_trust(answer: Any, log_ratio: Tensor, advantage: Tensor, live: Tensor, mask: Tensor) -> str:
-    """What is wrong with a surrogate: its value [N,T] moves with the policy, its share [N,T] is from 0 to 1."""
+    """Say what is wrong with a surrogate: the value [N,T] moves with the policy, the share [N,T] is from 0 to 1."""
     if wrong := _pair(("value", "share"), answer, mask):
         return wrong
     value, share = answer
@@ -68,26 +68,26 @@ def of_trust(answer: Any, log_ratio: Tensor, advantage: Tensor, live: Tensor, ma
 
 
 def of_mismatch(answer: Any, old: Tensor, engine: Tensor, mask: Tensor) -> str:
-    """What is wrong with a correction [N,T], which is detached."""
+    """Say what is wrong with a correction [N,T], which is detached."""
     if wrong := _column("correction", answer, mask):
         return wrong
     return "returned a correction with a gradient; detach it" if answer.requires_grad else ""
 
 
 def of_rejection(answer: Any, old: Tensor, engine: Tensor, mask: Tensor) -> str:
-    """What is wrong with what is accepted [N,T], which is 1 or 0."""
+    """Say what is wrong with a rejection's answer [N,T], which is 1 or 0."""
     if wrong := of_mismatch(answer, old, engine, mask):
         return wrong
     return "" if bool(((answer == 0) | (answer == 1))[mask].all()) else "accepted a token by a number other than 0 or 1"
 
 
 def of_kl(answer: Any, live: Tensor, ref: Tensor, token_log_ratio: Tensor) -> str:
-    """What is wrong with an estimate [N,T]."""
+    """Say what is wrong with an estimate [N,T]."""
     return _column("kl", answer, torch.ones_like(live, dtype=torch.bool)) or _detached("kl", answer, live)
 
 
 def of_aggregate(answer: Any, mask: Tensor, totals: Any) -> str:
-    """What is wrong with weights [N,T]."""
+    """Say what is wrong with weights [N,T]."""
     return _column("weight", answer, mask)
 
 
@@ -112,7 +112,7 @@ def _pair(names: tuple[str, str], answer: Any, mask: Tensor) -> str:
 
 
 def _column(name: str, column: Any, mask: Tensor) -> str:
-    """What is wrong with a column that must be numbers of the mask's shape, finite where the mask is True."""
+    """Say what is wrong with a column that must be numbers of the mask's shape, finite where the mask is True."""
     if not isinstance(column, Tensor):
         return f"returned a {type(column).__name__} as its {name}; a tensor [N,T] is due"
     if column.shape != mask.shape:
@@ -124,7 +124,7 @@ def _column(name: str, column: Any, mask: Tensor) -> str:
 
 
 def _detached(name: str, column: Tensor, *inputs: Tensor) -> str:
-    """Whether gradients could pass and the column lets none through."""
+    """Tell whether gradients could pass and the column lets none through."""
     if column.requires_grad or not torch.is_grad_enabled() or not any(one.requires_grad for one in inputs):
         return ""
     return f"returned a {name} that is detached from the policy: nothing would train; leave out detach() and no_grad()"

@@ -44,20 +44,20 @@ Watch: {row.watch}
 
 
 def explain(name: str, settings: Mapping[str, object] | None = None, files: Files = NO_FILES) -> str:
-    """One algorithm, for a terminal. Raises UsageError where there is none of that name."""
+    """Explain one algorithm, for a terminal. Raises UsageError if there is none of that name."""
     row = algorithm(name, settings, files)
     head = [row.summary, f"Source: {row.paper}.", "", objective(row), "", NOTATION]
     return "\n".join([*head, "", *_table(lines(row)), "", f"watch      {row.watch}"])
 
 
 def family() -> str:
-    """Every algorithm of the catalog with what it is in a line."""
+    """List the algorithms of the catalog, a line each."""
     width = max(map(len, CATALOG))
     return "\n".join(f"{name:<{width}}  {row.summary}" for name, row in CATALOG.items())
 
 
 def compare(name: str, other: str) -> str:
-    """What differs between two algorithms, slot by slot."""
+    """Compare two algorithms, slot by slot."""
     left, right = algorithm(name), algorithm(other)
     pairs = list(zip(lines(left), lines(right), strict=True))
     different: list[str] = []
@@ -81,7 +81,7 @@ def _section(row: Algorithm) -> str:
 
 
 def objective(row: Algorithm) -> str:
-    """What the row maximises, its parts put in: the loss is the negative of it."""
+    """Write the objective of a row, its parts put in: the loss is its negative."""
     factors = {"c": row.mismatch, "a": row.rejection}
     correction = "".join(f"{name} " for name, part in factors.items() if _value(part) != "1")
     ratio = row.ratio.equation.partition(" = ")[0].removeprefix("log ")
@@ -93,7 +93,7 @@ def objective(row: Algorithm) -> str:
 
 
 def _value(part: Part) -> str:
-    """The right side of a part's equation, the numbers of its fields put in; what is defined after it is left out."""
+    """Take the right side of a part's equation, with the numbers of the part's fields, without its definitions."""
     text = (part.equation.partition(" = ")[2] or part.equation).partition(",  ")[0]
     for name, value in vars(part).items():
         words = str(value) if isinstance(value, str) else f"{value:g}"
@@ -102,7 +102,7 @@ def _value(part: Part) -> str:
 
 
 def overview() -> str:
-    """The catalog as one Markdown table; README has it too."""
+    """Make one Markdown table of the catalog; README has it too."""
     slots = ("shaping", "filter", "advantage", "ratio", "trust", "kl", "aggregate")
     head = ["| name | paper | " + " | ".join(slots) + " |", "|---" * (2 + len(slots)) + "|"]
     rows = CATALOG.values()
@@ -111,7 +111,7 @@ def overview() -> str:
 
 
 def _short(slot: str, row: Algorithm) -> str:
-    """A part by its kind and the values it does not have by default; an empty cell where it does nothing."""
+    """Name a part by its kind and the values that are not defaults; an empty cell if the part does nothing."""
     part = row.parts[slot]
     if slot == "kl":
         return describe(part).replace("beta=", "") if row.kl.beta else ""
@@ -129,7 +129,7 @@ def _plain(value: object) -> str:
 
 
 def lines(row: Algorithm) -> list[tuple[str, str, str]]:
-    """(slot, part with its values, its equation), in the order that data passes them; then what is not a part."""
+    """List (slot, part with its values, its equation) in the order that data passes them, then what is no part."""
     parts = [(slot, describe(part), part.equation) for slot, part in row.parts.items()]
     passes = "passes over a batch unless the recipe says otherwise"
     bonus = "h, the weight of the entropy H" if row.entropy_coefficient else "no bonus"
@@ -137,7 +137,7 @@ def lines(row: Algorithm) -> list[tuple[str, str, str]]:
 
 
 def _table(lines: list[tuple[str, str, str]]) -> list[str]:
-    """A part on one line, its equation under it."""
+    """Put each part on one line, its equation under it."""
     width = max(10, *(len(name) + 1 for name, _, _ in lines))
     return [row for name, part, equation in lines for row in (f"{name:<{width}} {part}", f"{'':<{width}} {equation}")]
 

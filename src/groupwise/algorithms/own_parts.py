@@ -37,7 +37,7 @@ BASES: Mapping[str, Any] = {
 
 
 def own_part(slot: str, use: object, files: Files) -> type:
-    """The class that `algorithm.SLOT.use` names. Raises UsageError where it is not a part of the slot."""
+    """Load the class that `algorithm.SLOT.use` names. Raises UsageError if it is not a part of the slot."""
     what = f"algorithm.{slot}.use = {brief(use)}"
     if not isinstance(use, str):
         raise UsageError(f'{what}: must be text, such as "my_parts.py:Name"')
@@ -50,12 +50,12 @@ def own_part(slot: str, use: object, files: Files) -> type:
 
 
 def offered_kinds(slot: str) -> list[str]:
-    """The kinds that installed packages offer for a slot."""
+    """List the kinds that installed packages offer for a slot."""
     return [name.removeprefix(f"{slot}.") for name in offered(GROUP) if name.startswith(f"{slot}.")]
 
 
 def offered_part(slot: str, name: str) -> type:
-    """The class of one of them. Raises UsageError where its package cannot be loaded, or it is no part of the slot."""
+    """Load a kind that a package offers. Raises UsageError if the package fails, or the kind is no part of the slot."""
     what = f"algorithm.{slot} {name!r}"
     kind = entry(GROUP, f"{slot}.{name}", what)
     require_part(kind, what)
@@ -63,12 +63,12 @@ def offered_part(slot: str, name: str) -> type:
 
 
 def slot_of(kind: type) -> str:
-    """The slot that a part's class belongs to; "" where it is a part of none."""
+    """Return the slot that a part's class belongs to; "" if it is a part of none."""
     return next((slot for slot, base in BASES.items() if base in kind.__mro__), "")
 
 
 def require_part(kind: Any, what: str) -> None:
-    """Raises UsageError, `what` first, where something is not the class of a part: a frozen dataclass of one slot."""
+    """Raises UsageError, `what` first, if something is not the class of a part: a frozen dataclass of one slot."""
     require_frozen_dataclass(kind, what)
     if not slot_of(kind):
         bases = ", ".join(f"groupwise.{base.__name__}" for base in BASES.values())

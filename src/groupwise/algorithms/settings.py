@@ -92,7 +92,7 @@ KIND_KEY = {"ratio": "level", "kl": "estimator"}
 
 
 def algorithm(name: str, settings: Mapping[str, object] | None = None, files: Files = NO_FILES) -> Algorithm:
-    """The catalog's row `name`, with the keys a recipe has under [algorithm] laid over it.
+    """Make the catalog's row `name`, with the keys a recipe has under [algorithm] laid over it.
 
     A slot's part is chosen by its name (`trust.kind = "soft"`), or by the file that it is in
     (`trust.use = "my_parts.py:StaleClip"`); `files` are those that a run keeps. Where an advantage is chosen that reads
@@ -123,14 +123,14 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None, files: Fi
 
 
 def own(use: str, fields: Mapping[str, object]) -> object:
-    """A part of a user's own by itself, of whichever slot. Raises UsageError as `algorithm` does."""
+    """Make a part of a user's own by itself, of whichever slot. Raises UsageError as `algorithm` does."""
     kind = load(use, brief(use))
     require_part(kind, brief(use))
     return _rebuild(slot_of(kind), None, {**fields, "use": use}, NO_FILES)
 
 
 def fields_by_slot(name: str, settings: Mapping[str, object], files: Files = NO_FILES) -> dict[str, list[str]]:
-    """The fields of each slot's part, as the settings choose it. Raises UsageError where a part does not exist."""
+    """List the fields of each slot's part, as the settings choose it. Raises UsageError if a part does not exist."""
     row, slots = _row(name), _by_slot(settings)
     kinds = {slot: _kind(slot, type(getattr(row, slot)), slots.get(slot, {}), files) for slot in KINDS}
     if "shaping" not in slots and kinds["advantage"].reads_steps and not row.shaping.reads_steps:
@@ -139,7 +139,7 @@ def fields_by_slot(name: str, settings: Mapping[str, object], files: Files = NO_
 
 
 def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:
-    """Every key of the row with its value, as a recipe has them: algorithm(row.name, settings(row)) == row."""
+    """List every key of the row with its value, as a recipe has them: algorithm(row.name, settings(row)) == row."""
     values: dict[str, dict[str, object] | float] = {}
     for slot in KINDS:
         part = getattr(row, slot)
@@ -151,7 +151,7 @@ def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:
 
 
 def describe(part: object) -> str:
-    """A part as the recipe would say it: its kind and its fields."""
+    """Describe a part as the recipe does: its kind and its fields."""
     if isinstance(part, KL):
         if not part.beta:
             return "off"
@@ -177,18 +177,18 @@ def _catalog_name(kind: type) -> str | None:
 
 
 def _name(kind: type) -> str:
-    """A kind's name in a recipe; of one that recipes do not know, its class's."""
+    """Return a kind's name in a recipe; of a kind that recipes do not know, its class's."""
     return _catalog_name(kind) or kind.__name__
 
 
 def _chosen_by(slot: str, kind: type) -> dict[str, object]:
-    """The key that chooses a part's class, and its value."""
+    """Return the key that chooses a part's class, and its value."""
     name = _catalog_name(kind) or (offered_name(GROUP, kind) or "").removeprefix(f"{slot}.")
     return {KIND_KEY.get(slot, "kind"): name} if name else {"use": use_of(kind)}
 
 
 def _kind(slot: str, current: type, values: Mapping[str, object], files: Files) -> type:
-    """The class that a slot's settings choose, by its name or by where it is; without either key the row's own."""
+    """Return the class that a slot's settings choose, by name or by file; without either key the row's own."""
     kind_key, known = KIND_KEY.get(slot, "kind"), KINDS.get(slot, ESTIMATORS)
     if "use" in values and kind_key in values:
         raise UsageError(f"algorithm.{slot}: {kind_key} and use both name its part; take one of them out")
@@ -213,7 +213,7 @@ def _by_slot(settings: Mapping[str, object]) -> dict[str, dict[str, object]]:
 
 
 def _rebuild(slot: str, part: object, values: Mapping[str, object], files: Files, beside: Sequence[str] = ()) -> object:
-    """The slot's part with its kind and fields replaced as the settings say; `beside` are the slot's other keys."""
+    """Rebuild the slot's part with the kind and fields of the settings; `beside` are the slot's other keys."""
     kind_key = KIND_KEY.get(slot, "kind")
     kind = _kind(slot, type(part), values, files)
     types, chosen = _field_types(f"algorithm.{slot}", kind), {}
@@ -228,7 +228,7 @@ def _rebuild(slot: str, part: object, values: Mapping[str, object], files: Files
 
 
 def _rebuild_kl(kl: KL, values: Mapping[str, object], files: Files) -> KL:
-    """The KL term as the settings say; what is no key of its own is one of its estimator."""
+    """Rebuild the KL term; a key that is not the term's own is its estimator's."""
     own: dict[str, object] = {"beta": kl.beta, "place": kl.place}
     if "beta" in values:
         own["beta"] = _checked("algorithm.kl.beta", values["beta"], float)
@@ -240,7 +240,7 @@ def _rebuild_kl(kl: KL, values: Mapping[str, object], files: Files) -> KL:
 
 
 def _field_types(where: str, kind: Any) -> dict[str, type]:
-    """Name -> type of a part's fields. Raises UsageError where a recipe cannot hold one."""
+    """Name -> type of a part's fields. Raises UsageError if a recipe cannot hold one."""
     try:
         hints = get_type_hints(kind)
     except Exception as error:
@@ -279,7 +279,7 @@ def _choice(where: str, value: object, choices: Mapping[str, T], others: Sequenc
 
 
 def _checked(where: str, value: Any, kind: type) -> bool | int | float | str:
-    """A field's value as its annotation has it: bool, int, float or text."""
+    """Convert a field's value to its annotation: bool, int, float or text."""
     accepted, words = FIELDS[kind]
     if not isinstance(value, accepted) or isinstance(value, bool) is not (kind is bool):
         raise UsageError(f"{where} = {brief(value)}: must be {words}")

@@ -30,7 +30,7 @@ COSTS = frozenset({"seconds_training", "seconds_generate", "seconds_update", "me
 
 
 class Effort(IntEnum):
-    """How much is measured; each takes in those before it."""
+    """The amount that is measured; each takes in those before it."""
 
     QUICK = 0  # mathematics and toys, minutes in all
     STANDARD = 1  # training runs of three seeds, an hour in all

@@ -1,4 +1,4 @@
-"""What the process of a training run does (experiments.py): train, or go on where it stopped, and answer once."""
+"""The process of a training run (experiments.py): it trains, or goes on where it stopped, and answers once."""
 
 from collections.abc import Mapping
 from pathlib import Path

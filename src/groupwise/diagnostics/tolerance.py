@@ -1,4 +1,9 @@
-"""The limits of the checks: how far two sound passes over the same tokens may lie apart."""
+"""How far two sound passes over the same tokens may lie apart: the record `Tolerance`, the limits of the checks.
+
+In float32 the limits are constants: 1e-4 nats for 99 of 100 tokens and 1e-3 for each, as a smaller one (1e-5), or one
+on the worst token, stops sound runs. In bfloat16 numerical noise exceeds any constant that would find faults, so it is
+measured on the run's own model.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,24 +23,24 @@ LEAST_TILT = 0.01
 
 
 class Rounding(BaseModel):
-    """Mean and standard deviation, in nats, of |difference| of two passes that differ in their arithmetic alone."""
+    """Of |difference| of two passes that differ in their arithmetic alone: mean and standard deviation, nats."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
     mean: float = Field(ge=0, lt=10)
     spread: float = Field(ge=0, lt=10)
 
     def limit(self, tokens: int) -> float:
-        """Limit the mean |difference| of `tokens` tokens: FACTOR mean + SIGMAS spread / sqrt(tokens), nats."""
+        """Of the mean |difference| of `tokens` tokens: FACTOR mean + SIGMAS spread / sqrt(tokens), nats."""
         return FACTOR * self.mean + SIGMAS * self.spread / math.sqrt(tokens)
 
     def widened(self, other: "Rounding | None") -> "Rounding":
-        """Widen to differences of either kind: no limit is below either's."""
+        """Of differences of either kind: no limit is below either's."""
         if other is None:
             return self
         return Rounding(mean=max(self.mean, other.mean), spread=max(self.spread, other.spread))
 
     def scaled(self, factor: float) -> "Rounding":
-        """Scale to differences that are `factor` times as large."""
+        """Of differences that are `factor` times as large."""
         return Rounding(mean=factor * self.mean, spread=factor * self.spread)
 
     @property
@@ -45,8 +50,8 @@ class Rounding(BaseModel):
 
 
 class Tolerance(BaseModel):
-    """The numerical noise that each comparison of a run may have. None: both sides are float32, and the limit is on
-    every token.
+    """What rounding alone may do to each comparison of a run. None: both sides are float32, and the limit is on every
+    token.
 
     passes     two passes of the learner over the same weights
     engine     learner against engine
@@ -63,14 +68,14 @@ class Tolerance(BaseModel):
     tilt: float = Field(default=0.0, ge=0, lt=10)
 
     def widened(self, other: "Tolerance") -> "Tolerance":
-        """Widen to what either allows; both are of one run's precisions."""
+        """What either allows; both are of one run's precisions."""
         names = ("passes", "engine", "probe", "reference")
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
         wider = {name: mine and mine.widened(theirs) for name, (mine, theirs) in pairs.items()}
         return Tolerance(**wider, tilt=max(self.tilt, other.tilt))
 
     def lines(self) -> list[str]:
-        """Write a line for each comparison whose limit was measured."""
+        """A line for each comparison whose limit was measured."""
         names = {"live = old": self.passes, "learner = engine": self.engine, "probe": self.probe}
         return [
             f"{name}: rounding {rounding.mean:.2g} nats in the mean, limit {rounding.limit(1000):.2g} on 1,000 tokens"
@@ -85,11 +90,11 @@ FLOAT32 = Tolerance()
 
 @dataclass
 class Limits:
-    """A run's tolerance, which is measured again before a failed check is believed: noise grows as a policy learns.
+    """A run's tolerance, which is measured again before a failed check is believed: rounding grows as a policy learns.
 
     tolerance  the widest so far
-    measure    the noise on completions of groups under the weights as they are
-    keep       stores a new tolerance for a resumed run
+    measure    what rounding does on completions of groups under the weights as they are
+    keep       takes a new tolerance to where a resumed run finds it
     """
 
     tolerance: Tolerance
@@ -97,10 +102,10 @@ class Limits:
     keep: Callable[[Tolerance], None]
 
     def measure_again(self, groups: Sequence[Group], probe_alone: bool = False) -> bool:
-        """Measure the noise again -> whether the tolerance is wider now; one of float32 never is.
+        """Whether the tolerance is wider now. One of float32 never is: it has nothing that could be measured.
 
         probe_alone  only the probe's is widened: the first words of answers are less certain than those of a batch,
-                     and have more noise
+                     and round more
         """
         if self.tolerance == FLOAT32:
             return False

@@ -1,4 +1,8 @@
-"""Weights by name into a model, whole or not at all."""
+"""Weights by name into a model, whole or not at all.
+
+An engine has its own copy of the policy, in the run's process too: updates reach the sampler only through
+`load_weights`, with a version, so the probe after each load compares two things.
+"""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,8 @@
-"""The recipe.toml of a run folder: written whole, with a hash of itself in its last line, and a copy beside it."""
+"""recipe.toml of a run folder: written whole, with a hash of itself in its last line, and a copy beside it.
+
+The hash is inside the file, because two files cannot be written at the same moment and a kill between the two would
+look like an edit; the copy only serves to say what was edited.
+"""
 
 import hashlib
 import itertools
@@ -15,18 +19,17 @@ _HASH = f"{LAST}, sha256 "
 
 
 def create_recipe(folder: Path, recipe: str) -> None:
-    """Write a new run folder's recipe.toml, from a TOML text, with its copy. Raises OSError if the disk refuses."""
-    body = FIRST + recipe
-    text = f"{body}{_HASH}{_hash(body)}\n".encode()
+    """recipe.toml of a new run folder, from a TOML text, with its copy. Raises OSError where the disk refuses."""
+    text = _whole(recipe)
     for name in (COPY, RECIPE):  # the recipe comes last: a kill between the two leaves one that knows its own hash
         with whole_file(folder / name) as file:
             file.write(text)
 
 
 def replace_recipe(folder: Path, recipe: str, remark: str = "") -> None:
-    """Write another recipe in the place of the run's, under the comment that it had, to which a remark is added.
+    """Another recipe in the place of the run's, under the comment that it had, to which a remark is added.
 
-    Raises OSError if the disk refuses.
+    Raises OSError where the disk refuses.
     """
     before = (folder / RECIPE).read_text(encoding="utf-8-sig").removeprefix(FIRST).splitlines(keepends=True)
     comment = "".join(itertools.takewhile(lambda line: line.startswith("#"), before))
@@ -34,7 +37,7 @@ def replace_recipe(folder: Path, recipe: str, remark: str = "") -> None:
 
 
 def whole_recipe(folder: Path) -> Path:
-    """Find the recipe of a run folder. Raises UsageError if there is none, or if it is cut off."""
+    """The recipe of a run folder. Raises UsageError where there is none, or where it is cut off."""
     path = folder / RECIPE
     try:
         text = _text(path, "utf-8-sig")  # edited by hand, it may begin with a byte order mark
@@ -48,9 +51,14 @@ def whole_recipe(folder: Path) -> Path:
 
 
 def as_written(path: Path) -> bool:
-    """Tell whether a recipe.toml is, to the byte, what groupwise wrote."""
+    """Whether a recipe.toml is, to the byte, what groupwise wrote."""
     body, hashed, digest = _text(path).rpartition(_HASH)
     return bool(hashed) and digest == f"{_hash(body)}\n"
+
+
+def _whole(recipe: str) -> bytes:
+    body = FIRST + recipe
+    return f"{body}{_HASH}{_hash(body)}\n".encode()
 
 
 def _hash(body: str) -> str:

@@ -1,4 +1,9 @@
-"""Prompts to scored, filtered groups; and evaluation, which is the same without filtering or training."""
+"""Prompts to scored, filtered groups; and evaluation, which is the same without filtering or training.
+
+A refill asks for as many prompts as the last round's keep rate suggests, four times what is missing at most. It ends
+the whole round before it chooses, trains groups in the order of their draws and keeps the surplus for the next step, so
+that short completions have no head start.
+"""
 
 import dataclasses
 import math

@@ -10,6 +10,9 @@ With `rollout.free = N`, B groups a step and pi_v the weights after step v:
     order      a group trains when all that were drawn before it have trained or were dropped
 
 How many turns a step's training leaves time for is up to the clock, so that a resumed run is not the same to the bit.
+
+The thread samples only between `begin` and `finish` and while a step waits for its batch, so loads, probes, evaluations
+and checkpoints meet no second user of the engine and need no lock.
 """
 
 import dataclasses

@@ -1,4 +1,8 @@
-"""Optimizer updates: AdamW with a schedule, a gradient limit and a count; and a model that goes through them."""
+"""Optimizer updates: AdamW with a schedule, a gradient limit and a count; and a model that goes through them.
+
+The rate is a function of the update's number and of the number of all updates as it is now, so a run that goes on with
+more steps has nothing to remember of the schedule before.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Some prompts are answered by the engine, and the learner's own forward gives the log-probabilities of those tokens three
 times: as the learner computes, as the engine does (weights cast, no autocast), and in float32. What the engine says of
 them is not read: a fault in it must not widen the limits that are to find it.
+
+FSDP2 gathers a model in one type alone, so rank 0 measures a sharded policy on an unsharded copy.
 """
 
 import copy

@@ -40,7 +40,7 @@ def ties_are_zero(part: Any, batch: Draw) -> str:
 
 
 def alone_is_zero(part: Any, batch: Draw) -> str:
-    """A completion that has none to compare with."""
+    """Give 0 to a completion that has no other to compare with."""
     if not part.compares_within_group:
         return ""
     lone = torch.tensor([[1.0], [math.nan], [math.nan], [0.5]], dtype=torch.float64)
@@ -48,7 +48,7 @@ def alone_is_zero(part: Any, batch: Draw) -> str:
 
 
 def a_missing_reward_does_not_vote(part: Any, batch: Draw) -> str:
-    """A reward that is NaN takes its completion out, as a mask does, and no other."""
+    """Treat a completion whose reward is NaN as one that is masked, and no other."""
     plain = given(part, batch)
     row = int((batch.mask & plain["step_end"]).any(-1).nonzero()[1])
     mask, reward = batch.mask.clone(), plain["reward"].clone()

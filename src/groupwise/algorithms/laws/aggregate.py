@@ -24,7 +24,7 @@ TRIAL = Trial(given, call, ("weight",))
 
 
 def reaches_its_total(part: Any, batch: Draw) -> str:
-    """What `declared` says is what the weights of a whole batch add up to."""
+    """Compare the sum of a whole batch's weights with what `declared` says."""
     totals = count(batch.mask)
     declared = torch.tensor(part.declared(totals), dtype=torch.float64)
     return differs("the sum of the weights", part(batch.mask, totals).double().sum(), declared)
@@ -38,7 +38,7 @@ def adds_up_over_shards(part: Any, batch: Draw) -> str:
 
 
 def is_quiet_without_tokens(part: Any, batch: Draw) -> str:
-    """A batch in which nothing is trained has weights of 0, and 0 is declared."""
+    """Demand weights of 0, and 0 declared, of a batch in which nothing is trained."""
     none = torch.zeros_like(batch.mask)
     weight = part(none, count(none))
     declared = torch.tensor(float(part.declared(count(none))))

@@ -16,7 +16,7 @@ Columns = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Trial:
-    """How the parts of a slot are tried.
+    """The way in which the parts of a slot are tried.
 
     given    (part, batch) -> what they are given, by name; the mask is one of it
     call     (part, columns) -> the answer, which is a column or several
@@ -32,7 +32,7 @@ class Trial:
     masked: float = 0.0
 
     def tried(self, part: Any, columns: Columns) -> dict[str, Tensor]:
-        """The answer's columns by name, and the gradient of the first one's sum where the policy's is given."""
+        """Return the answer's columns by name, and the first one's gradient if the policy's is given."""
         columns = dict(columns)
         for name in self.moving:
             columns[name] = columns[name].clone().requires_grad_(True)
@@ -86,7 +86,7 @@ def ignores_the_order_of_rows(trial: Trial, part: Any, batch: Draw) -> str:
 
 
 def leaves_its_inputs_alone(trial: Trial, part: Any, batch: Draw) -> str:
-    """No input is changed in place, and the same inputs give the same answer."""
+    """Demand that no input is changed in place, and that the same inputs give the same answer."""
     columns = trial.given(part, batch)
     before = {name: column.clone() for name, column in columns.items()}
     with torch.no_grad():
@@ -98,7 +98,7 @@ def leaves_its_inputs_alone(trial: Trial, part: Any, batch: Draw) -> str:
 
 
 def laws(trial: Trial, unmasked: str = "") -> tuple[Law, ...]:
-    """The laws of every slot with such a trial; `unmasked` is the remedy of one whose parts are given no mask."""
+    """Make the laws of every slot with such a trial; `unmasked` is the remedy of one whose parts are given no mask."""
     unmasked = unmasked or (
         "Read columns through keep(x, mask) of groupwise.core.masked before they are added up or go into exp(), and "
         + ("answer with keep(x, mask)." if trial.masked == 0 else "answer torch.where(mask, x, 1.0).")

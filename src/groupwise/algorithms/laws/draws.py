@@ -23,7 +23,7 @@ class Draw:
 
 
 def draw(seed: int, spread: float = 0.5) -> Draw:
-    """A batch with unequal lengths, holes in the masks (tool tokens), one row without any trained token."""
+    """Draw a batch with unequal lengths, holes in the masks (tool tokens), one row without any trained token."""
     g = torch.Generator().manual_seed(seed)
     groups, size, width = 4, int(torch.randint(2, 6, (1,), generator=g)), 12
     n = groups * size

@@ -15,7 +15,7 @@ def prints_itself(part: Any, batch: Draw) -> str:
 
 
 def says_its_equation(part: Any, batch: Draw) -> str:
-    """A line of text."""
+    """Demand a line of text."""
     equation = part.equation
     good = isinstance(equation, str) and equation.strip() and len(equation.splitlines()) == 1
     return "" if good else f"its equation is {equation!r}"

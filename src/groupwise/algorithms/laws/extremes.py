@@ -30,7 +30,7 @@ BOUNDED = "Take log-ratios through bounded() of groupwise.algorithms.parts.ratio
 
 
 def law(trial: Trial, live: str, still: str | None) -> Law:
-    """Of a trial whose input `live` is compared with `still`."""
+    """Make the law of a trial whose input `live` is compared with `still`."""
     return Law("at log-ratios of +-50 and beyond, all is finite", partial(stays_finite, trial, live, still), BOUNDED)
 
 

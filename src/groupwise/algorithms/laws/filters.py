@@ -24,7 +24,7 @@ SCORES = (
 
 
 def group_of(scores: Sequence[float], order: Sequence[int] | None = None) -> Group:
-    """A group whose completions have these scores and lengths 1, 2, 3, ..., every other one cut off."""
+    """Make a group whose completions have these scores and lengths 1, 2, 3, ..., every other one cut off."""
     prompt = Prompt(Sample("key", "prompt", "answer"), (5, 6, 7))
     completions = [
         Completion.of_one_turn(
@@ -56,13 +56,13 @@ def ignores_the_order_of_completions(part: Any, batch: Draw) -> str:
 
 
 def can_keep_something(part: Any, batch: Draw) -> str:
-    """At least one of the groups trains."""
+    """Demand that at least one of the groups trains."""
     any_keeps = any(part(group_of(scores)).keep for scores in SCORES)
     return "" if any_keeps else "it drops groups of every kind: nothing would train"
 
 
 def has_rounds(part: Any, batch: Draw) -> str:
-    """A step generates at least once."""
+    """Demand that a step generates at least once."""
     good = isinstance(part.max_rounds, int) and part.max_rounds >= 1
     return "" if good else f"max_rounds is {part.max_rounds!r}; a whole number from 1 on is due"
 

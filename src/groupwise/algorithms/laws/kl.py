@@ -27,14 +27,14 @@ TRIAL = Trial(given, call, ("kl",), moving=("logp_live",))
 
 
 def is_zero_at_the_reference(part: Any, batch: Draw) -> str:
-    """Where the policy is its own reference nothing is penalised."""
+    """Demand no penalty if the policy is its own reference."""
     columns_ = given(part, batch)
     answers = TRIAL.tried(part, {**columns_, "logp_ref": columns_["logp_live"]})
     return differs("kl where live is ref", answers["kl"], torch.zeros_like(batch.live))
 
 
 def has_a_gradient(part: Any, batch: Draw) -> str:
-    """A penalty in the loss that is detached would train nothing."""
+    """Demand a gradient: a detached penalty in the loss would train nothing."""
     gradient = TRIAL.tried(part, given(part, batch))["gradient"]
     return "" if gradient.any() else "no gradient reaches logp_live: as a term of the loss it would do nothing"
 

@@ -19,10 +19,10 @@ ROUNDING = 1e-14
 
 @dataclass(frozen=True)
 class Law:
-    """What every part of a slot does.
+    """A property of every part of a slot.
 
     words   what holds
-    seen    (part, random batch) -> what was seen that breaks it; "" where it holds
+    seen    (part, random batch) -> what was seen that breaks it; "" if it holds
     remedy  what the author of a part that breaks it can do
     """
 
@@ -31,7 +31,7 @@ class Law:
     remedy: str
 
     def broken(self, part: Any) -> str:
-        """What breaks the law, on the first batch where it does not hold, and the remedy; "" where it holds on all."""
+        """Say what breaks the law on the first batch that does, and the remedy; "" if the law holds on all."""
         return next(filter(None, (self._tried(part, draw(seed, spread)) for seed, spread in BATCHES)), "")
 
     def _tried(self, part: Any, batch: Draw) -> str:
@@ -43,13 +43,13 @@ class Law:
 
 
 def raised(error: Exception) -> str:
-    """What a part raised, in words, with the line of its author's file."""
+    """Say what a part raised, with the line of its author's file."""
     at = f" ({place(error)})" if place(error) else ""
     return f"it raised {type(error).__name__}: {one_line(error).rstrip('.')}{at}"
 
 
 def differs(name: str, column: Tensor, expected: Tensor, rounding: float = ROUNDING) -> str:
-    """How two columns differ; "" where they are equal up to rounding."""
+    """Say how two columns differ; "" if they are equal up to rounding."""
     if column.shape != expected.shape:
         return f"{name} has the shape {list(column.shape)} instead of {list(expected.shape)}"
     column, expected = column.detach(), expected.detach()
@@ -66,19 +66,19 @@ def differs(name: str, column: Tensor, expected: Tensor, rounding: float = ROUND
 
 
 def first_of(*seen: str) -> str:
-    """The first thing that was seen."""
+    """Return the first thing that was seen."""
     return next(filter(None, seen), "")
 
 
 def not_finite(name: str, column: Tensor) -> str:
-    """Whether a column holds something else than numbers."""
+    """Say where a column is not finite; "" if all of it is."""
     wrong = ~column.isfinite()
     words = f"{int(wrong.sum())} of {column.numel()} places"
     return f"{name} is {float(column[wrong][0])} at {words}" if wrong.any() else ""
 
 
 def gradient(total: Tensor, *inputs: Tensor) -> Tensor:
-    """d total / d inputs, added up: inputs that move together. 0 where nothing passes."""
+    """d total / d inputs, added up: inputs that move together. 0 if nothing passes."""
     if not total.requires_grad:
         return torch.zeros_like(inputs[0])
     moved = torch.autograd.grad(total, inputs, allow_unused=True)

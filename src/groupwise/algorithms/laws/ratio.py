@@ -28,7 +28,7 @@ MISMATCH = Trial(given_of_engine, call, ("correction",), masked=1.0)
 
 
 def begins_at_zero(part: Any, batch: Draw) -> str:
-    """Where the policy has not moved; and there its gradient is not 0."""
+    """Demand 0, with a gradient that is not 0, if the policy has not moved."""
     answers = RATIO.tried(part, {**given(part, batch), "logp_live": batch.old})
     if not answers["gradient"].any():
         return "no gradient reaches logp_live: nothing would train"
@@ -36,7 +36,7 @@ def begins_at_zero(part: Any, batch: Draw) -> str:
 
 
 def moves_as_it_declares(part: Any, batch: Draw) -> str:
-    """Whether one token's log-probability moves that of another token of its turn, and of another turn."""
+    """Try whether a token's log-probability moves another token's ratio, in the same turn and in another."""
     mask = torch.zeros_like(batch.mask)
     mask[:, :2] = mask[:, 3:5] = True
     live = batch.live.clone().requires_grad_(True)
@@ -49,14 +49,14 @@ def moves_as_it_declares(part: Any, batch: Draw) -> str:
 
 
 def carries_no_gradient(part: Any, batch: Draw) -> str:
-    """A correction weighs, and does not train."""
+    """Demand a detached correction: it weighs, and does not train."""
     old, engine, mask = given_of_engine(part, batch).values()
     answer = part(old.clone().requires_grad_(True), engine.float().requires_grad_(True), mask)
     return "its correction has a gradient; detach it" if answer.requires_grad else ""
 
 
 def varies_as_it_declares(part: Any, batch: Draw) -> str:
-    """Whether tokens of one completion have different corrections."""
+    """Try whether tokens of one completion have different corrections."""
     old, engine, mask = given_of_engine(part, batch).values()
     answer = part(old, engine, mask)
     varied = any(len(answer[i][mask[i]].unique()) > 1 for i in range(len(mask)))
@@ -64,14 +64,14 @@ def varies_as_it_declares(part: Any, batch: Draw) -> str:
 
 
 def is_zero_or_one(part: Any, batch: Draw) -> str:
-    """A rejection weighs nothing."""
+    """Demand 0 or 1: a rejection does not weigh."""
     old, engine, mask = given_of_engine(part, batch).values()
     answer = part(old, engine, mask)[mask]
     return "" if bool(((answer == 0) | (answer == 1)).all()) else "it answers numbers other than 0 and 1"
 
 
 def accepts_what_agrees(part: Any, batch: Draw) -> str:
-    """An engine that is the learner loses no token."""
+    """Demand that no token is lost if the engine agrees with the learner."""
     return "" if bool((part(batch.old, batch.old, batch.mask) == 1).all()) else "a token with k = 1 is rejected"
 
 

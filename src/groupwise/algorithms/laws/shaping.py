@@ -50,7 +50,7 @@ def lives_without_steps(part: Any, batch: Draw) -> str:
 
 
 def a_row_without_tokens_may_have_no_score(part: Any, batch: Draw) -> str:
-    """A completion that could not be scored is a row of the batch, and none of its tokens is trained."""
+    """Try a completion that could not be scored: a row of the batch without a trained token."""
     unscored = {**given(part, batch), "score": torch.where(batch.mask.any(1), batch.advantage, torch.nan)}
     reward = call(part, unscored)
     return first_of(not_finite("reward at trained tokens", reward[batch.mask]))

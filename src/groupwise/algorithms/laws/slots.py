@@ -38,9 +38,9 @@ TRIALS: Mapping[str, Trial] = {
 
 
 def tried(part: Any) -> Iterator[tuple[Law, str]]:
-    """Each law of the part's slot, and what was seen that breaks it: "" where it holds.
+    """Try each law of the part's slot -> the law, and what was seen that breaks it; "" if it holds.
 
-    Where the answer is none of the slot's, the law that says so is broken, and those after it are not tried.
+    If the answer is none of the slot's, the law that says so is broken, and those after it are not tried.
     """
     slot = slot_of(type(part))
     of_all, (first, *others) = LAWS[slot][: len(every.LAWS)], LAWS[slot][len(every.LAWS) :]

@@ -25,7 +25,7 @@ TRIAL = Trial(given, call, ("value", "share"), moving=("log_ratio", "logp_live")
 
 
 def starts_as_the_advantage(part: Any, batch: Draw) -> str:
-    """At log-ratio 0 the gradient is the advantage, one a completion, and all of it passes."""
+    """Demand that at log-ratio 0 the gradient is the advantage, one a completion, and that all of it passes."""
     advantage = torch.where(batch.mask, batch.advantage[:, None], 0.0)
     lengths = batch.mask.sum(1, keepdim=True).clamp(min=1)  # a mean over sequences, as one of a completion expects
     moving = [torch.zeros_like(batch.old).requires_grad_(True), batch.old.clone().requires_grad_(True)]
@@ -37,13 +37,13 @@ def starts_as_the_advantage(part: Any, batch: Draw) -> str:
 
 
 def trains_nothing_without_an_advantage(part: Any, batch: Draw) -> str:
-    """What lets the learner run rows whose advantages are 0 forward alone."""
+    """Demand no gradient from an advantage of 0: the learner runs such rows without a backward pass."""
     answers = TRIAL.tried(part, {**given(part, batch), "advantage": torch.zeros_like(batch.live)})
     return differs("gradient at advantage 0", answers["gradient"], torch.zeros_like(batch.live))
 
 
 def shares_what_it_passes(part: Any, batch: Draw) -> str:
-    """From 0 to 1; where a token is looked at by itself, d value / d logp_live = share r A."""
+    """Demand a share from 0 to 1 and, of a part that looks at tokens one by one, d value / d logp_live = share r A."""
     columns_ = given(part, batch)
     answers = TRIAL.tried(part, columns_)
     outside = (answers["share"] < 0) | (answers["share"] > 1)
@@ -56,7 +56,7 @@ def shares_what_it_passes(part: Any, batch: Draw) -> str:
 
 
 def moves_as_it_declares(part: Any, batch: Draw) -> str:
-    """Whether a token's surrogate moves with another token's log-ratio."""
+    """Try whether a token's surrogate moves with another token's log-ratio."""
     row = torch.tensor([[0.05, -0.05]], dtype=torch.float64)
     moving = [row.clone().requires_grad_(True), torch.zeros_like(row).requires_grad_(True)]
     answer = part(moving[0], torch.ones_like(row), moving[1], torch.ones_like(row, dtype=torch.bool))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Part(Protocol):
-    """What every part says of itself: its equation, in plain text and in the field's own names."""
+    """A part: it says its equation in plain text and in the field's own names."""
 
     equation: str
 

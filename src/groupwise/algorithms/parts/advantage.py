@@ -168,7 +168,7 @@ class ProcessZScore(Advantage):
 
 
 def outcome(reward: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """[N,T], [N,T] -> the completion's reward [N] (0 where it does not vote) and who votes [N] bool."""
+    """[N,T], [N,T] -> the completion's reward [N] (0 if it does not vote) and who votes [N] bool."""
     total = row_sum(real(reward), mask)
     vote = mask.any(-1) & ~total.isnan()
     return keep(total, vote), vote
@@ -177,7 +177,7 @@ def outcome(reward: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 def centre(x: Tensor, vote: Tensor, dense: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
     """x, who votes and dense group ids, [S] each -> x minus its group's mean [S], votes [P], who has a baseline [S].
 
-    Where there is no baseline (tied, alone or not voting) the centred x is exactly 0.
+    If there is no baseline (tied, alone or not voting) the centred x is exactly 0.
     """
     votes = group_sum(vote.to(x.dtype), dense, groups)
     mean = group_sum(keep(x, vote), dense, groups) / votes.clamp(min=1)

@@ -21,7 +21,7 @@ class Aggregate(Part, Protocol):
     def __call__(self, mask: Tensor, totals: Totals) -> Tensor: ...
 
     def declared(self, totals: Totals) -> float:
-        """What the weights of the whole optimizer batch add up to: 1 for a mean, 0 where no token is trained."""
+        """Return the sum of the whole optimizer batch's weights: 1 for a mean, 0 if no token is trained."""
         return 1.0 if totals.tokens else 0.0
 
 

@@ -32,7 +32,7 @@ def value_loss(value: Tensor, value_old: Tensor, returns: Tensor, mask: Tensor, 
 def explained_variance(value: Tensor, returns: Tensor, mask: Tensor) -> float:
     """1 - Var(R - V) / Var(R) over the trained tokens: 1 is a perfect critic, 0 no better than a constant. [N,T].
 
-    Negative where the critic is worse than a constant; 0 where the returns do not vary, so that nothing is explained.
+    Negative if the critic is worse than a constant; 0 if the returns do not vary, so that nothing is explained.
 
     >>> returns = torch.tensor([[0.0, 1.0]])
     >>> explained_variance(0.5 * returns, returns, torch.ones(1, 2, dtype=torch.bool))

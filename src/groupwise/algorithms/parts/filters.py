@@ -1,4 +1,4 @@
-"""Which groups train: keep or drop a whole group, with a reason that is counted."""
+"""Filters say which groups train: keep or drop a whole group, with a reason that is counted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ RIGHT = 1.0 - 1e-6
 
 
 class Signal(Enum):
-    """What the values of a group's completions say about it: by correctness, or by a reward."""
+    """The kind of a group by its completions' values: by correctness, or by a reward."""
 
     MIXED = "mixed"
     ALL_RIGHT = "all right"
@@ -82,7 +82,7 @@ class DropUniform(Filter):
 
 
 def signal(group: Group, metric: str = CORRECTNESS) -> Signal:
-    """What its completions that have a value say: by correctness whether they are right, else whether they differ."""
+    """Classify a group by its completions that have a value: are they right, or, by a reward, do they differ?"""
     values = values_of(group, metric)
     if metric == CORRECTNESS or not values:
         return of_passes([value >= RIGHT for value in values])

@@ -17,7 +17,7 @@ def gae(rewards: Column, values: Column, mask: Column, gamma: float = 1.0, lam: 
 
     "next" is the next trained token, and what comes after the last one is worth 0. Masked positions are skipped, may
     hold anything, and get 0. Nothing is whitened. Columns are of any type of numbers, the mask bool or 0 and 1; results
-    are float32, or float64 where one is. Raises ValueError where shapes differ, a trained position is not
+    are float32, or float64 if one is. Raises ValueError if shapes differ, a trained position is not
     finite, or gamma or lam lies outside of 0 to 1. Source: 1506.02438, eq 16.
 
     With gamma = 1 and lam = 0.5, a hole at t = 1 and padding at t = 3:
@@ -89,7 +89,7 @@ def _require_share(name: str, share: float) -> None:
 
 
 class Discounted(Advantage):
-    """`gae` with the fields of its subclasses, against a critic's values or, where they are not read, against 0.
+    """`gae` with the fields of its subclasses, against a critic's values or, if they are not read, against 0.
 
     A completion whose rewards are not numbers gets 0 and does not count in the whitening.
 

@@ -1,4 +1,4 @@
-"""What the sampler's probabilities differing from the learner's costs: one weight per token, k = pi_old / pi_engine.
+"""Corrections for a sampler whose probabilities differ from the learner's: a weight a token, k = pi_old / pi_engine.
 
 A correction carries no gradient, is never renormalised and multiplies the surrogate only: the trust region, the KL
 and the aggregation weights do not see it. k stays within the bounds of every log-ratio. What is rejected besides is a
@@ -72,7 +72,7 @@ class TIS(Mismatch):
 class SequenceTIS(TIS):
     """correction = min(K, cap), K the product of k over the completion's trained tokens.
 
-    One number a completion, so it goes with every ratio. Unbiased where no K reaches the cap; its variance grows with
+    One number a completion, so it goes with every ratio. Unbiased if no K reaches the cap; its variance grows with
     the length. Source: truncated importance sampling of whole sequences, Liu & Li 2025.
 
     >>> old, engine = torch.tensor([[0.5, 0.9]]).log(), torch.tensor([[0.4, 0.6]]).log()

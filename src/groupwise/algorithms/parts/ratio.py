@@ -119,7 +119,7 @@ class TurnRatio(Ratio):
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
-    """A log-ratio as it is within the limit, clamped with zero gradient beyond it. Same shape, nats."""
+    """Clamp a log-ratio beyond the limit, with zero gradient there. Same shape, nats."""
     return real(log_ratio).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 

@@ -1,4 +1,4 @@
-"""Which tokens do not train because the sampler's probabilities are too far from the learner's, k = pi_old / pi_engine.
+"""Rejection of tokens whose sampler is too far from the learner to train them, k = pi_old / pi_engine.
 
 A rejection answers 1 or 0 and multiplies the correction of parts/mismatch.py: one says how much a token weighs, the
 other whether it trains. A rejected token loses its gradient and keeps its place in the normaliser.

@@ -36,7 +36,7 @@ class Outcome(Shaping):
     scale, offset   the paper's reward from a score in [0, 1]: DAPO's +1 / -1 is 2 and -1
     overlong_cache  the last part of the limit, as a share of it, over which the penalty falls from 0 to -1; 0 is none
     limit           the longest completion, tokens; sampling.max_new_tokens unless it is set
-    step_scale      what a step score is worth, where the batch has them; 0 leaves them out
+    step_scale      what a step score is worth, if the batch has them; 0 leaves them out
     Source: DAPO (2503.14476) eq 7 and eq 13 (20,480 tokens with a cache of 4,096: a share of 0.2).
     """
 
@@ -76,7 +76,7 @@ class Steps(Shaping):
     """reward = scale step score at the step ends and 0 elsewhere: process supervision, the outcome is not read.
 
     scale  what a step score is worth; at least 0
-    Raises ValueError where the batch has no step ends. Source: DeepSeekMath (2402.03300), section 4.1.3.
+    Raises ValueError if the batch has no step ends. Source: DeepSeekMath (2402.03300), section 4.1.3.
     """
 
     equation = "r_t = scale score of the step that ends at t, 0 elsewhere"
@@ -95,7 +95,7 @@ class Steps(Shaping):
 def overlong_penalty(lengths: Column, limit: float, cache: float) -> Tensor:
     """DAPO's soft penalty: 0 up to limit - cache, then linear down to -1 at the limit. [N] tokens -> [N] in [-1, 0].
 
-    Lengths may be of any type of numbers; the penalty is float32, or float64 where they are.
+    Lengths may be of any type of numbers; the penalty is float32, or float64 if they are.
     Raises ValueError for lengths that are negative or no numbers. Source: DAPO (2503.14476) eq 13.
 
     >>> overlong_penalty(torch.tensor([16384, 18432, 20480]), 20480, 4096)
@@ -117,7 +117,7 @@ def at_last_token(per_row: Tensor, mask: Tensor) -> Tensor:
 
 
 def at_step_ends(batch: Batch) -> Tensor:
-    """[N,T]: the step score at each trained step end, 0 elsewhere. Raises ValueError where the batch has no steps."""
+    """[N,T]: the step score at each trained step end, 0 elsewhere. Raises ValueError if the batch has no steps."""
     if batch.step_end is None or batch.step_score is None:
         raise ValueError("step rewards need step scores and this batch has none; use a task that scores steps")
     return keep(real(batch.step_score), batch.mask & batch.step_end)

@@ -161,10 +161,10 @@ class SoftGate(Trust):
 class Cispo(Trust):
     """value = sg[min(r, c)] A logp_live: every token keeps a gradient, its coefficient is capped above at c.
 
-    c = cap, an absolute ratio, or 1 + epsilon_high where cap is 0: implementations mean either by the same word, so
+    c = cap, an absolute ratio, or 1 + epsilon_high if cap is 0: implementations mean either by the same word, so
     exactly one of the two is set. share = min(1, c/r). There is no lower bound.
 
-    cap           the largest ratio; at least 1, or 0 where epsilon_high is set
+    cap           the largest ratio; at least 1, or 0 if epsilon_high is set
     epsilon_high  the same counted from 1; at least 0
     Source: MiniMax-M1 (2506.13585) eq 4, which does not give c; the cap of 5.0 is ScaleRL's.
 

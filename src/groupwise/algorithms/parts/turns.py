@@ -108,7 +108,7 @@ def has_others(alive: Tensor, group: Tensor) -> Tensor:
 
 
 def leave_one_out(x: Tensor, vote: Tensor, owner: Tensor) -> Tensor:
-    """[S] each -> x minus the mean of the other votes of its owner, x itself where there is none; 0 without a vote."""
+    """[S] each -> x minus the mean of the other votes of its owner, x itself if there is none; 0 without a vote."""
     dense, owners = group_ids(owner)
     centred, votes, _ = centre(x, vote, dense, owners)
     alone = vote & (votes == 1)[dense]

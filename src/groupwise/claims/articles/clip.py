@@ -1,4 +1,4 @@
-"""What a clip does: how far it lets a sequence and a token go, and on which side it stops them."""
+"""The clip: how far it lets a sequence and a token go, and on which side it stops them."""
 
 import math
 from itertools import product

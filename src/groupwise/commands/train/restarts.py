@@ -1,4 +1,7 @@
-"""A run that goes on by itself after a process of it was lost: each time a resume, and not for ever."""
+"""A run that goes on by itself after a process of it was lost: each time a resume, and not for ever.
+
+To mend the ranks of a live run would be quicker, and would be a second way into every state that a run can be in.
+"""
 
 import gc
 from collections.abc import Callable

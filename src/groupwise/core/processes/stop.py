@@ -1,4 +1,8 @@
-"""How a run is asked to stop: once, and it ends in order; a second time, and it ends at once."""
+"""How a run is asked to stop: once, and it ends in order; a second time, and it ends at once.
+
+A signal raises only inside `Stop.leaving`, because a flag is not looked at inside a library that loads, downloads or
+waits; elsewhere the step ends first.
+"""
 
 import signal
 from collections.abc import Callable, Iterator

@@ -6,6 +6,9 @@
 Plain autograd holds x r beside x, and silu(..) and the product beside the two. A model's part is replaced only where it
 gives, on a few numbers that are tried, what the function here gives; a part of another kind runs as it is. Linear
 layers in bfloat16 are those of models/forward/linear.py where the device has no instructions for them.
+
+None of them is a product of a matrix and a vector: its rounding depends on where in memory the two lie, and a resumed
+run would not have the same bits.
 """
 
 import copy

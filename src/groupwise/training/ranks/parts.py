@@ -6,6 +6,9 @@
 
 A process by itself writes one file, optimizer.safetensors. Any number of ranks reads either: each the rows that it
 holds, from the files where they lie.
+
+Moments and the critic are two thirds of a checkpoint's bytes, and only a resume reads them, so each rank writes its own
+rows; the policy, which anything may read, is gathered and written as a Hugging Face folder by rank 0.
 """
 
 import json

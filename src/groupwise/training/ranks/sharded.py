@@ -3,6 +3,9 @@
 A decoder layer is a group of parameters that is gathered when the layer runs, and let go behind it. What lies around
 the layers (embedding, final norm, head) is one more group, because a tied head is the embedding. Gradients are added up
 over the ranks and not averaged: weights of the loss are made once for the whole optimizer batch.
+
+The root of the shards is a module of our own with the model inside: `fully_shard` changes the class of the module that
+it is called on, and a checkpoint's config.json would name that class.
 """
 
 import math

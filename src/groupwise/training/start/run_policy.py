@@ -1,4 +1,7 @@
-"""A policy that is named by the run that trained it: RUN, its newest good checkpoint's, or RUN:STEP."""
+"""A policy that is named by the run that trained it: RUN, its newest good checkpoint's, or RUN:STEP.
+
+A run that starts from such a policy copies it: the other run removes its old checkpoints as it goes on.
+"""
 
 import os
 import re
