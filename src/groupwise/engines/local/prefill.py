@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.core.errors import UsageError
+from groupwise.engines.kinds import setting
 from groupwise.engines.local.cache import PrefilledPrompts, PromptCache
 from groupwise.engines.local.experts import logits_and_experts
 from groupwise.engines.local.held import Held, first_tokens, routes_after
@@ -30,7 +31,7 @@ from groupwise.models.moe.record import Router, record_routes, require_routers
 SHORT = 128
 #: The layers that the engine knows, as configurations name them.
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-OTHER_ENGINE = 'set engine.name = "vllm"'
+OTHER_ENGINE = f"set {setting(lambda kind: kind.own_layers)}"
 
 
 def require_sampled(model: Any) -> None:
