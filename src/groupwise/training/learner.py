@@ -17,11 +17,11 @@ from groupwise.core.records import Batch, Group, UpdateRecord, UpdateResult
 from groupwise.core.settings import Changeable
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.compiled import CompiledLayers
+from groupwise.models.forward.forwards import recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import halves
 from groupwise.models.forward.line_attention import in_line, runs_in_line
 from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, sequence_logprobs
-from groupwise.models.forward.recompute import recomputed
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings

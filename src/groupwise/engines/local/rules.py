@@ -7,9 +7,8 @@ from torch import Tensor
 
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
-from groupwise.engines.local.history import History
 from groupwise.engines.local.sampler import Drawing
-from groupwise.engines.local.scheduler import Scheduler
+from groupwise.engines.local.scheduler import History, Scheduler
 from groupwise.engines.stop_strings import Decode, StopStrings
 from groupwise.models.forward.adjustment import Adjustment, adjustment_of
 

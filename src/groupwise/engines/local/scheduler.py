@@ -16,7 +16,6 @@ from torch import Tensor
 from groupwise.core.engine import Request
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache
 from groupwise.engines.local.held import Held, Store
-from groupwise.engines.local.history import History
 from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.sampler import END, Draw, uniforms
 from groupwise.engines.stop_strings import StopStrings
@@ -86,6 +85,32 @@ class Queue:
 
     def unfinished(self, take: Take) -> bool:
         return take.first + take.count < self.requests[take.request].samples
+
+
+class History:
+    """Ids that each live row has had, `had` [R,V] bool: its prompt's and those it has drawn, which a repetition penalty
+    makes less likely to come again.
+    """
+
+    def __init__(self, vocabulary: int, device: torch.device) -> None:
+        self.had = torch.zeros(0, vocabulary, dtype=torch.bool, device=device)
+
+    def admit(self, prompts: Sequence[tuple[int, ...]], counts: Sequence[int]) -> None:
+        """New rows behind the others: `counts` of them after each prompt."""
+        new = self.had.new_zeros(len(prompts), self.had.shape[1])
+        for row, tokens in zip(new, prompts, strict=True):
+            row[list(set(tokens))] = True
+        repeats = torch.tensor(counts, device=new.device)
+        self.had = torch.cat([self.had, new.repeat_interleave(repeats, 0)])
+
+    def add(self, tokens: Tensor) -> None:
+        """[R] what each row has drawn."""
+        self.had.scatter_(1, tokens[:, None], True)
+
+    def move(self, to: Tensor, origin: Tensor, rows: int) -> None:
+        """Copy rows `origin` over rows `to`, and keep the first `rows`."""
+        self.had[to] = self.had[origin]
+        self.had = self.had[:rows]
 
 
 class Scheduler:

@@ -10,7 +10,7 @@ still, by their ids, vLLM does not compute again.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from groupwise.core.engine import Finished, OnFinish, Precision, Progress, Request, Sampling
 from groupwise.core.errors import RunError
+from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion
 from groupwise.engines.requests import limits_of
 from groupwise.engines.stop_strings import Decode, StopStrings
 from groupwise.engines.vllm.heads import Widening
-from groupwise.engines.vllm.sampling import params_of
 from groupwise.engines.weights import Shapes, broken, require_whole, shapes_of
 from groupwise.models.forward.adjustment import adjustment_of
 
@@ -221,3 +221,40 @@ class Row:
         return Completion.of_one_turn(
             tuple(self.tokens), logp_engine=tuple(self.logp), finish=self.finish, version=version, stop=self.stop
         )
+
+
+def params_of(
+    sampling: Sampling,
+    make: Callable[..., Any],
+    ends: Iterable[int],
+    limit: int,
+    request: Request,
+    sample: int,
+    streamed: Any,
+) -> Any:
+    """Make vLLM's parameters of completion `sample` of a request: each is a request of its own, with its own seed.
+
+    make      vLLM's SamplingParams
+    ends      ids that end it; vLLM knows of no others
+    limit     most new tokens of it
+    streamed  vLLM's kind of output: all at the end, or what is new at each step
+    """
+    # vLLM's generators cannot begin in the middle: what goes on has numbers of its own.
+    turn = (request.drawn,) if request.drawn else ()
+    return make(
+        n=1,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        logit_bias=dict(sampling.logit_bias) or None,
+        repetition_penalty=sampling.repetition_penalty,
+        min_tokens=min(max(0, sampling.min_new_tokens - request.drawn), limit),
+        max_tokens=limit,
+        stop_token_ids=sorted(ends),
+        ignore_eos=True,
+        seed=derive(request.seed, request.first + sample, *turn),
+        logprobs=0,
+        detokenize=False,
+        output_kind=streamed,
+    )

@@ -5,7 +5,7 @@
 
 Plain autograd holds x r beside x, and silu(..) and the product beside the two. A model's part is replaced only where it
 gives, on a few numbers that are tried, what the function here gives; a part of another kind runs as it is. Linear
-layers in bfloat16 are those of models/forward/linear.py where the device has no instructions for them.
+layers in bfloat16 have one too, for devices without instructions for it.
 
 None of them is a product of a matrix and a vector: its rounding depends on where in memory the two lie, and a resumed
 run would not have the same bits.
@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from groupwise.models.forward.forwards import replaced
-from groupwise.models.forward.linear import Linear, linear_of, linear_slopes
-from groupwise.models.precision import computes_in, multiplies_bf16
+from groupwise.models.precision import computes_in, multiplies_bf16, operand
 
 
 class FusedLayers:
@@ -36,6 +35,41 @@ class FusedLayers:
     def running(self) -> AbstractContextManager[None]:
         """Inside, a forward of the models runs these parts by their functions here, and so its backward anywhere."""
         return replaced((part, partial(forward, part)) for part, forward in self.parts)
+
+
+class Linear(torch.autograd.Function):
+    """x [..., I], weight [H,I], bias [H] or None -> weight x + bias [..., H], in the type that autocast says."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        compute = computes_in(weight)
+        x = x.to(compute)
+        ctx.save_for_backward(x, weight)
+        return linear_of(x, weight, bias, compute)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        return linear_slopes(slope, x if ctx.needs_input_grad[1] else None, weight, ctx.needs_input_grad[2])
+
+
+def linear_of(x: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> Tensor:
+    """weight x + bias, each rounded to the type that it is computed in."""
+    with torch.autocast(x.device.type, enabled=False):
+        added = None if bias is None else operand(bias, compute)
+        return nn.functional.linear(operand(x, compute), operand(weight, compute), added).to(compute)
+
+
+def linear_slopes(
+    slope: Tensor, x: Tensor | None, weight: Tensor, biased: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Given that of the output, the gradients of x, of the weight where x is given, of the bias where there is one."""
+    compute, rows = slope.dtype, operand(slope, slope.dtype)
+    to_x = (rows @ operand(weight, compute)).to(compute)
+    rows = rows.flatten(0, -2)
+    to_weight = None if x is None else (rows.T @ operand(x, compute).flatten(0, -2)).to(compute).to(weight.dtype)
+    return to_x, to_weight, rows.sum(0).to(weight.dtype) if biased else None
 
 
 class RMSNorm(torch.autograd.Function):
