@@ -113,8 +113,8 @@ def evaluate(
     set: Settings = None,
 ) -> None:
     """Sample policies on held-out problems: pass@k, avg@k, and of several the difference on the same problems."""
-    from groupwise.commands.evaluation import evaluate as evaluate_policies
-    from groupwise.commands.evaluation_files import require_place_for, write_results
+    from groupwise.commands.evaluate import evaluate as evaluate_policies
+    from groupwise.commands.evaluate import require_place_for, write_results
     from groupwise.config.recipe import assignment
 
     require_place_for(out)
@@ -167,8 +167,8 @@ def plan(
     ] = "cpu",
 ) -> None:
     """What a recipe takes on so many ranks of a device: memory of each by phase, and about how long a step takes."""
+    from groupwise.commands.plan import in_words as plan_in_words
     from groupwise.commands.plan import scale_plan
-    from groupwise.commands.plan_words import in_words as plan_in_words
     from groupwise.config.recipe import assignment
 
     Terminal().print(plan_in_words(scale_plan(recipe, dict(map(assignment, set or [])), ranks, device)))
