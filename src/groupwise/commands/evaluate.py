@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groupwise.commands.build.build import sampled_heldout
-from groupwise.commands.build.episodes import environments_of, sampler_of
-from groupwise.commands.build.policies import policy_after
-from groupwise.commands.build.pools import pool_of
-from groupwise.commands.build.selected import chat_of, selected
+from groupwise.commands.build.policy import policy_after
+from groupwise.commands.build.rollout import chat_of, environments_of, heldout_sampler, pool_of, sampler_of, selected
 from groupwise.commands.build.threads import threads, with_threads
 from groupwise.config import recipe as recipes
 from groupwise.config.about import where
@@ -216,23 +213,24 @@ def _with_threads(recipe: recipes.Recipe, note: Callable[[str], None]) -> recipe
 
 def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResult:
     """Load one policy, ask it, and let it go."""
-    named, policy = _policy(name, plan.recipe.device, note)
-    engine = make_engine(policy=policy, settings=plan.recipe.engine, note=note)
-    chat = chat_of(plan, policy.tokenizer)
-    environments = environments_of(plan)
+    recipe, task = plan.recipe, plan.task
+    named, policy = _policy(name, recipe.device, note)
+    engine = make_engine(policy=policy, settings=recipe.engine, note=note)
+    chat = chat_of(recipe, task, policy.tokenizer)
+    environments = environments_of(recipe, task)
     with (
         closing(engine),
-        pool_of(plan) or nullcontext() as pool,
+        pool_of(recipe, plan.slow_rewards) or nullcontext() as pool,
         closing(environments) if environments else nullcontext(),
     ):
-        require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
-        selection = selected(plan, chat)
+        require_sampling(engine, policy, recipe.evaluation_sampling, "evaluation")
+        selection = selected(recipe, task, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
         turns = chat.template is not None
-        scorer = Scorer(plan.task, policy.decode, plan.mix, pool, thinking=thinking_of(chat), turns=turns)
-        sample = sampler_of(plan, policy, chat, engine, environments)
-        answers = sampled_heldout(plan, sample, scorer, selection, _judge(plan))()
-    return PolicyResult(named, plan.measure, answers.groups, measured(answers, plan.measure, scorer.has_answers))
+        scorer = Scorer(task, policy.decode, plan.mix, pool, thinking=thinking_of(chat), turns=turns)
+        sample = sampler_of(task, policy, chat, engine, environments)
+        answers = heldout_sampler(recipe, sample, scorer, selection, _judge(recipe, plan.folder / REWARD_MODEL))()
+    return PolicyResult(named, recipe.measure, answers.groups, measured(answers, recipe.measure, scorer.has_answers))
 
 
 def _policy(name: str, device: str, note: Callable[[str], None]) -> tuple[str, Policy]:
@@ -280,16 +278,15 @@ def _difference_line(apart: Difference) -> str:
     return f"{words}: {seen.verdict}{seen.remarks}"
 
 
-def _judge(plan: Plan) -> Judge | None:
+def _judge(recipe: recipes.Recipe, folder: Path) -> Judge | None:
     """Load the run's reward model. Raises UsageError if there is none, and the evaluation reads it."""
-    folder = plan.folder / REWARD_MODEL
-    if plan.recipe.preference is None:
+    if recipe.preference is None:
         return None
     if folder.is_dir():
-        return load_reward_model(folder, device=plan.recipe.device).scores
-    if plan.measure.metric != CORRECTNESS:
+        return load_reward_model(folder, device=recipe.device).scores
+    if recipe.measure.metric != CORRECTNESS:
         raise UsageError(
-            f"evaluation.metric = {plan.measure.metric!r}: it takes the reward model, and {folder} is not there; "
+            f"evaluation.metric = {recipe.measure.metric!r}: it takes the reward model, and {folder} is not there; "
             "evaluate a run that has one"
         )
     return None

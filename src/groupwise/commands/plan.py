@@ -12,9 +12,8 @@ from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Any
 
-from groupwise.commands.build.build import too_long
 from groupwise.commands.build.memory import NAMED, run_shape, size_in_words
-from groupwise.commands.build.selected import chat_of, selected
+from groupwise.commands.build.rollout import chat_of, selected, too_long
 from groupwise.commands.check.model import model_path
 from groupwise.config import recipe as recipes
 from groupwise.config.plan import Plan
@@ -85,16 +84,17 @@ def scale_plan(recipe: str, overrides: Mapping[str, object], ranks: int | None, 
     held, free = (held_memory(CPU), free_memory(CPU)) if device == CPU else (0, 0)
     on = device_of(device, count, free)
     with TemporaryDirectory() as place:
-        folder = model_path(run, Path(place))
+        folder = model_path(run.recipe, run.task, Path(place))
         where = f"model = {str(folder)!r}"
         require_config(folder, where)
         what = f"{where}: does not load as a causal language model"
         config = read_config(folder, what)
         with loading(what):
             model = without_memory(config)
-        longest = selected(run, chat_of(run, load_tokenizer(folder, config))).longest
+        chat = chat_of(run.recipe, run.task, load_tokenizer(folder, config))
+        longest = selected(run.recipe, run.task, chat).longest
     _require_trainable(run, model)
-    if wrong := too_long(run, config, longest):
+    if wrong := too_long(run.recipe, config, longest):
         raise UsageError(wrong)
     shape = dataclasses.replace(run_shape(run, longest, positions(config)), ranks=count)
     return _planned(run, model, shape, on, held)
@@ -157,7 +157,7 @@ def _what(scale: ScalePlan) -> list[str]:
     beside = f"; beside it {', '.join(copies)}" if copies else ""
     lines = [
         _line("plan", f"{recipe.name} on {ranks}: {where}"),
-        _line("policy", f"{run.origin}, {weights:,} weights{of_token}; {trained}{beside}"),
+        _line("policy", f"{recipe.origin}, {weights:,} weights{of_token}; {trained}{beside}"),
         _line(
             "a step",
             f"{shape.prompts} prompts of at most {shape.prompt} tokens x {shape.samples} completions of at most "
