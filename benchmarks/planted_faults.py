@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 import typer
 
-from groupwise.commands.build.parity import TOLERANCE
+from groupwise.commands.build.engine import TOLERANCE
 from groupwise.commands.train.train import resume, train
 from groupwise.core.errors import CheckFailed
 from groupwise.diagnostics.checks import Check, Verdict

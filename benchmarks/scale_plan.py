@@ -114,7 +114,7 @@ def run(folder: str, settings: dict[str, Any]) -> None:
     """Train, and print what was planned of memory, and what was measured."""
     import groupwise
     from groupwise.commands.build import build
-    from groupwise.commands.build.ranks import MODULE
+    from groupwise.commands.build.learner import MODULE
 
     plans, others = [], []
 

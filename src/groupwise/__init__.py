@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from groupwise.algorithms.parts.trust import Surrogate, Trust
     from groupwise.algorithms.settings import algorithm
     from groupwise.commands.check.check import check
-    from groupwise.commands.evaluation import evaluate
+    from groupwise.commands.evaluate import evaluate
     from groupwise.commands.train.callbacks import StepRecord
     from groupwise.commands.train.run import Run
     from groupwise.commands.train.train import resume, train
@@ -79,58 +79,49 @@ __all__ = [
     "train",
 ]
 
+#: Where each public name lives: torch takes seconds to import, and --help should not.
 _HOME = {
-    "Advantage": "algorithms.parts.advantage",
-    "Aggregate": "algorithms.parts.aggregate",
-    "Algorithm": "algorithms.algorithm",
-    "Attempt": "core.samples",
-    "Batch": "core.records",
-    "CheckFailed": "core.errors",
-    "Completion": "core.records",
-    "Demonstration": "core.task",
-    "Estimator": "algorithms.parts.kl",
-    "Filter": "algorithms.parts.filters",
-    "Group": "core.records",
-    "GroupwiseError": "core.errors",
-    "LossOut": "algorithms.algorithm",
-    "Mismatch": "algorithms.parts.mismatch",
-    "Numeric": "rewards.verifiers.answers",
-    "Ratio": "algorithms.parts.ratio",
-    "Recipe": "config.recipe",
-    "Rejection": "algorithms.parts.rejection",
-    "Run": "commands.train.run",
-    "RunError": "core.errors",
-    "Sample": "core.samples",
-    "Shaping": "algorithms.parts.shaping",
-    "Signal": "algorithms.parts.filters",
-    "StepRecord": "commands.train.callbacks",
-    "Surrogate": "algorithms.parts.trust",
-    "Task": "core.task",
-    "Totals": "algorithms.parts.aggregate",
-    "Trust": "algorithms.parts.trust",
-    "UsageError": "core.errors",
-    "Verdict": "algorithms.parts.filters",
-    "algorithm": "algorithms.settings",
-    "check": "commands.check.check",
-    "evaluate": "commands.evaluation",
-    "gae": "algorithms.parts.gae",
-    "overlong_penalty": "algorithms.parts.shaping",
-    "record_routes": "models.moe.record",
-    "replay_routes": "models.moe.replay",
-    "report": "reports.make",
-    "resume": "commands.train.train",
-    "task": "tasks.make",
-    "train": "commands.train.train",
+    name: module
+    for module, names in {
+        "algorithms.algorithm": ("Algorithm", "LossOut"),
+        "algorithms.parts.advantage": ("Advantage",),
+        "algorithms.parts.aggregate": ("Aggregate", "Totals"),
+        "algorithms.parts.filters": ("Filter", "Signal", "Verdict"),
+        "algorithms.parts.gae": ("gae",),
+        "algorithms.parts.kl": ("Estimator",),
+        "algorithms.parts.mismatch": ("Mismatch",),
+        "algorithms.parts.ratio": ("Ratio",),
+        "algorithms.parts.rejection": ("Rejection",),
+        "algorithms.parts.shaping": ("Shaping", "overlong_penalty"),
+        "algorithms.parts.trust": ("Surrogate", "Trust"),
+        "algorithms.settings": ("algorithm",),
+        "commands.check.check": ("check",),
+        "commands.evaluate": ("evaluate",),
+        "commands.train.callbacks": ("StepRecord",),
+        "commands.train.run": ("Run",),
+        "commands.train.train": ("resume", "train"),
+        "config.recipe": ("Recipe",),
+        "core.errors": ("CheckFailed", "GroupwiseError", "RunError", "UsageError"),
+        "core.records": ("Batch", "Completion", "Group"),
+        "core.samples": ("Attempt", "Sample"),
+        "core.task": ("Demonstration", "Task"),
+        "models.moe.record": ("record_routes",),
+        "models.moe.replay": ("replay_routes",),
+        "reports.make": ("report",),
+        "rewards.verifiers.answers": ("Numeric",),
+        "tasks.make": ("task",),
+    }.items()
+    for name in names
 }
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, imported when they are first used: torch takes seconds, and --help should not."""
+    """Import a public name when it is first used."""
     if name not in _HOME:
         raise AttributeError(f"module 'groupwise' has no attribute {name!r}")
     return getattr(import_module(f"groupwise.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    """The public names, imported or not."""
+    """List the public names, imported or not."""
     return sorted(__all__)

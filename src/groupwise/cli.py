@@ -8,11 +8,11 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from groupwise.config.elsewhere import in_words
+from groupwise.config import elsewhere
 from groupwise.core import VERSION
 from groupwise.core.code.boundary import unexpected
 from groupwise.core.errors import LONGEST_MESSAGE, GroupwiseError, UsageError, shortened
-from groupwise.core.files.paths import from_here, location
+from groupwise.core.files.paths import location
 from groupwise.core.machine.terminal import Terminal, clean
 
 app = typer.Typer(
@@ -43,6 +43,13 @@ Settings = Annotated[
 ]
 
 
+def _assigned(settings: list[str] | None) -> dict[str, object]:
+    """Read the KEY=VALUE of each --set."""
+    from groupwise.config.recipe import assignment
+
+    return dict(map(assignment, settings or []))
+
+
 @app.command()
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or its path.")] = None,
@@ -55,44 +62,19 @@ def train(
 ) -> None:
     """Train a policy: a recipe, or the rest of a run, with other values of keys that may change."""
     from groupwise.commands.train import train as run  # torch takes seconds to import: not for --help
+    from groupwise.commands.train.summary import in_words
     from groupwise.commands.train.torchrun import follows
-    from groupwise.config.recipe import assignment
 
     if (recipe is None) == (resume is None):
         raise UsageError("train takes a recipe or --resume RUN, one of them")
-    chosen = dict(map(assignment, set or [])) | ({} if ray is None else {"placement.ray": ray})
+    chosen = _assigned(set) | ({} if ray is None else {"placement.ray": ray})
     if follows(recipe, resume, chosen):
         return
     done = run.resume(resume, chosen) if resume is not None else run.train(str(recipe), chosen)
     if not done.finished:
         raise typer.Exit(128 + done.stopped_by)
-    s = done.summary
-    say = Terminal().print
-    if "heldout_after" in s:
-        say(
-            f"held-out {s['heldout_measure']} {s['heldout_before']:.3f} -> {s['heldout_after']:.3f} on "
-            f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
-            f"mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
-        )
-        say(f"held-out {s['heldout_measure']} {s['heldout_change']['words']}")
-    for kind, title in (("heldout_by_reward", "reward {}"), ("heldout_by_source", "{}")):
-        for name, mean in s.get(kind, {}).items():
-            say(f"{title.format(name)}: held-out mean {mean['before']:.3f} -> {mean['after']:.3f}")
-    if totals := s.get("logged_total"):
-        say("logged by rewards, added up: " + ", ".join(f"{name} {value:.6g}" for name, value in totals.items()))
-    steps = f"{s['steps']} step{'s' * (s['steps'] != 1)}"
-    say(f"{steps} of {s['algorithm']} in {s['seconds_training']:.0f} s, {s['seconds_total']:.0f} s in all")
-    for name, check in s["checks"].items():
-        if check["steps"]:
-            far = f"largest {check['largest']:.2g}, limit {check['limit']:.3g}"
-            say(f"checked on {check['steps']} step{'s' * (check['steps'] != 1)}: {name} ({far})")
-        else:
-            say(f"not measured: {name}")
-    folder = from_here(done.folder)
-    files = [name for name in ("rollouts.jsonl", "heldout.jsonl", "checkpoints") if (folder / name).exists()]
-    say(f"the run is in {folder} ({', '.join(['summary.json', 'metrics.jsonl', *files])})")
-    if (folder / "report.html").is_file():
-        say(f"read it in a browser: {folder / 'report.html'}")
+    for line in in_words(done.summary, from_here(done.folder)):
+        Terminal().print(line)
 
 
 @app.command("eval")
@@ -114,12 +96,11 @@ def evaluate(
     set: Settings = None,
 ) -> None:
     """Sample policies on held-out problems: pass@k, avg@k, and of several the difference on the same problems."""
-    from groupwise.commands.evaluation import evaluate as evaluate_policies
-    from groupwise.commands.evaluation_files import require_place_for, write_results
-    from groupwise.config.recipe import assignment
+    from groupwise.commands.evaluate import evaluate as evaluate_policies
+    from groupwise.commands.evaluate import require_place_for, write_results
 
     require_place_for(out)
-    results = evaluate_policies(*policies, recipe=recipe, overrides=dict(map(assignment, set or [])), step=step)
+    results = evaluate_policies(*policies, recipe=recipe, overrides=_assigned(set), step=step)
     say = Terminal().print
     say(str(results))
     say(f"results.json and completions.jsonl are in {write_results(results, out)}")
@@ -132,7 +113,7 @@ def export(
     step: Annotated[int | None, typer.Option(min=0, help="Of the checkpoint of this step; else of the newest.")] = None,
 ) -> None:
     """Write a run's policy as an ordinary Hugging Face folder; adapters are merged into its weights."""
-    from groupwise.commands.export import export as export_policy
+    from groupwise.commands.build.policy import export as export_policy
 
     done = export_policy(run, folder, step, Terminal(stderr=True).print)
     Terminal().print(f"{folder} holds the policy after step {done}: from_pretrained loads it")
@@ -148,9 +129,8 @@ def check(
     """Look at a recipe's problems, rewards, lengths and model before a run; exit code 1 where there is a fault."""
     from groupwise.commands.check.check import check_sections
     from groupwise.commands.check.findings import print_sections
-    from groupwise.config.recipe import assignment
 
-    sections = check_sections(recipe, dict(map(assignment, set or [])), rows=rows, model=model)
+    sections = check_sections(recipe, _assigned(set), rows=rows, model=model)
     if print_sections(sections, Terminal()):
         raise typer.Exit(1)
 
@@ -168,11 +148,9 @@ def plan(
     ] = "cpu",
 ) -> None:
     """What a recipe takes on so many ranks of a device: memory of each by phase, and about how long a step takes."""
-    from groupwise.commands.plan import scale_plan
-    from groupwise.commands.plan_words import in_words as plan_in_words
-    from groupwise.config.recipe import assignment
+    from groupwise.commands.plan import in_words, scale_plan
 
-    Terminal().print(plan_in_words(scale_plan(recipe, dict(map(assignment, set or [])), ranks, device)))
+    Terminal().print(in_words(scale_plan(recipe, _assigned(set), ranks, device)))
 
 
 @app.command()
@@ -234,7 +212,7 @@ def serve(
 
 
 def _rows_place(text: str) -> Path:
-    """What `--rows` names."""
+    """Return the place that `--rows` names."""
     return location(text, "--rows")
 
 
@@ -292,14 +270,13 @@ def explain(
 ) -> None:
     """An algorithm: its equation, parts and values, paper, and what to watch; without a name: all of them."""
     from groupwise.algorithms.explain import compare, family
-    from groupwise.commands.explain import explain as in_words
-    from groupwise.config.recipe import assignment
+    from groupwise.commands.algorithm import explain as in_words
 
     if algorithm is None and (against is not None or set):
         raise UsageError("--against and --set go with an algorithm: groupwise explain grpo --against gspo")
     if against is not None and set:
         raise UsageError("--against compares two rows of the catalog as they are; leave out --set")
-    chosen = {key.removeprefix("algorithm."): value for key, value in map(assignment, set or [])}
+    chosen = {key.removeprefix("algorithm."): value for key, value in _assigned(set).items()}
     note = Terminal(stderr=True).print
     if algorithm is None:
         text = family()
@@ -314,10 +291,9 @@ def laws(
     set: Settings = None,
 ) -> None:
     """Hold a part of your own to the laws that every part of its slot obeys; exit code 1 where one is broken."""
-    from groupwise.commands.laws import laws as tried
-    from groupwise.config.recipe import assignment
+    from groupwise.commands.algorithm import laws as tried
 
-    trial = tried(part, dict(map(assignment, set or [])))
+    trial = tried(part, _assigned(set))
     say = Terminal().print
     say(f"{trial.part}, a part of the slot {trial.slot}")
     for words, seen in trial.laws:
@@ -352,7 +328,7 @@ def recipes() -> None:
 
 
 def main() -> None:
-    """The `groupwise` command."""
+    """Run the `groupwise` command."""
     try:
         code = app(standalone_mode=False)
         _flush()
@@ -371,7 +347,7 @@ def main() -> None:
             message = error.format_message()  # type: ignore[attr-defined]
             if not message:  # no command was given, and the help was shown
                 sys.exit(0)
-            near = in_words(sys.argv[1:])
+            near = elsewhere.in_words(sys.argv[1:])
             _fail(f"{shortened(message)}{near and '; '}{near}", 2)
         end = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error  # an EOFError
         _fail(unexpected(end, " ".join(sys.argv[1:])), 1)

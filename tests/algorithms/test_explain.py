@@ -12,7 +12,7 @@ from groupwise import UsageError
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.explain import compare, explain, objective, overview, page
 from groupwise.algorithms.settings import KINDS, algorithm, settings
-from groupwise.commands.explain import explain as explain_either
+from groupwise.commands.algorithm import explain as explain_either
 
 
 def test_the_page_in_docs_is_made_from_todays_catalog() -> None:

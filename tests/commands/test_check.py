@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.commands.check import golds, trials
+from groupwise.commands.check import problems, trials
 from groupwise.commands.check.correctness import (
     opening_findings,
     own_reward_findings,
@@ -308,14 +308,14 @@ def test_the_kinds_of_gold_answers_are_counted_and_those_that_no_verdict_is_safe
     path.write_text("".join(json.dumps({"prompt": f"q{n}", "answer": a}) + "\n" for n, a in enumerate(answers)))
     settings = {"path": str(path), "heldout_share": 0.0}
     named = task("data", settings)
-    counted, unsafe = golds.kinds(named, named.samples("train")[:10])
+    counted, unsafe = problems.kinds(named, named.samples("train")[:10])
     words = counted.what.removeprefix("kinds of gold answers: ").split(", ")
     assert sorted(words) == ["1 expression", "1 set", "2 formula", "2 number"]
     assert unsafe.level is Level.NOTE
     assert "2 of 6 gold answers are compared letter by letter" in unsafe.what
     assert "rows.jsonl:3" in unsafe.what
     numeric = task("data", {**settings, "check": "numeric", "unreadable_limit": 0.9})
-    assert list(golds.kinds(numeric, numeric.samples("train")[:10])) == []
+    assert list(problems.kinds(numeric, numeric.samples("train")[:10])) == []
 
 
 def test_the_letters_of_options_are_counted_and_the_setting_that_takes_no_others_is_named(tmp_path: Path) -> None:
@@ -323,9 +323,9 @@ def test_the_letters_of_options_are_counted_and_the_setting_that_takes_no_others
     path.write_text("".join(json.dumps({"prompt": f"q{n}", "answer": a}) + "\n" for n, a in enumerate("ADBDA")))
     settings = {"path": str(path), "heldout_share": 0.0, "check": "choice"}
     named = task("data", settings)
-    counted, open_ended = golds.kinds(named, named.samples("train")[:10])
+    counted, open_ended = problems.kinds(named, named.samples("train")[:10])
     assert (counted.level, counted.what) == (Level.OK, "gold letters: 2 A, 1 B, 2 D")
     assert open_ended.level is Level.NOTE
     assert "letters = 'ABCD' under [task]" in open_ended.what
     named = task("data", {**settings, "letters": "ABCDE"})
-    assert [found.level for found in golds.kinds(named, named.samples("train")[:10])] == [Level.OK]
+    assert [found.level for found in problems.kinds(named, named.samples("train")[:10])] == [Level.OK]

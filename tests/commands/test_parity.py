@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import groupwise
-from groupwise.commands.build import parity
-from groupwise.commands.build.parity import PROBE_PROMPT_TOKENS, shortened
+from groupwise.commands.build import engine
+from groupwise.commands.build.engine import PROBE_PROMPT_TOKENS, shortened
 from groupwise.core.records import Prompt
 from groupwise.core.samples import Sample
 from groupwise.diagnostics.checks import Probe
@@ -44,9 +44,9 @@ def test_prompts_that_are_one_keep_their_ends() -> None:
 
 def test_a_runs_probe_asks_no_more_than_its_tokens_and_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[Probe]()
-    monkeypatch.setattr(parity, "PROBE_PROMPT_TOKENS", 4)
-    made = parity.Probe
-    monkeypatch.setattr(parity, "Probe", lambda *given, **named: asked.append(made(*given, **named)) or asked[-1])
+    monkeypatch.setattr(engine, "PROBE_PROMPT_TOKENS", 4)
+    made = engine.Probe
+    monkeypatch.setattr(engine, "Probe", lambda *given, **named: asked.append(made(*given, **named)) or asked[-1])
     run = groupwise.train("quickstart", tiny_run(tmp_path))
     (probe,) = asked
     assert {len(prompt.tokens) for prompt in probe.prompts} == {4} != {PROBE_PROMPT_TOKENS}

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from groupwise.commands.plan import ScalePlan, scale_plan
-from groupwise.commands.plan_words import in_words
+from groupwise.commands.plan import ScalePlan, in_words, scale_plan
 from groupwise.core.errors import UsageError
 from groupwise.models.tiny import TinySpec
 from tests.commands.test_cli import call

@@ -49,17 +49,19 @@ def test_what_cannot_be_sampled_or_trained_is_refused_in_one_line(changes: dict[
 
 
 def test_what_does_not_train_is_allowed_in_an_evaluation() -> None:
-    assert resolve(recipe.load("quickstart", {"evaluation.repetition_penalty": 1.2})).evaluation_sampling == Sampling(
+    assert resolve(
+        recipe.load("quickstart", {"evaluation.repetition_penalty": 1.2})
+    ).recipe.evaluation_sampling == Sampling(
         repetition_penalty=1.2, max_new_tokens=recipe.load("quickstart").sampling.max_new_tokens
     )
 
 
 def test_an_evaluations_completions_end_where_training_s_do_unless_it_says_otherwise() -> None:
     ends = {"sampling.stop": ["="], "sampling.stop_ids": [3], "sampling.max_new_tokens": 9}
-    same = resolve(recipe.load("quickstart", ends)).evaluation_sampling
+    same = resolve(recipe.load("quickstart", ends)).recipe.evaluation_sampling
     assert (same.stop, same.stop_ids, same.max_new_tokens) == (("=",), (3,), 9)
     own = resolve(recipe.load("quickstart", {**ends, "evaluation.stop": [], "evaluation.min_p": 0.1}))
-    assert own.evaluation_sampling == Sampling(stop_ids=(3,), min_p=0.1, max_new_tokens=9)
+    assert own.recipe.evaluation_sampling == Sampling(stop_ids=(3,), min_p=0.1, max_new_tokens=9)
 
 
 def test_a_resolved_recipe_says_the_ends_and_biases_and_reads_back() -> None:

@@ -26,7 +26,7 @@ from groupwise.algorithms.laws.draws import draw
 from groupwise.algorithms.laws.slots import LAWS, tried
 from groupwise.algorithms.parts.gae import GAE
 from groupwise.algorithms.settings import KINDS
-from groupwise.commands.laws import laws
+from groupwise.commands.algorithm import laws
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 

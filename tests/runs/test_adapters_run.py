@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import groupwise
+from groupwise.commands.build.policy import export
 from groupwise.commands.evaluate import evaluate_policies
-from groupwise.commands.export import export
 from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.core.errors import UsageError

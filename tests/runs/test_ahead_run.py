@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.build import build
+from groupwise.commands.build import engine
 from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
@@ -46,13 +46,13 @@ def test_each_batch_is_of_the_weights_before_those_that_it_trains_and_a_stop_cha
 def test_which_of_both_is_faster_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling that takes far longer than training is not given the weights that training has made meanwhile."""
     quick = groupwise.train("quickstart", tiny_run(tmp_path, name="quick", **CHANGES)).folder
-    monkeypatch.setattr(build, "make_engine", lambda **given: Slow(make_engine(**given), 0.2))
+    monkeypatch.setattr(engine, "make_engine", lambda **given: Slow(make_engine(**given), 0.2))
     slow = groupwise.train("quickstart", tiny_run(tmp_path, name="slow", **CHANGES)).folder
     assert_same_run(quick, slow)
 
 
 def test_the_timeline_says_that_sampling_lies_beside_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "make_engine", lambda **given: Slow(make_engine(**given), 0.2))
+    monkeypatch.setattr(engine, "make_engine", lambda **given: Slow(make_engine(**given), 0.2))
     folder = groupwise.train("quickstart", tiny_run(tmp_path, **CHANGES, journal__report=True)).folder
     lines = [json.loads(line) for line in (folder / "machine.jsonl").read_text().splitlines()]
     work = [line["timeline"] for line in lines]

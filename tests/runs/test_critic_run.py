@@ -236,7 +236,7 @@ def test_a_critic_without_a_rate_of_its_own_learns_ten_times_as_fast(small):
 def test_the_policys_schedule_is_as_long_as_the_updates_it_makes(changes):
     """Two passes of two updates in each of the three steps in which it does not wait."""
     plan = resolve(recipe.load("quickstart", {**changes, "critic.warmup_steps": 1}))
-    assert plan.total_updates == 3 * 4
+    assert plan.recipe.total_updates == 3 * 4
     assert "4 steps, 12 optimizer updates" in plan.describe()
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import groupwise
 from groupwise import cli, loop
-from groupwise.commands.build.parity import PROBE_PROMPTS
+from groupwise.commands.build.engine import PROBE_PROMPTS
 from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve

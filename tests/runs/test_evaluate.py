@@ -10,8 +10,7 @@ from statistics import fmean
 import pytest
 
 import groupwise
-from groupwise.commands.evaluate import Results, difference, evaluate_policies, result_lines, with_step
-from groupwise.commands.evaluation_files import write_results
+from groupwise.commands.evaluate import Results, difference, evaluate_policies, result_lines, with_step, write_results
 from groupwise.core.errors import UsageError
 from tests.command_process import CommandProcess
 from tests.runs.tiny_runs import cut_back, tiny_policy, tiny_run

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import groupwise
-from groupwise.commands.build.selected import selected
+from groupwise.commands.build.rollout import selected
 from groupwise.commands.evaluate import evaluate_policies
 from groupwise.commands.train.train import resume
 from groupwise.config import recipe
@@ -115,7 +115,7 @@ def test_a_prompt_that_is_too_long_keeps_its_end(
     plan = resolve(recipe.load("gsm8k-tiny", cut))
     chat = Chat(load_policy(Path(done.summary["policy"])).tokenizer)
     sample = plan.task.samples("train")[0]
-    assert selected(plan, chat).encode(sample) == chat.encode(sample)[-limit:]
+    assert selected(plan.recipe, plan.task, chat).encode(sample) == chat.encode(sample)[-limit:]
     assert chat.text(sample).endswith(chat.tokenizer.decode(chat.encode(sample)[-limit:]))
     with pytest.raises(UsageError, match="prompt_truncation = 'left': no prompt is too long without max_prompt_tokens"):
         resolve(recipe.load("gsm8k-tiny", {**cut, "max_prompt_tokens": 0}))

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import groupwise
+from groupwise.commands.algorithm import explain
 from groupwise.commands.evaluate import evaluate_policies
-from groupwise.commands.explain import explain
 from groupwise.commands.train.train import resume
 from groupwise.core.errors import RunError, UsageError
 from groupwise.journal.journal import read_metrics

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.commands.build.parity import TOLERANCE
+from groupwise.commands.build.engine import TOLERANCE
 from groupwise.commands.train.train import resume
 from groupwise.core.errors import CheckFailed
 from groupwise.diagnostics.tolerance import Tolerance

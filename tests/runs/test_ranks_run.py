@@ -17,11 +17,10 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.commands.build.parity import TOLERANCE
-from groupwise.commands.build.ranks import MODULE, idle_ranks
+from groupwise.commands.build.engine import TOLERANCE
+from groupwise.commands.build.learner import MODULE, idle_ranks
 from groupwise.commands.train.train import resume
 from groupwise.config import recipe
-from groupwise.config.resolve import resolve
 from groupwise.core.errors import RunError, UsageError
 from groupwise.engines.outside.placed import SERVER
 from groupwise.journal.journal import read_metrics
@@ -169,7 +168,7 @@ def test_an_engine_ends_with_a_run_whose_ranks_cannot_be_started(
     ],
 )
 def test_ranks_that_no_update_can_use_are_a_question(changes: dict[str, Any], words: str) -> None:
-    question = idle_ranks(resolve(recipe.load("quickstart", changes)), longest=8)
+    question = idle_ranks(recipe.load("quickstart", changes), longest=8)
     assert words in question
     assert bool(question) == bool(words)
     assert question.count("learner.tokens_per_microbatch") == (changes.get("learner.ranks") == 2)

@@ -75,7 +75,7 @@ def test_a_run_is_taken_where_a_models_folder_is(source: Path, few, tmp_path: Pa
     shutil.copytree(source, damaged)
     (checkpoint.folder_of(damaged / "checkpoints", 2) / "state.json").unlink()
     plan = resolve(recipe.load("quickstart", few(model=str(damaged), warm_start__steps=0)))
-    assert digest(load_policy(model_path(plan, tmp_path / "into")).model) == weights_after(source, 1)
+    assert digest(load_policy(model_path(plan.recipe, plan.task, tmp_path / "into")).model) == weights_after(source, 1)
     run = groupwise.train("quickstart", few(model=str(damaged), warm_start__steps=0, steps=1))
     assert tomllib.loads((run.folder / "recipe.toml").read_text())["model"] == f"{damaged}:1"
     assert digest(load_policy(run.folder / "start").model) == weights_after(source, 1)

@@ -1,23 +1,28 @@
-"""Sample policies on held-out problems: of runs, or of any model; one alone, or several on the same problems."""
+"""Evaluation of policies on held-out problems, of runs or of any models, in words and in files."""
 
+import dataclasses
+import itertools
 import os
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groupwise.commands.build.build import sampled_heldout
-from groupwise.commands.build.episodes import environments_of, sampler_of
-from groupwise.commands.build.policies import policy_after
-from groupwise.commands.build.pools import pool_of
-from groupwise.commands.build.selected import chat_of, selected
+from groupwise.commands.build.policy import policy_after
+from groupwise.commands.build.rollout import chat_of, environments_of, heldout_sampler, pool_of, sampler_of, selected
 from groupwise.commands.build.threads import threads, with_threads
 from groupwise.config import recipe as recipes
+from groupwise.config.about import where
 from groupwise.config.given import RecipeLike, given
 from groupwise.config.plan import REWARD_MODEL, Plan
-from groupwise.config.resolve import resolve
-from groupwise.core.errors import UsageError
+from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.core.errors import RunError, UsageError
+from groupwise.core.files import jsonl
+from groupwise.core.files.atomic import make_folder, require_place
+from groupwise.core.files.paths import location
 from groupwise.core.machine.terminal import Terminal
 from groupwise.core.numbers.change import SHARE, Change, change
 from groupwise.core.numbers.measure import CORRECTNESS, Measure
@@ -36,13 +41,19 @@ from groupwise.rollout.scoring import Scorer
 from groupwise.training.start.initial_policy import HUB_ID
 from groupwise.training.start.run_policy import RunPolicy, is_run, run_policy
 
+RESULTS, COMPLETIONS = "results.json", "completions.jsonl"
+#: Where evaluations go that have no place of their own, in the current directory.
+EVALUATIONS = Path("evaluations")
+#: Characters of a policy in a folder's name.
+LONGEST = 60
+
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """One policy's answers.
+    """Answers of one policy.
 
     name     as it was asked for; of a run RUN:STEP
-    measure  what they are measured by
+    measure  what the answers are measured by
     """
 
     name: str
@@ -52,7 +63,7 @@ class PolicyResult:
 
     @property
     def interval(self) -> Interval | None:
-        """Around the pass rate; without a pass mark around the mean of what is measured, where there can be one."""
+        """Interval around the pass rate; without a pass mark around the mean of what is measured, if there is one."""
         e = self.evaluation
         if self.measure.pass_at is None:
             return seen_mean_interval(list(e.by_problem.values()))
@@ -60,7 +71,7 @@ class PolicyResult:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Every completion, as in completions.jsonl: policy, problem, sample, prompt, completion, score, ..."""
+        """Completions, as in completions.jsonl: policy, problem, sample, prompt, completion, score, ..."""
         return [
             {"policy": self.name, "problem": problem, "sample": sample, **completion_columns(group, one, self.measure)}
             for problem, group in enumerate(self.groups)
@@ -70,8 +81,8 @@ class PolicyResult:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two policies on the problems that both were asked, `second` - `first`: of pass rates, or without a pass mark
-    of means in reward units. From `first` to `second` it rose, fell, or cannot be told (`change.verdict`).
+    """Difference `second` - `first` of two policies on the problems that both were asked: of pass rates, or without a
+    pass mark of means in reward units; `change.verdict` says in words whether it is certain.
     """
 
     first: str
@@ -93,7 +104,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Results:
-    """What several policies come to under one plan, in the order they were asked for; differences are to the first."""
+    """Answers of several policies under one plan, in the order they were asked for; differences are to the first."""
 
     plan: Plan
     policies: tuple[PolicyResult, ...]
@@ -101,11 +112,40 @@ class Results:
 
     @property
     def evaluation(self) -> Evaluation:
-        """The first policy's."""
+        """The first policy's evaluation."""
         return self.policies[0].evaluation
 
     def __str__(self) -> str:
         return "\n".join(result_lines(self))
+
+
+def evaluate(
+    *policies: str | os.PathLike[str],
+    recipe: RecipeLike | None = None,
+    overrides: Mapping[str, object] | None = None,
+    step: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+) -> Results:
+    """Sample policies on the held-out problems of a recipe, with the same random numbers; print it to read it.
+
+    groupwise.evaluate(run, overrides={"evaluation.samples": 8}).policies[0].interval
+
+    policies  a Run or its folder, RUN:STEP, a model's folder or a hub's id; or several, each compared with the first
+    recipe    whose task is asked: a recipe, or a run; None is the first policy's own, where that is a run
+    step      of the only policy, a run, the step of its checkpoint; None is its newest
+    out       a new folder for results.json and completions.jsonl; None keeps nothing
+    Raises UsageError if there is nothing to evaluate, or no recipe.
+    """
+    if not policies:
+        raise UsageError("evaluate: name a run, the folder of a model, or several")
+    names = with_step([str(location(policy, "policy")) for policy in policies], step)
+    if out is None:
+        return evaluate_policies(names, recipe, overrides)
+    place = location(out, "out")
+    require_place_for(place)
+    results = evaluate_policies(names, recipe, overrides)
+    write_results(results, place)
+    return results
 
 
 def evaluate_policies(
@@ -113,12 +153,7 @@ def evaluate_policies(
     recipe: RecipeLike | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Results:
-    """Samples each policy on the held-out problems of a recipe, with the same random numbers.
-
-    names   runs (RUN, or RUN:STEP), folders of models, or ids of a hub
-    recipe  a recipe, or a run; None is the first policy's own, where that is a run
-    Raises UsageError where there is nothing to evaluate, or no recipe.
-    """
+    """Sample each policy as `evaluate` does; `names` are runs (RUN, RUN:STEP), folders of models, or ids of a hub."""
     note = Terminal(stderr=True).print
     plan = _plan(names[0], recipe, overrides or {}, note)
     if not plan.evaluated:
@@ -130,9 +165,9 @@ def evaluate_policies(
 
 
 def difference(first: PolicyResult, second: PolicyResult) -> Difference:
-    """`second` - `first` over the problems that both have answered.
+    """Subtract `first` from `second` over the problems that both have answered.
 
-    Raises UsageError where there is none, as where max_prompt_tokens leaves each tokenizer other problems.
+    Raises UsageError if there is none, as when max_prompt_tokens leaves each tokenizer other problems.
     """
     bounds = None if first.measure.pass_at is None else SHARE
     before, after = (problem_values(result.groups, result.measure) for result in (first, second))
@@ -143,7 +178,7 @@ def difference(first: PolicyResult, second: PolicyResult) -> Difference:
 
 
 def with_step(names: Sequence[str], step: int | None) -> list[str]:
-    """The names, the only one with the step of `--step`. Raises UsageError where that says nothing clear."""
+    """Add the step of `--step` to the only name. Raises UsageError if there are several, or it is no run."""
     if step is None:
         return list(names)
     source = run_policy(names[0])
@@ -153,7 +188,7 @@ def with_step(names: Sequence[str], step: int | None) -> list[str]:
 
 
 def _plan(name: str, recipe: RecipeLike | None, overrides: Mapping[str, object], note: Callable[[str], None]) -> Plan:
-    """What is asked, and how: by a recipe, or by a run's own, with values laid over it."""
+    """Resolve what is asked, and how: a recipe, or a run's own, with values laid over it."""
     source = run_policy(name)
     if recipe is None and source is None:
         raise UsageError(f"{name}: no run folder; to evaluate a model say on which task: --recipe RECIPE")
@@ -170,35 +205,36 @@ def _plan(name: str, recipe: RecipeLike | None, overrides: Mapping[str, object],
 
 
 def _with_threads(recipe: recipes.Recipe, note: Callable[[str], None]) -> recipes.Recipe:
-    chosen, notes = with_threads(recipe)
+    chosen, notes = with_threads(recipe)  # the bits depend on their number
     for line in notes:
         note(line)
     return chosen
 
 
 def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResult:
-    """One policy, loaded, asked and let go."""
-    named, policy = _policy(name, plan.recipe.device, note)
-    engine = make_engine(policy=policy, settings=plan.recipe.engine, note=note)
-    chat = chat_of(plan, policy.tokenizer)
-    environments = environments_of(plan)
+    """Load one policy, ask it, and let it go."""
+    recipe, task = plan.recipe, plan.task
+    named, policy = _policy(name, recipe.device, note)
+    engine = make_engine(policy=policy, settings=recipe.engine, note=note)
+    chat = chat_of(recipe, task, policy.tokenizer)
+    environments = environments_of(recipe, task)
     with (
         closing(engine),
-        pool_of(plan) or nullcontext() as pool,
+        pool_of(recipe, plan.slow_rewards) or nullcontext() as pool,
         closing(environments) if environments else nullcontext(),
     ):
-        require_sampling(engine, policy, plan.evaluation_sampling, "evaluation")
-        selection = selected(plan, chat)
+        require_sampling(engine, policy, recipe.evaluation_sampling, "evaluation")
+        selection = selected(recipe, task, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
         turns = chat.template is not None
-        scorer = Scorer(plan.task, policy.decode, plan.mix, pool, thinking=thinking_of(chat), turns=turns)
-        sample = sampler_of(plan, policy, chat, engine, environments)
-        answers = sampled_heldout(plan, sample, scorer, selection, _judge(plan))()
-    return PolicyResult(named, plan.measure, answers.groups, measured(answers, plan.measure, scorer.has_answers))
+        scorer = Scorer(task, policy.decode, plan.mix, pool, thinking=thinking_of(chat), turns=turns)
+        sample = sampler_of(task, policy, chat, engine, environments)
+        answers = heldout_sampler(recipe, sample, scorer, selection, _judge(recipe, plan.folder / REWARD_MODEL))()
+    return PolicyResult(named, recipe.measure, answers.groups, measured(answers, recipe.measure, scorer.has_answers))
 
 
 def _policy(name: str, device: str, note: Callable[[str], None]) -> tuple[str, Policy]:
-    """A policy, and its name; of a run with the step that it is of."""
+    """Load a policy; its name, for a run with the step that was loaded, and the policy."""
     source = run_policy(name)
     if source is None:
         if not Path(name).is_dir() and not HUB_ID.fullmatch(name):
@@ -209,7 +245,7 @@ def _policy(name: str, device: str, note: Callable[[str], None]) -> tuple[str, P
 
 
 def result_lines(results: Results) -> list[str]:
-    """The results in words."""
+    """Say the results in words."""
     several = len(results.policies) > 1
     lines = [line for result in results.policies for line in _policy_lines(result, several)]
     return lines + [_difference_line(apart) for apart in results.differences]
@@ -242,16 +278,78 @@ def _difference_line(apart: Difference) -> str:
     return f"{words}: {seen.verdict}{seen.remarks}"
 
 
-def _judge(plan: Plan) -> Judge | None:
-    """What the run's reward model scores with. Raises UsageError where there is none, and the evaluation reads it."""
-    folder = plan.folder / REWARD_MODEL
-    if plan.recipe.preference is None:
+def _judge(recipe: recipes.Recipe, folder: Path) -> Judge | None:
+    """Load the run's reward model. Raises UsageError if there is none, and the evaluation reads it."""
+    if recipe.preference is None:
         return None
     if folder.is_dir():
-        return load_reward_model(folder, device=plan.recipe.device).scores
-    if plan.measure.metric != CORRECTNESS:
+        return load_reward_model(folder, device=recipe.device).scores
+    if recipe.measure.metric != CORRECTNESS:
         raise UsageError(
-            f"evaluation.metric = {plan.measure.metric!r}: it takes the reward model, and {folder} is not there; "
+            f"evaluation.metric = {recipe.measure.metric!r}: it takes the reward model, and {folder} is not there; "
             "evaluate a run that has one"
         )
     return None
+
+
+def require_place_for(out: Path | None) -> None:
+    """Raise UsageError, before anything is sampled, if the folder exists or cannot be made."""
+    if out is not None and os.path.lexists(out):
+        raise UsageError(f"--out {out}: it exists already, and is not written over; name another folder")
+    require_place(out or EVALUATIONS / "new", size=0)
+
+
+def write_results(results: Results, out: Path | None) -> Path:
+    """Write both files into `out`, or a new folder of EVALUATIONS; the folder appears whole or not at all."""
+    folder = out or _free_folder("-against-".join(_label(result.name) for result in results.policies[:2]))
+
+    def write(place: Path) -> None:
+        place.mkdir()
+        (place / RESULTS).write_bytes(jsonl.encoded(_results(results), indent=True) + b"\n")
+        with (place / COMPLETIONS).open("wb") as file:
+            file.writelines(jsonl.encoded(row) + b"\n" for result in results.policies for row in result.rows)
+
+    try:
+        make_folder(folder, write, "the evaluation")
+    except RunError:
+        with suppress(OSError):  # it is of use to others where it is not empty
+            EVALUATIONS.rmdir()
+        raise
+    return folder
+
+
+def _results(results: Results) -> dict[str, Any]:
+    return {
+        "policies": [
+            {"name": each.name, **each.evaluation.row, "interval": _interval(each.interval)}
+            for each in results.policies
+        ],
+        "differences": [
+            {"first": d.first, "second": d.second, **d.change.row, "interval": _interval(d.interval)}
+            for d in results.differences
+        ],
+        "recipe": resolved_recipe(results.plan),
+        "ended": round(time.time(), 3),
+        **where(results.plan.recipe.device),
+    }
+
+
+def _interval(around: Interval | None) -> dict[str, Any] | None:
+    return None if around is None else dataclasses.asdict(around)
+
+
+def _label(name: str) -> str:
+    """Turn a policy's name into a folder's.
+
+    >>> _label("models/smollm2/"), _label("Qwen/Qwen3-0.6B")
+    ('smollm2', 'Qwen3-0.6B')
+    """
+    source = run_policy(name)
+    text = f"{source.run.resolve().name}-step-{source.step}" if source else Path(name).resolve().name
+    return re.sub(r"[^\w.+-]+", "-", text)[:LONGEST].strip(".-") or "policy"
+
+
+def _free_folder(label: str) -> Path:
+    """Return the first of label, label-2, label-3, ... that does not exist."""
+    names = itertools.chain([label], (f"{label}-{number}" for number in itertools.count(2)))
+    return next(EVALUATIONS / name for name in names if not os.path.lexists(EVALUATIONS / name))

@@ -1,4 +1,4 @@
-"""What may change in a run that goes on: each key says so of itself where it is declared, or why it stays."""
+"""Changes of keys when a run is resumed: each key says where it is declared that it may change, or why not."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from typing import Any
 
 import tomli_w
 
-from groupwise.config.recipe import Recipe, section_type
+from groupwise.config.recipe import Recipe, is_section, section_type
 from groupwise.core.errors import UsageError, shortened
-from groupwise.core.settings import Fixed, MayChange, Settings
+from groupwise.core.settings import Fixed, MayChange
 
 #: Of a key that no declaration speaks of.
 UNSAID = "the run depends on it from its first step"
@@ -31,12 +31,12 @@ class Change:
 
     @property
     def setting(self) -> str:
-        """What a command line sets it by."""
+        """Option of a command line that makes the change."""
         return f"--set {quote(f'{self.key}={self.after}')}"
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Change, ...]:
-    """The keys in which two recipes' tables differ, in the order of the second.
+    """List the keys in which two recipes' tables differ, in the order of the second.
 
     >>> differences({"steps": 4, "learner": {"clip_norm": 1.0}}, {"steps": 8, "learner": {"clip_norm": 1.0}})
     (Change(key='steps', before='4', after='8'),)
@@ -47,7 +47,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Ch
 
 
 def require_changeable(changes: tuple[Change, ...], run: Path) -> None:
-    """Raises UsageError for the first key that may not change: the reason, what may, and what to do instead."""
+    """Raise UsageError for the first key that may not change: the reason, what may, and what to do instead."""
     for change in changes:
         if reason := fixed_because(change.key):
             place = quote(str(run))
@@ -59,14 +59,14 @@ def require_changeable(changes: tuple[Change, ...], run: Path) -> None:
 
 
 def fixed_because(key: str) -> str:
-    """Why a key of a recipe stays as it is in a run that goes on; "" where it may change.
+    """Say why a key of a recipe stays as it is in a run that is resumed; "" if it may change.
 
     >>> fixed_because("learner.learning_rate"), fixed_because("runs")
     ('', 'the run is its folder: rename or move that')
     """
     section, reason = Recipe, UNSAID
     for part in key.split("."):
-        field = section.model_fields.get(part) if _is_section(section) else None
+        field = section.model_fields.get(part) if is_section(section) else None
         if field is None:
             break
         if any(isinstance(mark, MayChange) for mark in field.metadata):
@@ -77,17 +77,17 @@ def fixed_because(key: str) -> str:
 
 
 def changeable_keys(section: Any = Recipe, prefix: str = "") -> Iterator[str]:
-    """Every key that may change, dotted, in the order of declaration."""
+    """List the keys that may change, dotted, in the order of declaration."""
     for name, field in section.model_fields.items():
         inner = section_type(field.annotation)
         if any(isinstance(mark, MayChange) for mark in field.metadata):
             yield prefix + name
-        elif _is_section(inner):
+        elif is_section(inner):
             yield from changeable_keys(inner, f"{prefix}{name}.")
 
 
 def changeable_in_words() -> str:
-    """The same in one line, by section."""
+    """Say the keys that may change in one line, by section."""
     sections: dict[str, list[str]] = {}
     for key in changeable_keys():
         section, _, name = key.rpartition(".")
@@ -97,7 +97,7 @@ def changeable_in_words() -> str:
 
 
 def _values(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and their values."""
+    """List dotted keys and their values."""
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from _values(value, f"{prefix}{name}.")
@@ -109,7 +109,3 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):  # in one line
         return f"[{', '.join(map(_toml, value))}]"
     return UNSET if value is None else tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
-
-
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Settings)

@@ -1,10 +1,12 @@
-"""The options of TRL and verl by their own names, and what they are here: elsewhere.toml. No torch."""
+"""Options of TRL and verl by their own names, and what they are here, from elsewhere.toml; imports no torch."""
 
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from groupwise.core.errors import UsageError
@@ -12,10 +14,10 @@ from groupwise.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Option:
-    """An option of another project.
+    """Option of another project.
 
     name   with its sections; one that ends with * stands for all that begin so
-    here   the recipe's keys, or a command; empty where there is none
+    here   the recipe's keys, or a command; empty if there is none
     words  what differs, or why it is not here
     """
 
@@ -29,7 +31,7 @@ class Option:
         return f"a name of {self.project}'s; {place}"
 
     def covers(self, name: str) -> bool:
-        """Whether it is the option of that name.
+        """Tell whether this is the option of that name.
 
         >>> Option("TRL", "vllm_*", (), "...").covers("vllm_mode")
         True
@@ -48,13 +50,13 @@ class Chapter:
 
 @cache
 def chapters() -> tuple[Chapter, ...]:
-    """All of elsewhere.toml."""
+    """Read elsewhere.toml."""
     text = (files("groupwise.config") / "elsewhere.toml").read_text(encoding="utf-8")
     return tuple(_chapter(section) for section in tomllib.loads(text)["section"])
 
 
 def option_of(name: str) -> Option | None:
-    """The option of a name, with its sections where it has some; the first that covers it.
+    """Find the option of a name, with its sections if it has some; the first that covers it.
 
     >>> option_of("beta").here, option_of("actor_rollout_ref.actor.kl_loss_coef").here, option_of("seed")
     (('algorithm.kl.beta',), ('algorithm.kl.beta',), None)
@@ -63,9 +65,9 @@ def option_of(name: str) -> Option | None:
 
 
 def require_own_names(table: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
-    """Raises UsageError for the first key that is another project's name.
+    """Raise UsageError for the first key that is another project's name.
 
-    known  the recipe's own: name -> the names inside it, or an empty table where these are not for us to judge
+    known  the recipe's own: name -> the names inside it, or an empty table if these are not for us to judge
     """
     for name in _names(table, "", known):
         option = option_of(name) or option_of(name.rpartition(".")[2])
@@ -74,13 +76,32 @@ def require_own_names(table: Mapping[str, Any], known: Mapping[str, Any], where:
 
 
 def in_words(names: list[str]) -> str:
-    """What a command line's words are in TRL or verl, the first that is known there; "" where none is.
+    """Say what the first word of a command line that TRL or verl knows is here; "" if they know none.
 
     >>> in_words(["train", "--learning-rate", "1e-5"])
     "learning_rate: a name of TRL's; here it is learner.learning_rate: the same default, 1e-6"
     """
     plain = [name.lstrip("-+").partition("=")[0].replace("-", "_") for name in names if "-" in name or "=" in name]
     return next((f"{name}: {option}" for name in plain if (option := option_of(name))), "")
+
+
+def with_tables(page: str) -> str:
+    """Rewrite the tables of docs/from-trl-and-verl.md, which stand behind its prose.
+
+    >>> with_tables("# Prose").splitlines()[:2]
+    ['# Prose', '## TRL: GRPOConfig: the policy and its data']
+    """
+    tables = (
+        f"\n## {chapter.project}: {chapter.title}\n\n| option | here | |\n|---|---|---|\n"
+        + "".join(map(_row, chapter.options))
+        for chapter in chapters()
+    )
+    return page.partition("\n## TRL: ")[0] + "".join(tables)
+
+
+def _row(option: Option) -> str:
+    here = ", ".join(f"`{key}`" for key in option.here) or "not here"
+    return f"| `{option.name}` | {here} | {option.words} |\n"
 
 
 def _chapter(section: Mapping[str, Any]) -> Chapter:
@@ -93,7 +114,7 @@ def _chapter(section: Mapping[str, Any]) -> Chapter:
 
 
 def _names(table: Mapping[str, Any], prefix: str, known: Mapping[str, Any]) -> Iterator[str]:
-    """Dotted names of values under keys that are not known, tables inside one another gone through."""
+    """List dotted names of values under keys that are not known, tables inside one another gone through."""
     for key, value in table.items():
         inner = known.get(key.partition(".")[0])  # a program may write dotted keys inside a section
         if inner is None and isinstance(value, Mapping) and value:
@@ -102,3 +123,8 @@ def _names(table: Mapping[str, Any], prefix: str, known: Mapping[str, Any]) -> I
             yield f"{prefix}{key}"
         elif isinstance(value, Mapping) and inner:
             yield from _names(value, f"{prefix}{key}.", inner)
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    place.write_text(with_tables(place.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The plan of a run: a recipe with its parts, and how it is described before anything runs."""
+"""The plan of a run: a recipe with its parts, the keys that nothing in it reads, and its description."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.settings import describe
-from groupwise.config.recipe import Recipe
+from groupwise.config.recipe import Recipe, is_section, section_types
 from groupwise.config.rewards import describe_mix
 from groupwise.core.code.user_code import Source
 from groupwise.core.engine import Sampling
@@ -27,9 +27,10 @@ from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import START, ReferenceSettings
+from groupwise.training.rollback import Guard
 from groupwise.training.start.initial_policy import TINY
 from groupwise.training.start.reward_model import SAMPLED_PAIRS, PreferenceSettings
-from groupwise.training.start.warm_start import TRAINED_RATES, WarmStart
+from groupwise.training.start.warm_start import TRAINED_RATES
 
 #: Places in the run folder: of the reward model, and of the policies that came from other runs, which go on.
 REWARD_MODEL, OWN_START, OWN_REFERENCE, OWN_CRITIC = "reward_model", "start", "reference", "critic_start"
@@ -39,10 +40,10 @@ REWARD_MODEL, OWN_START, OWN_REFERENCE, OWN_CRITIC = "reward_model", "start", "r
 class Plan:
     """A recipe with its parts; nothing heavy is loaded yet.
 
-    recipe  with nothing left to a default; `critic` is None where the algorithm reads no values
+    recipe  with nothing left to a default; `critic` is None if the algorithm reads no values
     mix     the rewards that train
-    place   of a run that is gone on with: its folder, wherever it was moved and whatever it is called
-    code    the files of the user's own that it is made of
+    place   the folder of a run that is resumed, wherever it was moved and whatever it is called
+    code    the files of the user's own that the run is made of
     """
 
     recipe: Recipe
@@ -54,74 +55,31 @@ class Plan:
 
     @property
     def folder(self) -> Path:
+        """Folder of the run."""
         return self.place or Path(self.recipe.runs) / self.recipe.name
 
     @property
     def cache(self) -> Path:
-        """Where what several runs begin from is kept."""
+        """Folder of what several runs begin from."""
         return self.folder.parent / ".cache"
-
-    @property
-    def origin(self) -> str:
-        """What the policy is begun with: a tiny model's name, a folder, a hub's id, or a run."""
-        return self.recipe.start or self.recipe.model
-
-    @property
-    def warm_start(self) -> WarmStart:
-        """Of the policy that is begun with; none of a run's."""
-        return WarmStart() if self.recipe.start else self.recipe.warm_start
 
     @property
     def copies_reference(self) -> bool:
         """Whether the reference is a model of its own, and not the policy without its adapters."""
-        own = self.recipe.adapter.rank and self.recipe.reference.stays_start
-        return self.algorithm.needs_reference and not own
-
-    @property
-    def measure(self) -> Measure:
-        """What evaluations, and the words of the run, go by."""
-        settings = self.recipe.evaluation
-        return Measure(settings.metric or CORRECTNESS, settings.pass_at)
-
-    @property
-    def passes_per_batch(self) -> int:
-        return self.recipe.passes_per_batch or self.algorithm.passes
-
-    @property
-    def updates_per_step(self) -> int:
-        return self.recipe.updates_per_batch * self.passes_per_batch
-
-    @property
-    def waiting_steps(self) -> int:
-        """The first steps, in which the critic learns and the policy waits."""
-        return self.recipe.critic.warmup_steps if self.recipe.critic else 0
+        return self.algorithm.needs_reference and not self.recipe.reference_is_base
 
     @cached_property
     def evaluated(self) -> dict[str, int]:
-        """How many problems of each held-out set are evaluated, before any is left out as too long; empty for none.
+        """Number of problems of each held-out set that are evaluated, before any is left out as too long.
 
-        Raises UsageError where the task does not hold out as many as the recipe says.
+        Raises UsageError if the task does not hold out as many as the recipe says.
         """
         sets = evaluated(heldout_sets(self.task), self.recipe.evaluation)
         return {name: len(problems) for name, problems in sets.items() if len(problems)}
 
     @property
-    def total_updates(self) -> int:
-        """The policy's."""
-        return (self.recipe.steps - self.waiting_steps) * self.updates_per_step
-
-    @property
-    def evaluation_sampling(self) -> Sampling:
-        return self.recipe.evaluation.sampling(self.recipe.sampling)
-
-    @property
-    def most_age(self) -> int:
-        """Versions that a sampled token may be older than the weights that train on it."""
-        return self.recipe.rollout.most_age(self.recipe.sampling.max_new_tokens)
-
-    @property
     def processes(self) -> dict[Role, int]:
-        """How many the run has beside its own that are placed, by what they do."""
+        """Number of the run's other processes that are placed, by what they do."""
         recipe, task = self.recipe, self.task
         plays = isinstance(task, EnvironmentTask) and not task.game.quick
         every = {
@@ -132,24 +90,39 @@ class Plan:
         return {role: count for role, count in every.items() if count}
 
     @property
-    def unread_placement(self) -> set[str]:
-        """The keys of [placement] that nothing reads."""
-        return self.recipe.placement.unread(set(self.processes))
+    def unread(self) -> dict[str, set[str]]:
+        """Keys of each section that nothing in this run reads: such keys are refused, and recipe.toml has none."""
+        recipe, row = self.recipe, self.algorithm
+        every = {name: set(kind.model_fields) for name, kind in section_types().items() if is_section(kind)}
+        no_keys: set[str] = set()
+        unread = {
+            "adapter": no_keys if recipe.adapter.rank else every["adapter"],
+            "critic": no_keys if row.advantage.reads_value else every["critic"],
+            "engine": recipe.engine.unread,
+            "evaluation": recipe.evaluation.unread,
+            "placement": recipe.placement.unread(set(self.processes)),
+            "preference": recipe.preference.unread if recipe.preference else no_keys,
+            "reference": no_keys if row.needs_reference else every["reference"],
+            "rollback": no_keys if recipe.guard is Guard.ROLLBACK else every["rollback"],
+        }
+        if row.needs_reference and recipe.reference_is_base:
+            unread["reference"] = {"precision"}  # of a copy, and there is none
+        return unread
 
     @property
     def slow_rewards(self) -> dict[str, Any]:
-        """What is scored in processes, by name."""
+        """Rewards that are scored in processes, by name."""
         slow: dict[str, Any] = {name: reward for name, reward in self.mix.own.items() if not reward.quick}
         return slow if self.task.quick else {**slow, TASK: TaskScore(self.task)}
 
     def describe(self) -> str:
-        """What the run will do, before it does it."""
+        """Say what the run will do, before it does it."""
         recipe, row = self.recipe, self.algorithm
         completions = recipe.prompts_per_step * recipe.samples_per_prompt
         instead = f", in place of {recipe.model} and its warm start" if recipe.start else ""
         lines = [
             f"run          {self.folder}, seed {recipe.seed}, {recipe.device}",
-            f"policy       {self.origin}, {_describe_warm_start(self)}{instead}",
+            f"policy       {recipe.origin}, {_describe_warm_start(recipe)}{instead}",
             *([f"reference    {_describe_reference(recipe.reference)}"] if self.algorithm.needs_reference else []),
             f"task         {self.task}",
             *(f"             {note}" for note in (self.task.notes() if isinstance(self.task, Notes) else ())),
@@ -160,29 +133,31 @@ class Plan:
             f"learning     {_describe_learning(recipe.learner)}",
             f"sampling     {_describe_sampling(recipe.sampling)}",
             *([f"engine       {recipe.engine}"] if recipe.engine.place != "inside" else []),
-            *([f"placement    {_describe_placement(self)}"] if recipe.placement.ray else []),
+            *([f"placement    {_describe_placement(recipe, self.processes)}"] if recipe.placement.ray else []),
             *([f"adapters     {_describe_adapters(recipe)}"] if recipe.adapter.rank else []),
             *([f"routing      {recipe.routing}"] if recipe.routing.changed else []),
-            f"precision    {_describe_precision(self)}",
+            f"precision    {_describe_precision(recipe, self.copies_reference)}",
             *([f"critic       {_describe_critic(recipe.critic)}"] if recipe.critic else []),
             *([f"reward model {_describe_preference(recipe.preference)}"] if recipe.preference else []),
-            *(f"             beside it the task's own score decides {what}" for what in _decided_by_the_task(self)),
+            *(
+                f"             beside it the task's own score decides {what}"
+                for what in (_decided_by_the_task(row, self.task) if recipe.preference else ())
+            ),
             *(f"reward       {line}" for line in describe_mix(self.mix)),
             *([f"step scores  {_describe_steps(self.task)}"] if row.reads_steps else []),
             f"step         {recipe.prompts_per_step} prompts x {recipe.samples_per_prompt} samples = {completions} "
             f"completions of at most {recipe.sampling.max_new_tokens} tokens",
-            f"             {self.passes_per_batch} pass(es) of {recipe.updates_per_batch} update(s)",
-            *(f"age          {line}" for line in _describe_age(self)),
-            f"run length   {recipe.steps} steps, {self.total_updates} optimizer updates",
-            f"evaluation   {_describe_evaluation(self)}",
+            f"             {recipe.passes_per_batch} pass(es) of {recipe.updates_per_batch} update(s)",
+            *(f"age          {line}" for line in _describe_age(recipe, row)),
+            f"run length   {recipe.steps} steps, {recipe.total_updates} optimizer updates",
+            f"evaluation   {_describe_evaluation(self.evaluated, recipe)}",
         ]
         return "\n".join(lines)
 
 
-def _describe_placement(plan: Plan) -> str:
-    settings = plan.recipe.placement
-    counts = plan.processes.items()
-    actors = (f"{in_words(role, count)} of {resources_in_words(settings, role)}" for role, count in counts)
+def _describe_placement(recipe: Recipe, processes: Mapping[Role, int]) -> str:
+    settings = recipe.placement
+    actors = (f"{in_words(role, count)} of {resources_in_words(settings, role)}" for role, count in processes.items())
     return f"actors of the Ray {settings.ray}: {', '.join(actors)}; {settings.strategy}"
 
 
@@ -193,24 +168,20 @@ def _describe_measure(measure: Measure) -> str:
     return f"passed from {measure.pass_at:g} of {name} on"
 
 
-def _describe_evaluation(plan: Plan) -> str:
-    if not plan.evaluated:
+def _describe_evaluation(evaluated: Mapping[str, int], recipe: Recipe) -> str:
+    if not evaluated:
         return "none"
-    names = {name: f" of {name}" if name else " held-out problems" for name in plan.evaluated}
-    counts = ", ".join(f"{count}{names[name]}" for name, count in plan.evaluated.items())
-    return f"{counts} x {plan.recipe.evaluation.samples} samples, {_describe_measure(plan.measure)}"
+    counts = ", ".join(
+        f"{count} of {name}" if name else f"{count} held-out problems" for name, count in evaluated.items()
+    )
+    return f"{counts} x {recipe.evaluation.samples} samples, {_describe_measure(recipe.measure)}"
 
 
-def _precisions(plan: Plan) -> dict[str, str]:
-    """What each holds its weights or computes in; a reference where one is read."""
-    recipe = plan.recipe
-    known = {"learner": recipe.learner.precision, "engine": recipe.engine.precision}
-    return known | ({"reference": recipe.reference.precision} if plan.copies_reference else {})
-
-
-def _describe_precision(plan: Plan) -> str:
-    master = {"same": "fp32"}
-    return ", ".join(f"{name} {master.get(precision, precision)}" for name, precision in _precisions(plan).items())
+def _describe_precision(recipe: Recipe, copies_reference: bool) -> str:
+    precisions = {name: getattr(recipe, name).precision for name in ("learner", "engine", "reference")}
+    if not copies_reference:
+        del precisions["reference"]
+    return ", ".join(f"{name} {'fp32' if one == 'same' else one}" for name, one in precisions.items())
 
 
 def _describe_reference(settings: ReferenceSettings) -> str:
@@ -226,7 +197,7 @@ def _describe_learning(settings: LearnerSettings) -> str:
 
 
 def _describe_sampling(sampling: Sampling) -> str:
-    """The temperature, and all else that is not as it would be without the key; the limit stands with the step."""
+    """Say the temperature, and all else that is not at its default; the limit stands with the step."""
     others = [key for key in type(sampling).model_fields if key not in ("temperature", "max_new_tokens")]
     chosen = {key: getattr(sampling, key) for key in others if getattr(sampling, key) != getattr(Sampling(), key)}
     return ", ".join([f"temperature {sampling.temperature:g}", *(f"{key} {_in_short(v)}" for key, v in chosen.items())])
@@ -238,12 +209,11 @@ def _in_short(value: object) -> str:
     return listed(map(brief, value)) if isinstance(value, tuple) else f"{value:g}"
 
 
-def _describe_age(plan: Plan) -> list[str]:
-    """What older completions mean for the objective: which policy sampled, and from which the ratios start."""
-    row, from_engine, most = plan.algorithm, plan.recipe.logp_old == "engine", plan.most_age
+def _describe_age(recipe: Recipe, row: Algorithm) -> list[str]:
+    """Say what older completions mean for the objective: which policy sampled, and from which the ratios start."""
+    settings, from_engine, most = recipe.rollout, recipe.logp_old == "engine", recipe.most_age
     if not most:
         return []
-    settings = plan.recipe.rollout
     parts = " and ".join(describe(part) for _, part in row.corrections if part.reads_engine)
     corrected = f"{parts} corrects pi_old / pi_engine"
     uncorrected = "nothing corrects pi_old / pi_engine (algorithm.mismatch.kind would)"
@@ -274,12 +244,12 @@ def _describe_adapters(recipe: Recipe) -> str:
     return f"{recipe.adapter}, learning rate {factor:g} x {rate:g} = {factor * rate:g}"
 
 
-def _describe_warm_start(plan: Plan) -> str:
-    warm, adapter = plan.warm_start, plan.recipe.adapter
+def _describe_warm_start(recipe: Recipe) -> str:
+    warm, adapter = recipe.warm_start, recipe.adapter
     if not warm.steps:
         return "as it is"
     words = f"warm start of {warm.steps} steps"
-    if plan.origin in TINY:
+    if recipe.origin in TINY:
         return words
     rate = (warm.learning_rate or TRAINED_RATES["learning_rate"]) * (adapter.rate_factor if adapter.rank else 1.0)
     muon = f" and Muon at {warm.matrix_learning_rate:g}" if warm.matrix_learning_rate else ""
@@ -294,13 +264,10 @@ def _describe_preference(settings: PreferenceSettings) -> str:
     return f"from {settings.pairs} {SAMPLED_PAIRS}, {settings.noise:.0%} of the labels wrong, {settings.epochs} epochs"
 
 
-def _decided_by_the_task(plan: Plan) -> list[str]:
-    """What the task's own score still decides where the policy is said to be trained on a learned one."""
-    if plan.recipe.preference is None:
-        return []
-    row = plan.algorithm
+def _decided_by_the_task(row: Algorithm, task: Task) -> list[str]:
+    """List what the task's own score still decides if a learned one trains."""
     groups = not isinstance(row.filter, KeepAll) and row.filter.metric == CORRECTNESS
-    steps = row.reads_steps and isinstance(plan.task, (ScoresSteps, PlaysTurns))
+    steps = row.reads_steps and isinstance(task, (ScoresSteps, PlaysTurns))
     decisions = {"which groups train (algorithm.filter)": groups, "step rewards (algorithm.shaping)": steps}
     return [what for what, decided in decisions.items() if decided]
 

@@ -1,4 +1,4 @@
-"""A recipe: what a TOML file may say, section by section. Reading and writing only; nothing is built here."""
+"""Recipes: what a TOML file may say, section by section, read and written; nothing is built here."""
 
 import tomllib
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError, brief, nearest, one_line
 from groupwise.core.files.paths import decoded, location, recipe_folder, require_regular
 from groupwise.core.files.plain import require_plain
+from groupwise.core.numbers.measure import CORRECTNESS, Measure
 from groupwise.core.processes.placement import PlacementSettings
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.diagnostics.checks import CheckSettings
@@ -49,7 +50,7 @@ COUNTED = Fixed("the schedule of the learning rate counts updates by it")
 
 
 class Recipe(Settings):
-    """One run: the settings of each component, declared where they are read.
+    """Settings of one run: those of each component, declared where they are read.
 
     `[task]`, `[algorithm]` and `[rewards.NAME]` hold the keys of the task, the catalog's row and the reward of that
     name.
@@ -117,24 +118,64 @@ class Recipe(Settings):
 
     @classmethod
     def load(cls, recipe: str, overrides: Mapping[str, object] | None = None) -> "Recipe":
-        """The recipe of a name or a path, with dotted keys laid over it. Raises UsageError where anything is off."""
+        """Load the recipe of a name or a path, with dotted keys laid over it. Raises UsageError if anything is off."""
         return load(recipe, overrides)
+
+    @property
+    def origin(self) -> str:
+        """Source of the first weights: a tiny model's name, a folder, a hub's id, or a run."""
+        return self.start or self.model
+
+    @property
+    def measure(self) -> Measure:
+        """Measure of evaluations, once resolved."""
+        return Measure(self.evaluation.metric or CORRECTNESS, self.evaluation.pass_at)
+
+    @property
+    def evaluation_sampling(self) -> Sampling:
+        """Sampling of evaluations."""
+        return self.evaluation.sampling(self.sampling)
+
+    @property
+    def most_age(self) -> int:
+        """Versions that a sampled token may be older than the weights that train on it."""
+        return self.rollout.most_age(self.sampling.max_new_tokens)
+
+    @property
+    def waiting_steps(self) -> int:
+        """Number of first steps in which the critic learns and the policy waits."""
+        return self.critic.warmup_steps if self.critic else 0
+
+    @property
+    def updates_per_step(self) -> int:
+        """Updates of a step, once resolved."""
+        return self.updates_per_batch * (self.passes_per_batch or 1)
+
+    @property
+    def total_updates(self) -> int:
+        """Updates of the policy in the whole run."""
+        return (self.steps - self.waiting_steps) * self.updates_per_step
+
+    @property
+    def reference_is_base(self) -> bool:
+        """Whether a reference, if one is read, is the policy without its adapters, and no copy."""
+        return bool(self.adapter.rank) and self.reference.stays_start
 
 
 def shipped() -> list[str]:
-    """The names of the recipes that come with groupwise, those in folders of their own last."""
+    """List the names of the recipes that come with groupwise, those in folders of their own last."""
     every = (p.relative_to(recipe_folder()).with_suffix("").as_posix() for p in recipe_folder().rglob("*.toml"))
     return sorted(every, key=lambda name: ("/" in name, name))
 
 
 def first_comment(recipe: str) -> str:
-    """The first line of the comment that a recipe begins with; "" where it begins with none."""
+    """Return the first line of the comment that a recipe begins with; "" if it begins with none."""
     first = find(recipe).read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
 def find(recipe: str) -> Path:
-    """A recipe's file, from its name or its path. Raises UsageError listing those that exist."""
+    """Find a recipe's file by its name or its path. Raises UsageError listing those that exist."""
     path = location(recipe, "recipe")
     if path.suffix == ".toml" or path.is_file():
         require_regular(path, f"recipe {brief(recipe)}")
@@ -146,7 +187,7 @@ def find(recipe: str) -> Path:
 
 
 def load(recipe: str, overrides: Mapping[str, object] | None = None) -> Recipe:
-    """The recipe with the overrides (dotted keys) laid over it. Raises UsageError, one line, where anything is off."""
+    """Load a recipe, the overrides (dotted keys) laid over it. Raises UsageError, one line, if anything is off."""
     path = find(recipe)
     table = named_table(path)
     for key, value in (overrides or {}).items():
@@ -168,7 +209,7 @@ def named_table(path: Path) -> dict[str, Any]:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The table of a TOML file. Raises UsageError where it cannot be read."""
+    """Read the table of a TOML file. Raises UsageError if it cannot be read."""
     require_regular(path, str(path))
     try:
         if path.stat().st_size > LARGEST_FILE:
@@ -181,7 +222,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def parse(table: Mapping[str, Any], where: str) -> Recipe:
-    """A checked recipe from its table. Raises UsageError, one line, where anything is off."""
+    """Check a recipe's table. Raises UsageError, one line, if anything is off."""
     for key, value in table.items():
         require_plain(f"{where}: {key}", value)
     require_own_names(table, _known_names(), where)
@@ -194,13 +235,13 @@ def parse(table: Mapping[str, Any], where: str) -> Recipe:
 
 
 def dump(table: Mapping[str, Any], comment: str = "") -> str:
-    """A recipe's table as TOML, with a comment in front; `parse` reads it back equal."""
+    """Write a recipe's table as TOML, with a comment in front; `parse` reads it back equal."""
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + tomli_w.dumps(table)
 
 
 def assignment(text: str) -> tuple[str, object]:
-    """`key=value` of the command line; the value is TOML, or a bare word taken as text."""
+    """Read `key=value` of the command line; the value is TOML, or a bare word taken as text."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UsageError(f"--set {brief(text)}: expected key=value, such as --set algorithm.name=dapo")
@@ -219,7 +260,7 @@ def assignment(text: str) -> tuple[str, object]:
 
 
 def require_overrides(overrides: object) -> None:
-    """Raises UsageError where a program lays something else than a dictionary of dotted keys over a recipe."""
+    """Raise UsageError if a program lays something else than a dictionary of dotted keys over a recipe."""
     if not isinstance(overrides, Mapping):
         raise UsageError(f'overrides = {brief(overrides)}: give a dictionary of dotted keys, such as {{"steps": 20}}')
     for key in overrides:
@@ -237,15 +278,24 @@ def set_key(table: dict[str, Any], key: str, value: object) -> None:
     table[last] = value
 
 
+def is_section(kind: Any) -> bool:
+    """Check that a type is the settings class of a section."""
+    return isinstance(kind, type) and issubclass(kind, Settings)
+
+
+def section_types() -> dict[str, Any]:
+    """Map each key of a recipe to the settings class of its section, or to its own type."""
+    return {name: section_type(field.annotation) for name, field in Recipe.model_fields.items()}
+
+
 def _known_names() -> dict[str, dict[str, Any]]:
-    """The keys of a recipe, and inside of its sections; what tasks, rewards and parts have is judged by them."""
-    sections = {name: section_type(field.annotation) for name, field in Recipe.model_fields.items()}
-    names = {name: {key: {} for key in getattr(kind, "model_fields", ())} for name, kind in sections.items()}
+    """List the keys of a recipe, and inside of its sections; what tasks, rewards and parts have is judged by them."""
+    names = {name: {key: {} for key in getattr(kind, "model_fields", ())} for name, kind in section_types().items()}
     return names | {"algorithm": {key: {} for key in ("name", "kl", "entropy_coefficient", *KINDS)}}
 
 
 def _in_words(error: Any) -> str:
-    """One of pydantic's errors as a line that names the key, its value and, for an unknown key, the nearest known."""
+    """Say one of pydantic's errors: the key, its value and, for an unknown key, the nearest known."""
     path = [str(part) for part in error["loc"] if part != "[key]"]
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
@@ -264,12 +314,11 @@ def _in_words(error: Any) -> str:
 
 
 def _nearest_elsewhere(unknown: str, table: object) -> list[str]:
-    """The key of a section that is nearest to the first key of an unknown table; none where none is near."""
-    sections = {name: section_type(field.annotation) for name, field in Recipe.model_fields.items()}
-    known = [f"{name}.{key}" for name, kind in sections.items() for key in getattr(kind, "model_fields", ())]
+    """Find the key of a section that is nearest to the first key of an unknown table; none if none is near."""
+    known = [f"{name}.{key}" for name, kind in section_types().items() for key in getattr(kind, "model_fields", ())]
     return get_close_matches(f"{unknown}.{next(iter(table))}", known, n=1) if isinstance(table, dict) and table else []
 
 
 def section_type(annotation: Any) -> Any:
-    """`CriticSettings | None` -> CriticSettings; anything else as it is."""
+    """Take the class out of `CriticSettings | None`; anything else stays as it is."""
     return next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)

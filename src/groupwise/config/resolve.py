@@ -1,4 +1,4 @@
-"""From a recipe to a plan: what one key takes from another, and every part, before anything heavy is loaded."""
+"""The way from a recipe to a plan: what one key takes from another, and every part; nothing heavy is loaded."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,10 +9,9 @@ import torch
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import algorithm, fields_by_slot, settings
-from groupwise.config.measures import default_metric, measured_by
 from groupwise.config.plan import Plan
-from groupwise.config.recipe import Recipe
-from groupwise.config.rewards import mix_of, with_whole_paths
+from groupwise.config.recipe import Recipe, section_types
+from groupwise.config.rewards import default_metric, measured_by, mix_of, with_whole_paths
 from groupwise.config.validate import require_runnable
 from groupwise.core.code.user_code import NO_FILES, Files, Source, source_of
 from groupwise.core.errors import UsageError, brief
@@ -23,19 +22,19 @@ from groupwise.rollout.scoring import Mix, has_answers
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.tasks.make import chosen_by, names, task
 from groupwise.training.critic import CriticSettings
-from groupwise.training.rollback import Guard
 from groupwise.training.start.initial_policy import TINY
+from groupwise.training.start.warm_start import WarmStart
 
 #: A critic without a learning rate of its own learns this many times as fast as the policy.
 CRITIC_RATE = 10
 
 
 def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) -> Plan:
-    """The recipe with its parts and its derived values.
+    """Make a recipe's parts and its derived values.
 
-    place  the folder of a run that is gone on with; its files are those that it keeps
-    files  of a new run: what it names and is on no disk yet
-    Raises UsageError, one line, where a part does not exist, nothing reads a key, or the run could not work.
+    place  the folder of a run that is resumed; its files are those that it keeps
+    files  files of a new run that it names and that are on no disk yet
+    Raises UsageError, one line, if a part does not exist, nothing reads a key, or the run could not work.
     """
     files = code.kept(place) if place else files
     device = _device(recipe.device)
@@ -43,8 +42,6 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
     mix = mix_of(recipe.rewards, recipe.scoring.combine == "after", files)
     metric = default_metric(mix, has_answers(problems), recipe.preference is not None)
     row = _algorithm(recipe, metric, files)
-    critic = _critic(recipe) if row.advantage.reads_value else None
-    _require_all_read(recipe, row, critic)
     keys = dataclasses.asdict(problems)  # type: ignore[call-overload]
     chosen = {"name": recipe.task["name"]} if recipe.task.get("name") in names() else chosen_by(problems)
     complete = recipe.replace(
@@ -54,71 +51,44 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
         task=chosen | {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()},
         algorithm={"name": row.name, **settings(row)},
         rewards=with_whole_paths(recipe.rewards, mix),
-        critic=critic,
-        warm_start=recipe.warm_start.fitted(tiny=recipe.model in TINY),
+        critic=_critic(recipe) if row.advantage.reads_value else None,
+        warm_start=WarmStart() if recipe.start else recipe.warm_start.fitted(tiny=recipe.model in TINY),
         evaluation=measured_by(recipe.evaluation, metric).with_ends(recipe.sampling),
     )
     plan = Plan(complete, problems, row, mix, place, _own_code(row, problems, mix))
+    _require_all_read(recipe, plan.unread)
     require_runnable(plan)
     return plan
 
 
 def resolved_recipe(plan: Plan) -> dict[str, Any]:
-    """The recipe's table with nothing left to a default; keys that nothing reads, which would be refused, left out."""
-    preference = plan.recipe.preference
-    unread: dict[str, Any] = {"engine": plan.recipe.engine.unread}
-    if not plan.recipe.adapter.rank:
-        unread["adapter"] = True
-    if preference:
-        unread["preference"] = preference.unread
-    unread["evaluation"] = plan.recipe.evaluation.unread
-    placement = plan.unread_placement
-    unread["placement"] = placement == set(type(plan.recipe.placement).model_fields) or placement
-    if plan.recipe.guard is not Guard.ROLLBACK:
-        unread["rollback"] = True
-    if reference := _unread_of_reference(plan.recipe, plan.algorithm):
-        unread["reference"] = True if "model" in reference else reference
+    """Write the recipe's table with nothing left to a default, without the keys that nothing reads."""
+    exclude: dict[str, Any] = {
+        section: keys == set(section_types()[section].model_fields) or keys for section, keys in plan.unread.items()
+    }
     if plan.recipe.start:
-        unread |= {"model": True, "warm_start": True}
-    return plan.recipe.model_dump(exclude_none=True, exclude=unread)
+        exclude |= {"model": True, "warm_start": True}
+    return plan.recipe.model_dump(exclude_none=True, exclude=exclude)
 
 
-def _unread_of_reference(recipe: Recipe, row: Algorithm) -> set[str]:
-    """The keys of [reference] that nothing reads: all without a reference; of the policy without its adapters, the one
-    that says how a copy is held.
+def _require_all_read(recipe: Recipe, unread: Mapping[str, set[str]]) -> None:
+    """Raise UsageError naming the keys that were set and that nothing in this run reads.
+
+    What `start` stands in for may be there, for recipes name a model, and `start` is laid over them; so may the other
+    keys of [adapter] beside a rank of 0 that is laid over them.
     """
-    if not row.needs_reference:
-        return set(type(recipe.reference).model_fields)
-    return {"precision"} if recipe.adapter.rank and recipe.reference.stays_start else set()
-
-
-def _require_all_read(recipe: Recipe, row: Algorithm, critic: CriticSettings | None) -> None:
-    """Raises UsageError naming the keys that were set and that nothing in this run reads.
-
-    A component reads its whole section, but for [critic] where the algorithm reads no values, [reference] where it
-    reads none, the keys of [preference] that the reward model's source leaves unread, those of [adapter] where no rank
-    is set, those of [engine] that are a child's without one, those of [rollback] without that guard, and those of
-    [evaluation] where nothing is evaluated. What `start` stands in for may be there: recipes name a model, and `start`
-    is laid over them.
-    """
-    unread = [f"critic.{key}" for key in recipe.critic.model_fields_set] if recipe.critic and not critic else []
-    unread += [f"adapter.{key}" for key in recipe.adapter.unread]
-    unread += [f"engine.{key}" for key in recipe.engine.model_fields_set & recipe.engine.unread]
-    unwanted = recipe.reference.model_fields_set & _unread_of_reference(recipe, row)
-    unread += [f"reference.{key}" for key in unwanted]
-    if recipe.guard is not Guard.ROLLBACK:
-        unread += [f"rollback.{key}" for key in recipe.rollback.model_fields_set]
-    unread += [f"evaluation.{key}" for key in recipe.evaluation.model_fields_set & recipe.evaluation.unread]
-    if recipe.preference is not None:
-        unread += [f"preference.{key}" for key in recipe.preference.model_fields_set & recipe.preference.unread]
-    if unread:
-        off = not recipe.evaluation.most and any(key.startswith("evaluation.") for key in unread)
+    given = {name: section.model_fields_set for name in unread if (section := getattr(recipe, name)) is not None}
+    if "rank" in given["adapter"]:
+        del given["adapter"]
+    keys = sorted(f"{name}.{key}" for name, fields in given.items() for key in fields & unread[name])
+    if keys:
+        off = any(key.startswith("evaluation.") for key in keys)
         remedy = "; or set evaluation whole: --set 'evaluation={problems=0}'" if off else ""
-        raise UsageError(f"{', '.join(sorted(unread))}: set, but nothing in this run reads it; take it out{remedy}")
+        raise UsageError(f"{', '.join(keys)}: set, but nothing in this run reads it; take it out{remedy}")
 
 
 def _algorithm(recipe: Recipe, metric: str, files: Files) -> Algorithm:
-    """The catalog's row; what its parts take from the rest of the run is filled in unless the recipe says another."""
+    """Make the catalog's row; what its parts take from the rest of the run is filled in unless the recipe says it."""
     name, chosen = _name_and_keys("algorithm", recipe.algorithm)
     if name is None:
         raise UsageError('algorithm.name is missing; such as name = "grpo" under [algorithm]')
@@ -131,7 +101,7 @@ def _algorithm(recipe: Recipe, metric: str, files: Files) -> Algorithm:
 
 
 def _own_code(row: Algorithm, problems: Task, mix: Mix) -> list[Source]:
-    """The files of the user's own that a run is made of, each once."""
+    """List the files of the user's own that a run is made of, each once."""
     kinds = [type(part) for part in (*row.parts.values(), row.kl.estimator, problems)]
     of_rewards = [reward.source for reward in mix.own.values() if isinstance(reward, FromFile)]
     of_task = problems.game.sources if isinstance(problems, EnvironmentTask) else []
@@ -140,7 +110,7 @@ def _own_code(row: Algorithm, problems: Task, mix: Mix) -> list[Source]:
 
 
 def _name_and_keys(section: str, table: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """What a section names, None where it names nothing, and its other keys."""
+    """Take a section's name, None if it has none, and its other keys."""
     keys = dict(table)
     name = keys.pop("name", None)
     if name is not None and not isinstance(name, str):

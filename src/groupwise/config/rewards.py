@@ -1,4 +1,4 @@
-"""A recipe's tables [rewards.NAME] to the rewards that train, what can go together, and how the plan describes it."""
+"""Rewards that train, from a recipe's tables [rewards.NAME]: what goes together, and what a run is measured by."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,11 +9,13 @@ from pydantic import Field, ValidationError, create_model
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import describe
 from groupwise.core.code.user_code import NO_FILES, Files
-from groupwise.core.errors import UsageError, nearest
+from groupwise.core.errors import UsageError, brief, nearest
+from groupwise.core.numbers.measure import CORRECTNESS, REWARD
 from groupwise.core.reward import LEARNED, TASK, Reward
 from groupwise.core.settings import Settings
 from groupwise.rewards.functions.form import KINDS
 from groupwise.rewards.functions.user import FromFile, User, with_file
+from groupwise.rollout.collect import EvaluationSettings
 from groupwise.rollout.scoring import Mix
 
 #: How the plan describes the two rewards that are not functions.
@@ -21,7 +23,7 @@ OF_THE_RUN = {TASK: "the task's own score", LEARNED: "the reward model's score"}
 
 
 class RewardTable(Settings):
-    """What every table [rewards.NAME] may hold; the fields of the reward's own class stand beside it.
+    """Keys that every table [rewards.NAME] may hold; the fields of the reward's own class stand beside it.
 
     weight  rewards are multiplied by it and added
     """
@@ -30,10 +32,9 @@ class RewardTable(Settings):
 
 
 def mix_of(tables: Mapping[str, Any] | None, each: bool, files: Files = NO_FILES) -> Mix:
-    """The rewards that train, from their tables by name; each has a weight, 1 unless it says otherwise. `files` are
-    those that a run keeps.
+    """Make the rewards that train from their tables by name; `files` are those that a run keeps.
 
-    Raises UsageError for a kind, key or weight that is none, or where nothing would train.
+    Raises UsageError for a kind, key or weight that is none, or if nothing would train.
     """
     if tables is None:
         if each:
@@ -55,7 +56,7 @@ def mix_of(tables: Mapping[str, Any] | None, each: bool, files: Files = NO_FILES
 
 
 def require_mix(mix: Mix, row: Algorithm, has_reward_model: bool) -> None:
-    """Raises UsageError where rewards do not go together with a reward model or the algorithm."""
+    """Raise UsageError if rewards do not go together with a reward model or the algorithm."""
     if LEARNED in mix.weights and not has_reward_model:
         raise UsageError(f"rewards.{LEARNED}: this run has no reward model; add [preference]")
     if mix.weights and has_reward_model and LEARNED not in mix.weights:
@@ -75,8 +76,35 @@ def require_mix(mix: Mix, row: Algorithm, has_reward_model: bool) -> None:
         )
 
 
+def default_metric(mix: Mix, has_answers: bool, has_reward_model: bool) -> str:
+    """Choose what a run is measured by: correctness if the task's score or a reward model trains, else the reward.
+
+    >>> default_metric(Mix({"mine": 1.0}), True, False), default_metric(Mix({"task": 1.0, "mine": 0.1}), True, False)
+    ('reward', 'correctness')
+    """
+    if has_answers and (not mix.weights or mix.weights.get(TASK) or mix.weights.get(LEARNED)):
+        return CORRECTNESS
+    return LEARNED if has_reward_model and not mix.weights else REWARD
+
+
+def measured_by(settings: EvaluationSettings, metric: str) -> EvaluationSettings:
+    """Fill in what the settings leave open: `metric`, and for correctness a score of 1 as the pass mark."""
+    chosen = settings.metric or metric
+    pass_at = 1.0 if settings.pass_at is None and chosen == CORRECTNESS else settings.pass_at
+    return settings.replace(metric=chosen, pass_at=pass_at)
+
+
+def require_metric(key: str, metric: str, mix: Mix, has_answers: bool, has_reward_model: bool) -> None:
+    """Raise UsageError if nothing in the run gives such a value."""
+    if metric == CORRECTNESS and not has_answers:
+        raise UsageError(f"{key} = {CORRECTNESS!r}: the task has no right answers; take {REWARD!r}")
+    known = list(dict.fromkeys([*[CORRECTNESS] * has_answers, REWARD, *mix.weights, *[LEARNED] * has_reward_model]))
+    if metric not in known:
+        raise UsageError(f"{key} = {brief(metric)}: no such reward in this run; {nearest(metric, known)}")
+
+
 def with_whole_paths(tables: Mapping[str, Any] | None, mix: Mix) -> dict[str, Any] | None:
-    """The tables, each reward's file named from the root on: a run is gone on with from any folder."""
+    """Name each reward's file from the root on, for a run is resumed from any folder."""
     if tables is None:
         return None
     uses = {name: reward.use for name, reward in mix.own.items() if isinstance(reward, FromFile)}
@@ -84,7 +112,7 @@ def with_whole_paths(tables: Mapping[str, Any] | None, mix: Mix) -> dict[str, An
 
 
 def describe_mix(mix: Mix) -> list[str]:
-    """What trains, a line for each reward."""
+    """Say what trains, a line for each reward."""
     lines = [
         f"{weight:g} x {name}: {OF_THE_RUN.get(name) or repr(mix.own[name])}" for name, weight in mix.weights.items()
     ]
@@ -94,7 +122,7 @@ def describe_mix(mix: Mix) -> list[str]:
 
 
 def _own(name: str, table: dict[str, Any]) -> tuple[float, Reward]:
-    """The weight and the reward of a table: of its `kind`, else NAME itself, or a user's own where `use` is set."""
+    """Make the weight and the reward of a table: of its `kind`, else NAME itself, or a user's own if `use` is set."""
     kind = table.pop("kind", "user" if "use" in table else name)
     if not isinstance(kind, str) or kind not in KINDS:
         raise UsageError(f"rewards.{name}.kind = {kind!r}: there is no such reward; {nearest(str(kind), KINDS)}")
@@ -109,7 +137,7 @@ def _own(name: str, table: dict[str, Any]) -> tuple[float, Reward]:
 
 
 def _validated(name: str, model: type[RewardTable], table: Mapping[str, Any]) -> RewardTable:
-    """The table, its values of the right types. Raises UsageError for the first thing that is wrong."""
+    """Check the types of a table's values. Raises UsageError for the first thing that is wrong."""
     try:
         return model.model_validate(dict(table))
     except ValidationError as error:

@@ -1,25 +1,25 @@
-"""Combinations in a recipe that no single key can be blamed for, refused before anything heavy is loaded."""
+"""Refusals of keys that do not go together, before anything heavy is loaded."""
 
 import math
 from pathlib import Path
 
+from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import KeepAll
-from groupwise.algorithms.parts.shaping import Outcome
+from groupwise.algorithms.parts.shaping import Outcome, Shaping
 from groupwise.algorithms.parts.trust import NoTrust
 from groupwise.algorithms.settings import describe
-from groupwise.config.measures import require_metric
 from groupwise.config.plan import OWN_CRITIC, OWN_REFERENCE, OWN_START, REWARD_MODEL, Plan
 from groupwise.config.recipe import Recipe
-from groupwise.config.rewards import require_mix
+from groupwise.config.rewards import require_metric, require_mix
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import location
 from groupwise.core.reward import TASK
-from groupwise.core.task import Bounded, BoundedTurns, Notes, PlaysTurns, ScoresSteps
+from groupwise.core.task import Bounded, BoundedTurns, Notes, PlaysTurns, ScoresSteps, Task
 from groupwise.health.symptoms.base import RECENT
 from groupwise.models.precision import require_precision
 from groupwise.models.value import POLICY_START, REWARD_START
-from groupwise.rollout.scoring import has_answers
+from groupwise.rollout.scoring import Mix, has_answers
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.critic import CriticSettings
 from groupwise.training.reference import START
@@ -35,20 +35,20 @@ TRUNCATIONS = ("top_p", "top_k", "min_p")
 
 
 def require_runnable(plan: Plan) -> None:
-    """Raises UsageError, one line, where the plan's settings do not go together."""
-    recipe = plan.recipe
-    needed = plan.algorithm.advantage.smallest_group
+    """Raise UsageError, one line, if the plan's settings do not go together."""
+    recipe, row, task, mix, folder = plan.recipe, plan.algorithm, plan.task, plan.mix, plan.folder
+    needed = row.advantage.smallest_group
     if recipe.samples_per_prompt < needed:
         raise UsageError(
-            f"samples_per_prompt = {recipe.samples_per_prompt}: {describe(plan.algorithm.advantage)} compares the "
+            f"samples_per_prompt = {recipe.samples_per_prompt}: {describe(row.advantage)} compares the "
             f"completions of one prompt and needs at least {needed}"
         )
     if recipe.sampling.temperature == 0:
         raise UsageError("sampling.temperature = 0: greedy completions are all equal, so nothing can be compared")
     _require_trainable(recipe.sampling)
-    _require_correction(plan)
-    _require_read("evaluation", plan.evaluation_sampling)
-    for section, sampling in (("sampling", recipe.sampling), ("evaluation", plan.evaluation_sampling)):
+    _require_correction(recipe, row)
+    _require_read("evaluation", recipe.evaluation_sampling)
+    for section, sampling in (("sampling", recipe.sampling), ("evaluation", recipe.evaluation_sampling)):
         if sampling.min_new_tokens > sampling.max_new_tokens:
             raise UsageError(
                 f"{section}.min_new_tokens = {sampling.min_new_tokens}: more than sampling.max_new_tokens = "
@@ -61,23 +61,27 @@ def require_runnable(plan: Plan) -> None:
         )
     location(recipe.name, "name")
     recipe.adapter.require_installed()
-    _require_origins(plan)
-    if isinstance(plan.task, Notes):
-        plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
+    _require_origins(recipe, folder, plan.copies_reference)
+    if isinstance(task, Notes):
+        task.notes()  # a task that cannot read its files, or protect this machine, refuses here
     if recipe.critic is not None:
-        _require_critic(plan, recipe.critic)
+        _require_critic(recipe.critic, recipe, folder)
     for section in ("learner", "engine", "reference"):
         require_precision(f"{section}.precision", getattr(recipe, section).precision, recipe.device)
-    _require_time_to_score(plan)
-    _require_steps(plan)
-    _require_turns_once(plan)
-    _require_whole_episodes(plan)
-    _require_sources(plan)
-    _require_scores(plan)
-    require_mix(plan.mix, plan.algorithm, recipe.preference is not None)
+    _require_time_to_score(task, recipe.scoring.deadline)
+    _require_steps(row, task)
+    _require_turns_once(row.shaping, task, mix, learned=recipe.preference is not None)
+    _require_whole_episodes(recipe, task)
+    _require_sources(recipe, row, folder)
+    _require_scores(recipe, row, task, mix)
+    require_mix(mix, row, recipe.preference is not None)
     _require_way_back(recipe)
     require_rankable(recipe)
-    _require_placed(plan)
+    if recipe.placement.ray and not plan.processes:
+        raise UsageError(
+            f"placement.ray = {recipe.placement.ray!r}: nothing of this run lives outside of its own process; take it "
+            'out, or set engine.process = "child", or learner.ranks = 2 or more'
+        )
     if recipe.prompt_truncation != "none" and not recipe.max_prompt_tokens:
         raise UsageError(
             f"prompt_truncation = {recipe.prompt_truncation!r}: no prompt is too long without max_prompt_tokens; set it"
@@ -90,7 +94,7 @@ def require_runnable(plan: Plan) -> None:
 
 
 def require_rankable(recipe: Recipe) -> None:
-    """Raises UsageError for what is not there yet for a policy that several processes hold together."""
+    """Raise UsageError for what is not there yet for a policy that several processes hold together."""
     reasons = {
         "device": recipe.device != "cpu" and "they compute on CPUs alone so far: set it to 'cpu'",
         "learner.compile": recipe.learner.compile and "compiled layers have not been tried in shards: set it to false",
@@ -100,21 +104,8 @@ def require_rankable(recipe: Recipe) -> None:
             raise UsageError(f"learner.ranks = {recipe.learner.ranks} with {key}: {reason}, or learner.ranks to 1")
 
 
-def _require_placed(plan: Plan) -> None:
-    """Every key of [placement] is read, and with Ray there is something to place."""
-    settings = plan.recipe.placement
-    if settings.ray and not plan.processes:
-        raise UsageError(
-            f"placement.ray = {settings.ray!r}: nothing of this run lives outside of its own process; take it out, or "
-            'set engine.process = "child", or learner.ranks = 2 or more'
-        )
-    if unread := sorted(settings.model_fields_set & plan.unread_placement):
-        keys = ", ".join(f"placement.{key}" for key in unread)
-        raise UsageError(f"{keys}: set, but nothing in this run reads it; take it out")
-
-
 def _require_way_back(recipe: Recipe) -> None:
-    """At every step of a run that goes back, a checkpoint from before the steps that a warning speaks of is kept."""
+    """Require that a run which goes back keeps, at every step, a checkpoint from before the steps of a warning."""
     every, keep = recipe.checkpoint.every, recipe.checkpoint.keep
     needed = 1 + math.ceil((RECENT - 1) / every)
     if recipe.guard is Guard.ROLLBACK and keep < needed:
@@ -124,19 +115,19 @@ def _require_way_back(recipe: Recipe) -> None:
         )
 
 
-def _require_origins(plan: Plan) -> None:
-    """What the policy and its reference begin with is there; what came from another run is in a run's own folder."""
-    start, reference = plan.recipe.start, plan.recipe.reference.model
-    if not (plan.folder / OWN_START).is_dir():
+def _require_origins(recipe: Recipe, folder: Path, copies_reference: bool) -> None:
+    """Require the models that policy and reference begin as; a run has its own copy of what came from another run."""
+    start, reference = recipe.start, recipe.reference.model
+    if not (folder / OWN_START).is_dir():
         if start is not None and run_policy(start) is None:
             raise UsageError(f"start = {start!r}: there is no such run (RUN or RUN:STEP); a model's folder is `model`")
-        check_model("model", plan.origin)
-    if plan.copies_reference and reference != START and not (plan.folder / OWN_REFERENCE).is_dir():
+        check_model("model", recipe.origin)
+    if copies_reference and reference != START and not (folder / OWN_REFERENCE).is_dir():
         check_model("reference.model", reference, [START])
 
 
 def _require_trainable(sampling: Sampling) -> None:
-    """The learner can compute the probability that each token was drawn with."""
+    """Require that the learner can compute the probability that each token was drawn with."""
     if sampling.repetition_penalty != 1:
         raise UsageError(
             f"sampling.repetition_penalty = {sampling.repetition_penalty:g}: it changes each token's distribution by "
@@ -145,11 +136,10 @@ def _require_trainable(sampling: Sampling) -> None:
         )
 
 
-def _require_correction(plan: Plan) -> None:
-    """Where completions are of an older policy, something holds or corrects an update on them."""
-    row, recipe = plan.algorithm, plan.recipe
+def _require_correction(recipe: Recipe, row: Algorithm) -> None:
+    """Require that something holds or corrects an update on completions of an older policy."""
     corrected = row.corrects or recipe.logp_old == "engine"
-    if plan.most_age and isinstance(row.trust, NoTrust) and not corrected:
+    if recipe.most_age and isinstance(row.trust, NoTrust) and not corrected:
         ahead, turn = recipe.rollout.ahead, recipe.rollout.turn_tokens
         key, remedy = f"turn_tokens = {turn}", "no rollout.turn_tokens"
         if ahead:
@@ -164,7 +154,7 @@ def _require_correction(plan: Plan) -> None:
 
 
 def _require_read(section: str, sampling: Sampling) -> None:
-    """Greedy sampling reads nothing of what is left out."""
+    """Refuse keys that leave tokens out beside greedy sampling, which does not read them."""
     unread = [key for key in TRUNCATIONS if getattr(sampling, key) != Sampling.model_fields[key].default]
     if sampling.temperature == 0 and unread:
         raise UsageError(
@@ -173,22 +163,21 @@ def _require_read(section: str, sampling: Sampling) -> None:
         )
 
 
-def _require_critic(plan: Plan, critic: CriticSettings) -> None:
+def _require_critic(critic: CriticSettings, recipe: Recipe, folder: Path) -> None:
     start = critic.start
-    if start == REWARD_START and plan.recipe.preference is None:
+    if start == REWARD_START and recipe.preference is None:
         raise UsageError(f"critic.start = {start!r}: this run has no reward model; add [preference], or a folder")
-    known = start in (POLICY_START, REWARD_START) or (plan.folder / OWN_CRITIC).is_dir()
+    known = start in (POLICY_START, REWARD_START) or (folder / OWN_CRITIC).is_dir()
     if not known and not Path(start).is_dir() and run_policy(start) is None:
         raise UsageError(f"critic.start = {start!r}: no such folder; or {POLICY_START!r}, or {REWARD_START!r}")
-    if critic.warmup_steps >= plan.recipe.steps:
+    if critic.warmup_steps >= recipe.steps:
         raise UsageError(
-            f"critic.warmup_steps = {critic.warmup_steps}: the policy would wait through all {plan.recipe.steps} steps"
+            f"critic.warmup_steps = {critic.warmup_steps}: the policy would wait through all {recipe.steps} steps"
         )
 
 
-def _require_time_to_score(plan: Plan) -> None:
-    """The task's own limit comes first: at it a completion is wrong, at the pool's it has no score."""
-    task, deadline = plan.task, plan.recipe.scoring.deadline
+def _require_time_to_score(task: Task, deadline: float) -> None:
+    """Require that the task's own limit comes first: at it a completion is wrong, at the pool's it has no score."""
     if isinstance(task, Bounded) and task.longest > deadline + 1e-6:
         most = deadline - (task.longest - task.seconds)
         shorter = f", or task.seconds = {most:g} or less" if most > 0 else ""
@@ -205,20 +194,21 @@ def _require_time_to_score(plan: Plan) -> None:
         )
 
 
-def _require_scores(plan: Plan) -> None:
-    """A task without right answers needs something else that scores, and nothing may read its own score."""
-    known = has_answers(plan.task)
-    learned = plan.recipe.preference is not None
+def _require_scores(recipe: Recipe, row: Algorithm, task: Task, mix: Mix) -> None:
+    """Require something that scores, and that what is measured is a score of this run."""
+    known = has_answers(task)
+    learned = recipe.preference is not None
     if not known:
-        _require_other_scores(plan)
-    require_metric("evaluation.metric", plan.measure.metric, plan.mix, known, learned)
-    if not isinstance(plan.algorithm.filter, KeepAll):
-        require_metric("algorithm.filter.metric", plan.algorithm.filter.metric, plan.mix, known, learned)
+        _require_other_scores(recipe, mix)
+    require_metric("evaluation.metric", recipe.measure.metric, mix, known, learned)
+    if not isinstance(row.filter, KeepAll):
+        require_metric("algorithm.filter.metric", row.filter.metric, mix, known, learned)
 
 
-def _require_other_scores(plan: Plan) -> None:
-    preference, check = plan.recipe.preference, plan.recipe.task.get("check")
-    if preference is None and not plan.mix.weights:
+def _require_other_scores(recipe: Recipe, mix: Mix) -> None:
+    """Require another score than that of the task, which has no right answers, and that nothing reads the task's."""
+    preference, check = recipe.preference, recipe.task.get("check")
+    if preference is None and not mix.weights:
         what = "a reward model must score" if check == "learned" else "at least one reward is needed"
         raise UsageError(
             f"task.check = {check!r}: there are no right answers, so {what}; add [rewards.NAME] with "
@@ -229,33 +219,33 @@ def _require_other_scores(plan: Plan) -> None:
             f"task.check = {check!r}: there are no right answers to rank sampled pairs by; set preference.path (pairs) "
             "or preference.model (a folder)"
         )
-    if TASK in plan.mix.weights:
+    if TASK in mix.weights:
         raise UsageError(f"rewards.{TASK}: the task has no score of its own here; take it out")
 
 
-def _require_steps(plan: Plan) -> None:
-    """An algorithm that reads scores of steps has them; an episode's turns are its steps."""
-    if plan.algorithm.needs_steps and not isinstance(plan.task, ScoresSteps | PlaysTurns):
+def _require_steps(row: Algorithm, task: Task) -> None:
+    """Require scores of steps for an algorithm that reads them; an episode's turns are its steps."""
+    if row.needs_steps and not isinstance(task, ScoresSteps | PlaysTurns):
+        raise UsageError(f"algorithm.name = {row.name!r}: it needs scores of steps, and {task} has none")
+    if row.advantage.reads_states and not isinstance(task, PlaysTurns):
         raise UsageError(
-            f"algorithm.name = {plan.algorithm.name!r}: it needs scores of steps, and {plan.task} has none"
+            f"algorithm.advantage.kind: {describe(row.advantage)} compares turns that were spoken in one "
+            f"state, and {task} plays no turns; take another kind"
         )
-    if plan.algorithm.advantage.reads_states and not isinstance(plan.task, PlaysTurns):
+    if row.advantage.reads_steps and not row.shaping.reads_steps:
         raise UsageError(
-            f"algorithm.advantage.kind: {describe(plan.algorithm.advantage)} compares turns that were spoken in one "
-            f"state, and {plan.task} plays no turns; take another kind"
-        )
-    if plan.algorithm.advantage.reads_steps and not plan.algorithm.shaping.reads_steps:
-        raise UsageError(
-            f"algorithm.advantage.kind: {describe(plan.algorithm.advantage)} reads rewards at step ends, and "
-            f'{describe(plan.algorithm.shaping)} gives none there; set algorithm.shaping.kind = "steps"'
+            f"algorithm.advantage.kind: {describe(row.advantage)} reads rewards at step ends, and "
+            f'{describe(row.shaping)} gives none there; set algorithm.shaping.kind = "steps"'
         )
 
 
-def _require_turns_once(plan: Plan) -> None:
-    """An episode's score is the sum of what its turns brought, so a reward has the one or the other."""
-    shaping = plan.algorithm.shaping
-    by_score = TASK in plan.mix.weights or not (plan.mix.weights or plan.recipe.preference)
-    if not isinstance(plan.task, PlaysTurns) or not isinstance(shaping, Outcome) or not by_score:
+def _require_turns_once(shaping: Shaping, task: Task, mix: Mix, learned: bool) -> None:
+    """Refuse a reward of an episode's score and of its turns: the score is the sum of what the turns brought.
+
+    learned  whether a reward model scores
+    """
+    by_score = TASK in mix.weights or not (mix.weights or learned)
+    if not isinstance(task, PlaysTurns) or not isinstance(shaping, Outcome) or not by_score:
         return
     if shaping.scale and shaping.step_scale:
         raise UsageError(
@@ -265,14 +255,14 @@ def _require_turns_once(plan: Plan) -> None:
         )
 
 
-def _require_whole_episodes(plan: Plan) -> None:
-    """An episode is played in one go, and what reads its row as one text is given one."""
-    if not isinstance(plan.task, EnvironmentTask):
+def _require_whole_episodes(recipe: Recipe, task: Task) -> None:
+    """Require that an episode is played in one go, and is one text for what reads it as such."""
+    if not isinstance(task, EnvironmentTask):
         return
-    tokens, recipe = plan.recipe.rollout.turn_tokens, plan.recipe
+    tokens = recipe.rollout.turn_tokens
     readers = {"a critic": recipe.critic, "a reward model": recipe.preference}
     reader = next((name for name, there in readers.items() if there), None)
-    if plan.task.history == "rewrite" and reader:
+    if task.history == "rewrite" and reader:
         raise UsageError(
             f'task.history = "rewrite": {reader} reads an episode as one text, and under it each turn has a prompt of '
             f'its own; set task.history = "grow", or train without {reader}'
@@ -284,14 +274,14 @@ def _require_whole_episodes(plan: Plan) -> None:
         )
 
 
-def _require_sources(plan: Plan) -> None:
-    """What scores, and what the old log-probabilities are taken from."""
-    model = plan.recipe.preference.model if plan.recipe.preference else None
+def _require_sources(recipe: Recipe, row: Algorithm, folder: Path) -> None:
+    """Require the reward model, and refuse a correction of the engine's own log-probabilities."""
+    model = recipe.preference.model if recipe.preference else None
     # A run that has begun has a copy of its own.
-    if model is not None and not any(folder.is_dir() for folder in (Path(model), plan.folder / REWARD_MODEL)):
+    if model is not None and not any(place.is_dir() for place in (Path(model), folder / REWARD_MODEL)):
         raise UsageError(f"preference.model = {model!r}: there is no such folder")
-    for slot, part in plan.algorithm.corrections:
-        if plan.recipe.logp_old == "engine" and part.reads_engine:
+    for slot, part in row.corrections:
+        if recipe.logp_old == "engine" and part.reads_engine:
             raise UsageError(
                 f"logp_old = 'engine': then pi_old / pi_engine is 1 and algorithm.{slot}, {describe(part)}, corrects "
                 f'nothing; set algorithm.{slot}.kind = "none", or logp_old = "learner"'

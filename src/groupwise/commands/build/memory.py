@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from groupwise.commands.build.selected import chat_of, selected
+from groupwise.commands.build.rollout import chat_of, selected
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe, dump
 from groupwise.config.resolve import resolved_recipe
@@ -41,7 +41,8 @@ def memory_of_folder(run: Plan, model: str) -> MemoryPlan:
     what = f"{where}: does not load as a causal language model"
     require_config(folder, where)
     config = read_config(folder, what)
-    longest = selected(run, chat_of(run, load_tokenizer(folder, config))).longest
+    chat = chat_of(run.recipe, run.task, load_tokenizer(folder, config))
+    longest = selected(run.recipe, run.task, chat).longest
     return memory_of(run, empty_model(folder, config, what), longest)
 
 
@@ -100,7 +101,7 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         max_rows=recipe.engine.max_rows,
         cache_mib=recipe.engine.cache_mib,
         ranks=recipe.learner.ranks,
-        passes=run.passes_per_batch,
+        passes=recipe.passes_per_batch or 1,
         annotated=_annotated(run),
         devices=_sampling_devices(recipe),
     )
@@ -109,8 +110,7 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
 def _annotated(run: Plan) -> int:
     """Count the passes over a batch before its updates: of the old policy or for its routes, and of a reference."""
     recipe, row = run.recipe, run.algorithm
-    several = recipe.updates_per_batch * run.passes_per_batch > 1
-    old = (several or row.needs_old) and recipe.logp_old != "engine"
+    old = (recipe.updates_per_step > 1 or row.needs_old) and recipe.logp_old != "engine"
     routes = recipe.routing.reads_routes and recipe.routing.replay is not ReplayFrom.ENGINE
     return (old or routes) + row.needs_reference
 
@@ -147,7 +147,7 @@ def record_cuts(run: Plan, journal: Journal) -> None:
 
 
 def picks(run: Plan) -> bool:
-    """Whether anything of the recipe is picked from the free memory."""
+    """Tell whether anything of the recipe is picked from the free memory."""
     learner, critic = run.recipe.learner, run.recipe.critic
     chosen = [learner.tokens_per_microbatch, learner.chunk_logits, learner.held_logits]
     return AUTO in [*chosen, *([critic.tokens_per_microbatch] if critic else [])]

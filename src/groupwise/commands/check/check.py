@@ -1,30 +1,56 @@
-"""A look at a recipe before a run: what the command and the Python surface call."""
+"""A look at a recipe before a run, section by section: what is cheap and certain first, the model last."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from groupwise.algorithms.algorithm import Algorithm
+from groupwise.commands.build.rollout import pool_of, reward_forms
 from groupwise.commands.build.threads import threads, with_threads
-from groupwise.commands.check.findings import Finding, Section
-from groupwise.commands.check.sections import sections
+from groupwise.commands.check.correctness import (
+    opening_findings,
+    own_reward_findings,
+    repeated_findings,
+    task_findings,
+    ungraded_findings,
+    unscored_findings,
+)
+from groupwise.commands.check.findings import Finding, Section, fault, note, ok
+from groupwise.commands.check.lengths import completion_encoder, lengths, shown_problems
+from groupwise.commands.check.model import ModelFiles, file_findings, loaded_findings, model_path, read_files
+from groupwise.commands.check.problems import columns, counts, duplicates, kinds
+from groupwise.commands.check.trials import score_trials, trials, ungraded_trials
 from groupwise.config.given import RecipeLike, RewardsLike, given
-from groupwise.config.resolve import resolve
+from groupwise.config.plan import Plan
+from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.config.usual import unusual
+from groupwise.core.errors import UsageError
+from groupwise.core.samples import Sample
+from groupwise.core.task import Task
+from groupwise.rollout.scoring import Mix, Scorer
+
+#: Problems that rewards are tried on, and that lengths are measured on; half of them from each split.
+TRIED, MEASURED = 200, 2000
+#: Problems that the chat template and the model are tried on.
+LOOKED_AT = 64
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check says, section by section."""
+    """Findings of a check, section by section."""
 
     sections: tuple[Section, ...]
 
     @property
     def findings(self) -> list[Finding]:
-        """Each with a level, ok, note or fault, and what it says."""
+        """Findings, each with a level, ok, note or fault, and what it says."""
         return [finding for section in self.sections for finding in section.findings]
 
     @property
     def faults(self) -> list[str]:
-        """What is to be put right, its section first; empty where a run may begin."""
+        """Lines about what is to be put right, the section first; empty if a run may begin."""
         return [line for section in self.sections for line in section.faults]
 
 
@@ -41,7 +67,7 @@ def check(
 
     rows   problems that are shown as the model will see them
     model  whether the model is loaded too, and the engine's interpreter or address looked for
-    Raises UsageError where the recipe is wrong, or a reward cannot be called.
+    Raises UsageError if the recipe is wrong, or a reward cannot be called.
     """
     return Checked(tuple(check_sections(recipe, overrides, algorithm, rewards, rows, model)))
 
@@ -54,7 +80,7 @@ def check_sections(
     rows: int = 3,
     model: bool = True,
 ) -> Iterator[Section]:
-    """The same, each section as soon as it is known."""
+    """Check as `check` does, and give each section as soon as it is known."""
     given_recipe = given(recipe, overrides, algorithm, rewards)
     loaded, notes = with_threads(given_recipe.recipe)
     loaded, files = given_recipe.placed(loaded)
@@ -62,4 +88,83 @@ def check_sections(
     if model:
         plan.recipe.engine.require_place()
     with threads(plan.recipe):
-        yield from sections(plan, rows, model, notes)
+        yield from _sections(plan, rows, model, notes)
+
+
+def _sections(plan: Plan, shown: int, with_model: bool, notes: Sequence[str]) -> Iterator[Section]:
+    """Check a plan, section by section; `shown` problems are printed, and `notes` stand under the plan.
+
+    Trains nothing and writes nothing that stays. Raises UsageError if a reward cannot be loaded or called, as a run
+    would; what else is wrong is a fault of its section.
+    """
+    recipe, task = plan.recipe, plan.task
+    yield Section("plan", [note(line) for line in (*notes, *unusual(resolved_recipe(plan)))], text=plan.describe())
+    looks = (*columns(task, _samples(task, TRIED)), *kinds(task, _samples(task, MEASURED)))
+    yield Section("problems", [*counts(task), *looks])
+    yield Section("duplicates and leakage", duplicates(task))
+    with TemporaryDirectory() as folder:
+        try:
+            files = read_files(model_path(recipe, task, Path(folder)), recipe, task)
+        except UsageError as error:
+            yield Section("rewards", _rewards(plan, None))
+            yield Section("model", [fault(f"{error}; so neither lengths nor rows can be shown")])
+            return
+        yield Section("rewards", _rewards(plan, files))
+        findings, longest = lengths(recipe, task, files.chat, files.config, _samples(task, MEASURED))
+        yield Section("lengths", findings)
+        yield _rows(task, files, shown)
+        yield Section("model", _model(plan, files, longest, with_model))
+
+
+def _samples(task: Task, count: int) -> list[Sample]:
+    """Take the first problems of both splits."""
+    return [sample for split in ("train", "heldout") for sample in task.samples(split)[: count // 2]]
+
+
+def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
+    samples = _samples(plan.task, TRIED)
+    known = trials(plan.task, samples)
+    encode = completion_encoder(files.chat) if files else lambda text: ()
+    with pool_of(plan.recipe, plan.slow_rewards) or nullcontext() as pool:
+        findings = [ok(" ".join(line.split())) for line in reward_forms(plan.task, pool)]
+        if files:
+            findings += _openings(plan.mix, files, samples[:1])
+        tried, of_own = (known, own_reward_findings) if known else (ungraded_trials(samples), ungraded_findings)
+        scorer = Scorer(plan.task, str, plan.mix, pool)
+        try:
+            encoded = {text: encode(text) for trial in tried for text in trial.completions.values()}
+        except UsageError as error:
+            return [*findings, fault(str(error))]
+        task, *own = score_trials(scorer, tried, encoded.__getitem__)
+    limit = plan.recipe.scoring.fault_limit
+    if not known:
+        tried_on = "rewards are tried on prompts and on empty texts" if own else "no reward can be tried"
+        findings.append(note(f"no problem shows a gold completion, so {tried_on}"))
+    elif not scorer.has_answers:
+        findings.append(note("there are no right answers: what scores is tried on what the rows hold"))
+    else:
+        findings += [*task_findings(task, known), *unscored_findings(task, limit)]
+    found = [(of_own(one), unscored_findings(one, limit), repeated_findings(one)) for one in own]
+    return [*findings, *(finding for each in found for part in each for finding in part)]
+
+
+def _openings(mix: Mix, files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]:
+    try:
+        return [finding for one in samples for finding in opening_findings(files.chat.text(one), mix.own)]
+    except UsageError:  # what does not render is a fault of the lengths
+        return []
+
+
+def _rows(task: Task, files: ModelFiles, shown: int) -> Section:
+    try:
+        return Section("rows", problems=shown_problems(files.chat, task, task.samples("train")[:shown]))
+    except UsageError as error:
+        return Section("rows", [fault(str(error))])
+
+
+def _model(plan: Plan, files: ModelFiles, longest: int, with_model: bool) -> list[Finding]:
+    samples = plan.task.samples("heldout")[:LOOKED_AT] or plan.task.samples("train")[:LOOKED_AT]
+    findings = file_findings(plan.task, files, samples)
+    if not with_model:
+        return [*findings, note("the model itself is not loaded (--no-model)")]
+    return findings + loaded_findings(plan, files, samples, longest)

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from groupwise.commands.build.build import too_long
-from groupwise.commands.build.selected import selected
+from groupwise.commands.build.rollout import selected, too_long
 from groupwise.commands.check.findings import Finding, ShownProblem, fault, graded, note, ok
 from groupwise.commands.check.trials import Encode, gold_of
-from groupwise.config.plan import Plan
+from groupwise.config.recipe import Recipe
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
@@ -22,34 +21,39 @@ SHOWN = 3000
 
 
 def completion_encoder(chat: Chat) -> Encode:
-    """(a completion's text) -> its ids with the end id, as a warm start trains them.
+    """Make what turns a completion's text into its ids and the end id, as a warm start trains them.
 
-    It raises UsageError where the tokenizer cannot read the text.
+    It raises UsageError if the tokenizer cannot read the text.
     """
     tokenizer, end = chat.tokenizer, chat.tokenizer.eos_token_id
     return lambda text: (*text_ids(tokenizer, [text], f"completion {text!r:.60}: ")[0], *([] if end is None else [end]))
 
 
-def lengths(plan: Plan, chat: Chat, config: Any, samples: Sequence[Sample]) -> tuple[list[Finding], int]:
-    """Findings, and the tokens of the longest prompt that is used; 0 where prompts cannot be encoded."""
+def lengths(
+    recipe: Recipe, task: Task, chat: Chat, config: Any, samples: Sequence[Sample]
+) -> tuple[list[Finding], int]:
+    """Compare lengths with limits; findings, and the tokens of the longest prompt used, 0 if none can be encoded."""
     try:
         prompts = sorted(len(chat.encode(sample)) for sample in samples)
     except UsageError as error:
         return [fault(str(error))], 0
-    spread, golds = ok(f"prompts: {_spread(prompts)}"), _gold_lengths(plan, chat, samples)
+    spread, golds = (
+        ok(f"prompts: {_spread(prompts)}"),
+        _gold_lengths(recipe.sampling.max_new_tokens, task, chat, samples),
+    )
     try:
-        selection = selected(plan, chat)
+        selection = selected(recipe, task, chat)
     except UsageError as error:
         return [spread, fault(str(error)), *golds], prompts[-1]
     longest = selection.longest
-    wrong = too_long(plan, config, longest)
-    both = f"the longest prompt, {longest} tokens, and {plan.recipe.sampling.max_new_tokens} new ones"
+    wrong = too_long(recipe, config, longest)
+    both = f"the longest prompt, {longest} tokens, and {recipe.sampling.max_new_tokens} new ones"
     room = fault(wrong) if wrong else ok(f"{both} fit {positions_in_words(config)}")
     return [spread, *map(note, selection.notes), room, *golds], longest
 
 
 def shown_problems(chat: Chat, task: Task, samples: Sequence[Sample]) -> list[ShownProblem]:
-    """The samples as the model will see them, each with a completion that should score 1.0, where one is known."""
+    """Show samples as the model will see them, each with a completion that should score 1.0, if one is known."""
 
     def text(ids: Sequence[int]) -> str:
         return _cut(chat.tokenizer.decode(ids, skip_special_tokens=False))
@@ -60,10 +64,10 @@ def shown_problems(chat: Chat, task: Task, samples: Sequence[Sample]) -> list[Sh
     return [ShownProblem(key, text(prompt), text(gold), len(prompt), len(gold)) for key, prompt, gold in pairs]
 
 
-def _gold_lengths(plan: Plan, chat: Chat, samples: Sequence[Sample]) -> list[Finding]:
-    encode, limit = completion_encoder(chat), plan.recipe.sampling.max_new_tokens
+def _gold_lengths(limit: int, task: Task, chat: Chat, samples: Sequence[Sample]) -> list[Finding]:
+    encode = completion_encoder(chat)
     try:
-        sizes = sorted(len(encode(gold)) for sample in samples if (gold := gold_of(plan.task, sample)))
+        sizes = sorted(len(encode(gold)) for sample in samples if (gold := gold_of(task, sample)))
     except UsageError as error:
         return [fault(str(error))]
     if not sizes:
@@ -75,7 +79,7 @@ def _gold_lengths(plan: Plan, chat: Chat, samples: Sequence[Sample]) -> list[Fin
 
 
 def _spread(sizes: Sequence[int]) -> str:
-    """Of sorted sizes.
+    """Say how sorted sizes spread.
 
     >>> _spread([1, 2, 3])
     '1 to 3 tokens, median 2, 95 % at most 3 (3 looked at)'

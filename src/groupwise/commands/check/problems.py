@@ -1,13 +1,19 @@
-"""What the problems alone show: how many, whether columns look swapped, and which come more than once."""
+"""Check of the problems alone: how many, swapped columns, gold answers, and problems that come more than once."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
+from string import ascii_uppercase
 from unicodedata import normalize
 
 from groupwise.commands.check.findings import Finding, fault, listed, note, ok
 from groupwise.commands.check.trials import gold_of
 from groupwise.core.samples import Sample
 from groupwise.core.task import LeavesOut, Notes, PlaysTurns, Task
+from groupwise.rewards.verifiers.answers import gold_answer
+from groupwise.rewards.verifiers.choice import Choice
+from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
+from groupwise.rewards.verifiers.symbolic import parsed
 from groupwise.tasks.data.conversations import frame, question
 from groupwise.tasks.data.problems import disputes
 
@@ -17,10 +23,12 @@ BY_CHANCE = 24
 MOST, FEW = 0.5, 0.1
 #: So many problems of each split are compared with each other.
 COMPARED = 20_000
+#: Words that can be an answer; of more, another wording is as right.
+MOST_WORDS = 4
 
 
 def counts(task: Task) -> list[Finding]:
-    """How many problems there are, and the task's own notes on them."""
+    """Count the problems, and add the task's own notes on them."""
     sizes = f"{len(task.samples('train')):,} problems to train on, {len(task.samples('heldout')):,} held out"
     notes = task.notes() if isinstance(task, Notes) else []
     disputed = disputes(task.disputed) if isinstance(task, LeavesOut) and task.disputed else sizes  # a fault further on
@@ -28,12 +36,12 @@ def counts(task: Task) -> list[Finding]:
 
 
 def text_of(sample: Sample) -> str:
-    """All that the prompt says: of a conversation every turn."""
+    """Return all that the prompt says: of a conversation every turn."""
     return "\n".join(turn["content"] for turn in sample.messages) or sample.prompt
 
 
 def columns(task: Task, samples: Sequence[Sample]) -> Iterator[Finding]:
-    """Whether prompts and answers look like what they are called."""
+    """Check that prompts and answers look like what they are called."""
     revealing = [s.key for s in samples if any(text in text_of(s) for text in _answers(task, s))]
     if revealing:
         share = f"{len(revealing)} of {len(samples)} problems ({listed(revealing)})"
@@ -51,7 +59,7 @@ def columns(task: Task, samples: Sequence[Sample]) -> Iterator[Finding]:
 
 
 def duplicates(task: Task) -> list[Finding]:
-    """What the task left out because it came again, then what is still there twice."""
+    """Find what the task left out because it came again, then what is still there twice."""
     train, heldout = (task.samples(split) for split in ("train", "heldout"))
     compared = f"the first {COMPARED:,} of each split" if max(len(train), len(heldout)) > COMPARED else "all problems"
     hidden, alike = isinstance(task, PlaysTurns), getattr(task, "repeats", False)
@@ -60,7 +68,7 @@ def duplicates(task: Task) -> list[Finding]:
 
 
 def _answers(task: Task, sample: Sample) -> Iterator[str]:
-    """Gold texts that are too long to be in a prompt by chance: as they are shown, and as their columns hold them."""
+    """List gold texts too long to be in a prompt by chance: as they are shown, and as their columns hold them."""
     values = (sample.extra.get(str(getattr(task, key, ""))) for key in ("answer", "solution"))
     for text in (gold_of(task, sample), sample.answer, *values):
         if isinstance(text, str) and len(text.strip()) >= BY_CHANCE:
@@ -80,8 +88,10 @@ def _left_out(task: Task) -> Iterator[Finding]:
 
 
 def _remaining(train: Sequence[Sample], heldout: Sequence[Sample], hidden: bool, alike: bool) -> Iterator[Finding]:
-    """By the text alone, white space counted as one blank; then with capitals counted as small letters. Where an
-    environment may have `hidden` what differs, by text and answer; and where problems may be `alike` that is no fault.
+    """Find problems that are still there twice, but for white space, then but for capital letters.
+
+    hidden  whether an environment may hide what differs, so that answers are compared too
+    alike   whether problems may be alike, which is no fault then
     """
     for fold, difference in ((False, "white space"), (True, "capital letters")):
         trained = {_normal(s, fold, hidden): s.key for s in train}
@@ -114,3 +124,54 @@ def _normal(sample: Sample, fold: bool, hidden: bool) -> str:
     asked = question([dict(turn) for turn in sample.messages]) if sample.messages else sample.prompt
     text = " ".join([*normalize("NFC", asked).split(), *(["->", sample.answer] if hidden else [])])
     return text.casefold() if fold else text
+
+
+def kinds(task: Task, samples: Sequence[Sample]) -> Iterator[Finding]:
+    """Tell the kinds of gold answers that are compared by mathematics, and those that no verdict is safe for; for
+    options their letters.
+    """
+    if getattr(task, "check", "") == "choice":
+        letters = [letter for sample in samples if (letter := Choice().letter(sample.answer))]
+        yield from _options(letters, getattr(task, "letters", ascii_uppercase))
+    if getattr(task, "check", "") != "math":
+        return
+    golds = [(sample, gold) for sample in samples if (gold := gold_answer(sample.answer)) is not None]
+    counts = Counter(gold.kind for _, gold in golds)
+    yield ok(f"kinds of gold answers: {', '.join(f'{count:,} {kind}' for kind, count in counts.most_common())}")
+    unsafe = [sample for sample, gold in golds if not safe(gold)]
+    if unsafe:
+        what = f"{len(unsafe):,} of {len(golds):,} gold answers are compared letter by letter"
+        why = "a right answer in another form scores 0"
+        yield note(f"{what}, so {why}: {listed([f'{s.key} {_short(s.answer)}' for s in unsafe])}")
+
+
+def _options(golds: Sequence[str], letters: str) -> Iterator[Finding]:
+    """Count how often each letter is right, and name the setting that takes no others for options."""
+    counts = Counter(golds)
+    yield ok(f"gold letters: {', '.join(f'{counts[letter]:,} {letter}' for letter in sorted(counts))}")
+    if counts and letters == ascii_uppercase:
+        options = ascii_uppercase[: ascii_uppercase.index(max(counts)) + 1]
+        yield note(
+            f"any capital letter may be an option: letters = {options!r} under [task] takes no other for one; name all "
+            f"options that the problems have, also one that is never right"
+        )
+
+
+def safe(gold: Answer) -> bool:
+    """Tell whether another form of a gold answer is recognised, as of no unreadable formula and no sentence.
+
+    >>> from groupwise.rewards.verifiers.kinds.reading import read
+    >>> [safe(read(text)) for text in ("5", "x+1", "(1, x)", "Evelyn", "f'(x)", "1/2x", "(1, f')")]
+    [True, True, True, True, False, False, False]
+    """
+    if gold.kind is Kind.FORMULA:
+        return False
+    if gold.kind is Kind.TEXT:
+        return len(gold.letters.split()) <= MOST_WORDS
+    if gold.kind is Kind.EXPRESSION and not gold.infinite:
+        return parsed(gold.letters) is not None
+    return all(safe(part) for part in gold.parts)
+
+
+def _short(answer: str, longest: int = 40) -> str:
+    return repr(answer if len(answer) <= longest else answer[: longest - 3] + "...")

@@ -116,7 +116,7 @@ def record_changes(then: Continuation, plan: Plan, book: Journal, state: Mapping
     lines = [f"changed after step {step}: {change}" for change in then.changes]
     returns = rate_after([Rollback.model_validate(one) for one in state.get("rollbacks", ())])
     lines += _other_ranks(then.changes)
-    lines += _moved_rate(dataclasses.replace(plan, recipe=then.before), plan, state.get("updates"), returns)
+    lines += _moved_rate(then.before, plan.recipe, state.get("updates"), returns)
     for line in lines:
         book.log(line)
     remark = f"after step {step}: {', '.join(map(str, then.changes))}"
@@ -124,14 +124,14 @@ def record_changes(then: Continuation, plan: Plan, book: Journal, state: Mapping
     return lines
 
 
-def _moved_rate(before: Plan, after: Plan, updates: object, factor: float) -> list[str]:
+def _moved_rate(before: Recipe, after: Recipe, updates: object, factor: float) -> list[str]:
     """What the changes do to the rate of the next update, where there is one and it is another.
 
     factor  what returns from collapses have multiplied the rate by
     """
     if not isinstance(updates, int) or updates >= after.total_updates:
         return []
-    old, new = (factor * _rate(plan, updates) for plan in (before, after))
+    old, new = (factor * _rate(recipe, updates) for recipe in (before, after))
     return [] if old == new else [f"the learning rate of the next update is {new:.3g}, and would have been {old:.3g}"]
 
 
@@ -144,8 +144,8 @@ def _other_ranks(changes: Sequence[Change]) -> list[str]:
     ]
 
 
-def _rate(plan: Plan, update: int) -> float:
-    """The policy's learning rate in an update, counted from 0; adapters learn faster."""
-    adapter = plan.recipe.adapter
+def _rate(recipe: Recipe, update: int) -> float:
+    """Compute the policy's learning rate in an update, counted from 0; adapters learn faster."""
+    adapter = recipe.adapter
     faster = adapter.rate_factor if adapter.rank else 1.0
-    return faster * learning_rate(plan.recipe.learner, update, plan.total_updates)
+    return faster * learning_rate(recipe.learner, update, recipe.total_updates)

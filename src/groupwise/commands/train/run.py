@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Self
 
-from groupwise.commands.build.policies import policy_after
+from groupwise.commands.build.policy import policy_after
 from groupwise.config.recipe import read_table
 from groupwise.core.errors import GroupwiseError, UsageError, brief
 from groupwise.core.files import jsonl

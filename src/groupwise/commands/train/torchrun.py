@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from groupwise.commands.build.ranks import take_part
+from groupwise.commands.build.learner import take_part
 from groupwise.config import recipe as recipes
 from groupwise.config.changes import differences
 from groupwise.config.recipe import Recipe

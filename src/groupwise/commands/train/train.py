@@ -1,5 +1,6 @@
 """Start and resume a run, and sum it up: what the commands and the Python surface call."""
 
+import gc
 import math
 import os
 import re
@@ -12,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from groupwise import loop
+from groupwise.actors.place import RayPlace
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.commands.build.build import build
-from groupwise.commands.build.places import place_of
-from groupwise.commands.build.policies import pinned
+from groupwise.commands.build.policy import pinned
 from groupwise.commands.build.threads import threads, with_threads
 from groupwise.commands.train.callbacks import Callback, Callbacks, require_callbacks
 from groupwise.commands.train.going_on import continuation, made_again, record_changes
-from groupwise.commands.train.restarts import with_restarts
 from groupwise.commands.train.run import Run
 from groupwise.commands.train.summary import evaluations_of, summary_of
 from groupwise.commands.train.torchrun import with_given_ranks
@@ -36,7 +36,7 @@ from groupwise.core.files.paths import location
 from groupwise.core.machine.clock import LOST, START, Clock
 from groupwise.core.machine.free_memory import freed_stays
 from groupwise.core.machine.terminal import Terminal
-from groupwise.core.processes.place import Place
+from groupwise.core.processes.place import HERE, Place
 from groupwise.core.processes.stop import Stop, Stopped
 from groupwise.health.measure import measured
 from groupwise.journal import code, journal
@@ -119,6 +119,32 @@ def resume(
     folder = location(run, "run")
     first = partial(_resumed, folder, {} if overrides is None else overrides, callbacks, quiet)
     return with_restarts(folder, first, partial(_resumed, folder, {}, callbacks, quiet))
+
+
+def with_restarts(folder: Path, first: Callable[[], Run], again: Callable[[str], Run]) -> Run:
+    """Return what `first` does; if it loses a process, what `again` does, which resumes the run and is told why.
+
+    A loss counts as one more in a row if the run has not come further than at the loss before it.
+    Raises ProcessLost, or RunError after restarts, if the run is not to go on by itself again.
+    """
+    go, in_a_row, farthest = first, 0, -1
+    while True:
+        try:
+            return go()
+        except ProcessLost as lost:
+            if lost.final or not folder.is_dir():
+                raise
+            path = whole_recipe(folder)
+            most = recipes.parse(recipes.read_table(path), str(path)).placement.restarts
+            step = max((row["step"] for row in sound_metrics(folder)), default=-1)
+            in_a_row, farthest = (1, step) if step > farthest else (in_a_row + 1, farthest)
+            if not most:
+                raise
+            if in_a_row > most:
+                times = f"{in_a_row} times in a row, the last of them"
+                raise RunError(f"a process was lost {times}: {lost.loss}; {lost.remedy}") from None
+            go = partial(again, f"{lost.loss}; restart {in_a_row} of {most} in a row")
+        gc.collect()  # the models of the process that has ended go before others are loaded
 
 
 def _resumed(
@@ -260,7 +286,7 @@ def _view(plan: Plan, notes: Sequence[str], quiet: bool) -> View:
     terminal, steps = Terminal(), plan.recipe.steps
     shown = (
         terminal,
-        measured(plan.measure.metric, plan.measure.pass_at is not None),
+        measured(plan.recipe.measure.metric, plan.recipe.measure.pass_at is not None),
         plan.algorithm.advantage.compares_within_group,
     )
     if quiet:
@@ -315,7 +341,8 @@ def _begun(
 
     try:
         book.replace(journal.ABOUT, about_row)
-        place = place_of(plan, say)
+        settings = plan.recipe.placement
+        place = RayPlace(settings, plan.processes, say) if settings.ray else HERE
         opened.append(place)
         run = build(plan, book, view, stop, place)
         opened[:0] = _closable(run.components)

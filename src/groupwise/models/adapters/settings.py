@@ -25,11 +25,6 @@ class AdapterSettings(Settings):
     targets: tuple[str, ...] = Field(default=(), strict=False)
     rate_factor: Changeable[float] = Field(default=10.0, gt=0)
 
-    @property
-    def unread(self) -> set[str]:
-        """The keys that were set and that nothing reads. Beside rank = 0 they may stand, for a rank laid over it."""
-        return set() if self.rank or "rank" in self.model_fields_set else set(self.model_fields_set)
-
     def require_installed(self) -> None:
         """Raises UsageError, with what to install, where there are to be adapters and peft is missing."""
         if self.rank:

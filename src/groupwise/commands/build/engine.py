@@ -1,19 +1,23 @@
-"""How a run's engine and learner are compared: what rounding may do, measured or read again, and the probe."""
+"""Engine of a run, and how it is compared with the learner: the tolerance, measured or read again, and the probe."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from pydantic import ValidationError
 
-from groupwise.config.plan import Plan
+from groupwise.config.recipe import Recipe
 from groupwise.core.engine import Engine
 from groupwise.core.files.atomic import open_regular
+from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Group, Prompt
 from groupwise.diagnostics.checks import Probe
 from groupwise.diagnostics.tolerance import FLOAT32, Limits, Tolerance
+from groupwise.engines.make import make_engine, require_engine_support, require_sampling
 from groupwise.journal.journal import Journal
 from groupwise.models.load import Policy
+from groupwise.models.moe.record import Router
+from groupwise.models.moe.settings import require_engine_routes
 from groupwise.rollout.collect import Prompts
 from groupwise.training.learner import Learner
 from groupwise.training.rounding import (
@@ -34,11 +38,39 @@ PROBE_PROMPTS, PROBE_SAMPLES, PROBE_TOKENS = 4, 2, 4
 PROBE_PROMPT_TOKENS = 128
 
 
+def training_engine(
+    recipe: Recipe,
+    policy: Policy,
+    routers: Sequence[Router],
+    note: Callable[[str], None] = lambda line: None,
+    place: Place = HERE,
+) -> Engine:
+    """Start an engine for the policy. Raises UsageError if it does not return what training needs."""
+    engine = make_engine(policy=policy, settings=recipe.engine, routes=bool(routers), note=note, place=place)
+    try:
+        require_engine_routes(engine, recipe.routing)
+        require_engine_support(engine, recipe.sampling)
+        require_sampling(engine, policy, recipe.sampling, "sampling")
+        require_sampling(engine, policy, recipe.evaluation_sampling, "evaluation")
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
 def run_limits(
-    plan: Plan, policy: Policy, engine: Engine, learner: Learner, prompts: Prompts, journal: Journal
+    recipe: Recipe,
+    each: Precisions,
+    policy: Policy,
+    engine: Engine,
+    learner: Learner,
+    prompts: Prompts,
+    journal: Journal,
 ) -> Limits:
-    """The run's tolerance, as its folder has it, else measured on its first prompts; and how it is measured again."""
-    each = precisions(plan, engine)
+    """Read the run's tolerance from its folder, else measure it on its first prompts.
+
+    each  what the sides of the comparison compute in
+    """
 
     def keep(tolerance: Tolerance) -> None:
         journal.replace(TOLERANCE, tolerance.model_dump())
@@ -51,33 +83,33 @@ def run_limits(
         return Limits(FLOAT32, measure, keep)
     tolerance = _read(journal)
     if tolerance is None:
-        tolerance = tolerance_on(plan, policy, engine, learner, [prompts.draw(i) for i in range(PROMPTS)])
+        first = [prompts.draw(i) for i in range(PROMPTS)]
+        tolerance = tolerance_on(recipe, each, policy, engine, learner, first)
         keep(tolerance)
     return Limits(tolerance, measure, keep)
 
 
-def tolerance_on(plan: Plan, policy: Policy, engine: Engine, learner: Learner, prompts: Sequence[Prompt]) -> Tolerance:
-    """What rounding does under the weights as they are, on short completions of these prompts."""
-    each = precisions(plan, engine)
+def tolerance_on(
+    recipe: Recipe, each: Precisions, policy: Policy, engine: Engine, learner: Learner, prompts: Sequence[Prompt]
+) -> Tolerance:
+    """Measure numerical noise under the weights as they are, on short completions of these prompts."""
     if each.exact:
         return FLOAT32
-    completions = sampled_completions(engine, prompts, plan.recipe.sampling, plan.recipe.seed)
+    completions = sampled_completions(engine, prompts, recipe.sampling, recipe.seed)
     return measured_tolerance(policy, learner, each, prompts, completions)
 
 
-def precisions(plan: Plan, engine: Engine) -> Precisions:
-    """What each side of the run's comparisons computes in."""
-    recipe = plan.recipe
+def precisions(recipe: Recipe, engine: Engine, needs_reference: bool) -> Precisions:
+    """Say what each side of the run's comparisons computes in."""
     reference = "bf16" if recipe.reference.precision == "bf16" else "fp32"
-    return Precisions(recipe.learner.precision, engine.precision, reference if plan.algorithm.needs_reference else None)
+    return Precisions(recipe.learner.precision, engine.precision, reference if needs_reference else None)
 
 
-def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, pad: int, limits: Limits) -> Probe:
-    """The fixed questions that engine and learner are both asked after each weight load, of the first training prompts.
+def make_probe(recipe: Recipe, engine: Engine, learner: Learner, prompts: Prompts, pad: int, limits: Limits) -> Probe:
+    """Fix the questions that engine and learner are both asked after each weight load, of the first training prompts.
 
     A float32 engine is answered in float32, whatever the policy is trained in: the probe compares weights.
     """
-    recipe = plan.recipe
     exact = learner.bf16 and engine.precision == "fp32"
     logprobs = float32_logprobs(learner) if exact else learner.completion_logprobs
     return Probe(
@@ -93,24 +125,23 @@ def make_probe(plan: Plan, engine: Engine, learner: Learner, prompts: Prompts, p
 
 
 def shortened(prompts: Sequence[Prompt], most: int) -> list[Prompt]:
-    """The prompts with `most` tokens at most: the first, which may be a BOS, and those from where they differ on.
+    """Shorten prompts to `most` tokens: the first, which may be a BOS, and those from the first difference on.
 
     Ids 1 7 7 5 6 and 1 7 7 8 9 with at most 3 tokens -> 1 5 6 and 1 8 9.
     """
     differ = shared_by_all([prompt.tokens for prompt in prompts])
-    return [dataclasses.replace(prompt, tokens=_part(prompt.tokens, differ, most)) for prompt in prompts]
 
+    def part(tokens: tuple[int, ...]) -> tuple[int, ...]:
+        if len(tokens) <= most:
+            return tokens
+        start = max(1, min(differ, len(tokens) - (most - 1)))  # near the end as many of the last as there may be
+        return (*tokens[:1], *tokens[start : start + most - 1])
 
-def _part(tokens: tuple[int, ...], start: int, most: int) -> tuple[int, ...]:
-    """The first token and those from `start` on, or as many of the last as there may be."""
-    if len(tokens) <= most:
-        return tokens
-    start = max(1, min(start, len(tokens) - (most - 1)))
-    return (*tokens[:1], *tokens[start : start + most - 1])
+    return [dataclasses.replace(prompt, tokens=part(prompt.tokens)) for prompt in prompts]
 
 
 def shared_by_all(rows: Sequence[Sequence[int]]) -> int:
-    """How many ids all rows begin with.
+    """Count the ids that all rows begin with.
 
     >>> shared_by_all([(1, 2, 3), (1, 2, 4)]), shared_by_all([(1, 2), (1, 2)])
     (2, 2)
@@ -119,7 +150,7 @@ def shared_by_all(rows: Sequence[Sequence[int]]) -> int:
 
 
 def _read(journal: Journal) -> Tolerance | None:
-    """As an earlier process of the run measured it; None where there is none that can be read."""
+    """Read what an earlier process of the run measured; None if there is none that can be read."""
     try:
         with open_regular(journal.folder / TOLERANCE) as file:
             return Tolerance.model_validate_json(file.read())

@@ -1,7 +1,4 @@
-"""The ranks of a run: how rank 0 starts the others, and what they build of the same plan and the same weights.
-
-What passes is the run's recipe, and each model: its configuration, and its weights one tensor after another.
-"""
+"""Learner and critic of a run over its ranks: rank 0 starts the others, which build theirs of the same models."""
 
 import shlex
 import sys
@@ -14,9 +11,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from groupwise.config.plan import Plan
+from groupwise.algorithms.algorithm import Algorithm
 from groupwise.config.recipe import Recipe
-from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.config.resolve import resolve
 from groupwise.core.channel import Channel
 from groupwise.core.errors import GroupwiseError
 from groupwise.core.machine.free_memory import give_back, keep_freed
@@ -32,7 +29,7 @@ from groupwise.models.reward import RewardModel
 from groupwise.rollout.collect import Judge
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.critic import Critic
-from groupwise.training.learner import Learner
+from groupwise.training.learner import Learner, LearnerSettings
 from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
 from groupwise.training.ranks.followers import LOST_OTHERS, lead, of_ranks
 from groupwise.training.ranks.reward_scorer import RewardScorer
@@ -40,15 +37,13 @@ from groupwise.training.ranks.sharded import require_decoder_layers
 from groupwise.training.ranks.torchrun import given_ranks, lead_given
 from groupwise.training.ranks.verbs import follow
 
-MODULE = "groupwise.commands.build.ranks"
+MODULE = "groupwise.commands.build.learner"
 
 
 @dataclass(frozen=True)
 class OverRanks:
-    """What the ranks of a run hold together.
-
-    critic  of an algorithm that reads values
-    judge   scores completions, where the run has a reward model
+    """Parts of a run that its ranks hold together: the critic of an algorithm that reads values, and what scores with
+    the reward model, if there is one.
     """
 
     learner: Learner
@@ -57,7 +52,9 @@ class OverRanks:
 
 
 def over_ranks(
-    plan: Plan,
+    recipe: Recipe,
+    table: Mapping[str, Any],
+    folder: Path,
     policy: Policy,
     routers: Sequence[Router],
     reference: nn.Module | None,
@@ -65,23 +62,29 @@ def over_ranks(
     reward: RewardModel | None,
     place: Place = HERE,
 ) -> OverRanks:
-    """The run's models over as many processes as the recipe says; the learner's mesh is to be closed.
+    """Put the run's models over as many processes as the recipe says; the learner's mesh is to be closed.
 
+    table  the resolved recipe
     place  where the processes of the other ranks are started
-    Raises UsageError where one cannot be started, RunError where one is lost before it is ready.
+    Raises UsageError if one cannot be started, RunError if one is lost before it is ready.
     """
     models = (policy.model, reference, critic, reward and reward.model)
-    for model in models if plan.recipe.learner.ranks > 1 else ():
+    for model in models if recipe.learner.ranks > 1 else ():
         if model is not None:
-            require_decoder_layers(model, plan.recipe.learner.ranks)
-    mesh = _started(plan, place)
+            require_decoder_layers(model, recipe.learner.ranks)
+    mesh = _started(recipe.learner, folder, place)
     try:
         with mesh.answering():
             if not mesh.alone:
-                _share(mesh, plan, policy, models)
+                ends = {"eos": sorted(policy.eos), "pad": policy.pad}
+                mesh.plain({"recipe": table, "folder": str(folder), "threads": torch.get_num_threads(), **ends})
+                for model in models:
+                    mesh.plain(None if model is None else description(model))
+                    if model is not None:
+                        mesh.share_weights(model)
             return OverRanks(
-                learner=make_learner(plan, policy, routers, reference, mesh),
-                critic=make_critic(plan, critic, mesh),
+                learner=make_learner(recipe, policy, routers, reference, mesh),
+                critic=make_critic(recipe, critic, mesh),
                 judge=None if reward is None else RewardScorer(reward, mesh).scores,
             )
     except BaseException:
@@ -90,16 +93,16 @@ def over_ranks(
 
 
 def rounds(recipe: Recipe) -> bool:
-    """Whether anything of a run computes in bfloat16."""
+    """Tell whether anything of a run computes in bfloat16."""
     return "bf16" in (recipe.learner.precision, recipe.engine.precision, recipe.reference.precision)
 
 
-def idle_ranks(plan: Plan, longest: int) -> str:
-    """A question, where each update of the run leaves a rank without a microbatch; "" where none does for certain.
+def idle_ranks(recipe: Recipe, longest: int) -> str:
+    """Ask a question if each update of the run leaves a rank without a microbatch; "" if none does for certain.
 
     longest  prompt, tokens
     """
-    recipe, ranks = plan.recipe, plan.recipe.learner.ranks
+    ranks = recipe.learner.ranks
     rows = -(-recipe.prompts_per_step // recipe.updates_per_batch) * recipe.samples_per_prompt
     length, budget = longest + recipe.sampling.max_new_tokens, recipe.learner.tokens_per_microbatch
     most = rows if isinstance(budget, str) else most_microbatches(rows, length, budget)
@@ -113,7 +116,7 @@ def idle_ranks(plan: Plan, longest: int) -> str:
 
 
 def most_microbatches(rows: int, length: int, budget: int) -> int:
-    """How many microbatches of `budget` tokens an update has at most, whose rows have no more than `length` tokens.
+    """Count the microbatches of `budget` tokens of an update at most, whose rows have no more than `length` tokens.
 
     >>> most_microbatches(rows=512, length=10, budget=6000), most_microbatches(rows=3, length=10, budget=6)
     (1, 3)
@@ -121,30 +124,18 @@ def most_microbatches(rows: int, length: int, budget: int) -> int:
     return -(-rows // max(1, budget // length))
 
 
-def _started(plan: Plan, place: Place) -> Mesh:
-    """The run's mesh: a process by itself, or this one with others that wait for what they need."""
-    settings = plan.recipe.learner
+def _started(settings: LearnerSettings, folder: Path, place: Place) -> Mesh:
+    """Start the run's mesh: this process alone, or with others that wait for what they need."""
     if settings.ranks == 1:
         return ALONE
-    go_on = f"go on from the newest checkpoint with: groupwise train --resume {shlex.quote(str(plan.folder))}"
+    go_on = f"go on from the newest checkpoint with: groupwise train --resume {shlex.quote(str(folder))}"
     if (given := given_ranks()) is not None:
         return lead_given(given, settings.rank_deadline, go_on)
     return lead(MODULE, {}, settings.ranks, settings.rank_deadline, go_on, place)
 
 
-def _share(mesh: Mesh, plan: Plan, policy: Policy, models: Sequence[nn.Module | None]) -> None:
-    """The other ranks get the run's recipe and its models."""
-    recipe, folder, threads = resolved_recipe(plan), str(plan.folder), torch.get_num_threads()
-    ends = {"eos": sorted(policy.eos), "pad": policy.pad}
-    mesh.plain({"recipe": recipe, "folder": folder, "threads": threads, **ends})
-    for model in models:
-        mesh.plain(None if model is None else description(model))
-        if model is not None:
-            mesh.share_weights(model)
-
-
 def main(channel: Channel, rank: int, size: int, host: str, port: int, seconds: float) -> None:
-    """The life of another rank (core/processes/place.py); `host` and `port` are where the ranks meet."""
+    """Live as another rank (core/processes/place.py); the ranks meet at `host` and `port`."""
     channel.send({"ready": True})
     try:
         mesh = connect(rendezvous(host, port, size, leads=False), rank, size, seconds=seconds)
@@ -155,7 +146,7 @@ def main(channel: Channel, rank: int, size: int, host: str, port: int, seconds: 
 
 
 def take_part(mesh: Mesh) -> None:
-    """The life of another rank from the run's recipe on to its end; exits where it cannot go on."""
+    """Take part as another rank from the run's recipe on to its end; exit if it cannot go on."""
     try:
         run = mesh.plain(None)
         torch.set_num_threads(run["threads"])
@@ -163,7 +154,7 @@ def take_part(mesh: Mesh) -> None:
         keep_freed(large=not plan.recipe.learner.recompute)
         if rounds(plan.recipe):
             keep_few_products()
-        verbs = _verbs(plan, mesh, frozenset(run["eos"]), run["pad"])
+        verbs = _verbs(plan.recipe, plan.algorithm, mesh, frozenset(run["eos"]), run["pad"])
         give_back()  # of the models that were whole here
         follow(mesh, verbs)
         mesh.close()
@@ -176,21 +167,20 @@ def take_part(mesh: Mesh) -> None:
 
 
 def make_learner(
-    plan: Plan,
+    recipe: Recipe,
     policy: Policy,
     routers: Sequence[Router],
     reference: nn.Module | None = None,
     mesh: Mesh = ALONE,
 ) -> Learner:
-    """The policy's learner; `reference` is a frozen model, where the algorithm reads one of its own.
+    """Make the policy's learner; `reference` is a frozen model, if the algorithm reads one of its own.
 
     With adapters these are in the policy's model from here on, and without such a model it is its own reference.
     """
-    recipe = plan.recipe
     common: dict[str, Any] = {
         "settings": recipe.learner,
         "temperature": recipe.sampling.temperature,
-        "total_updates": plan.total_updates,
+        "total_updates": recipe.total_updates,
         "routing": recipe.routing,
         "routers": routers,
         "adjustment": adjustment_of(recipe.sampling, policy.eos, policy.model.config.get_text_config().vocab_size),
@@ -201,28 +191,29 @@ def make_learner(
     return Learner(policy.model, reference, **common)
 
 
-def make_critic(plan: Plan, model: nn.Module | None, mesh: Mesh = ALONE) -> Critic | None:
-    """The critic of an algorithm that reads values, over its model."""
-    settings = plan.recipe.critic
-    if settings is None or model is None:
+def make_critic(recipe: Recipe, model: nn.Module | None, mesh: Mesh = ALONE) -> Critic | None:
+    """Make the critic of an algorithm that reads values, over its model."""
+    if recipe.critic is None or model is None:
         return None
-    updates = plan.recipe.steps * plan.updates_per_step
-    return Critic(model, settings, updates, bf16=plan.recipe.learner.bf16, mesh=mesh)
+    updates = recipe.steps * recipe.updates_per_step
+    return Critic(model, recipe.critic, updates, bf16=recipe.learner.bf16, mesh=mesh)
 
 
-def _verbs(plan: Plan, mesh: Mesh, eos: frozenset[int], pad: int) -> Mapping[Verb, Callable[[Message], object]]:
-    """What another rank does at each verb, with learner, critic and reward model of rank 0's models."""
+def _verbs(
+    recipe: Recipe, algorithm: Algorithm, mesh: Mesh, eos: frozenset[int], pad: int
+) -> Mapping[Verb, Callable[[Message], object]]:
+    """Make what another rank does at each verb, with learner, critic and reward model of rank 0's models."""
     policy, reference = (_arrived(mesh, AutoModelForCausalLM) for _ in range(2))
     critic = _arrived(mesh, AutoModelForTokenClassification)
     reward = _arrived(mesh, AutoModelForSequenceClassification)
     own = Policy(policy, None, eos, pad)
-    routers = routers_to_record(halves(policy)[0], plan.recipe.routing)
-    learner = make_learner(plan, own, routers, reference, mesh)
-    valuer = make_critic(plan, critic, mesh)
+    routers = routers_to_record(halves(policy)[0], recipe.routing)
+    learner = make_learner(recipe, own, routers, reference, mesh)
+    valuer = make_critic(recipe, critic, mesh)
 
     def update(message: Message) -> None:
         learner.optimizer.factor = message.others["factor"]
-        learner.update(_batch(message), plan.algorithm)
+        learner.update(_batch(message), algorithm)
 
     verbs: dict[Verb, Callable[[Message], object]] = {
         Verb.ANNOTATE: lambda m: learner.annotate(_batch(m), **m.others),
@@ -254,7 +245,7 @@ def _batch(message: Message) -> Any:
 
 
 def _arrived(mesh: Mesh, kind: Any) -> Any:
-    """Rank 0's next model; None where it has none."""
+    """Receive rank 0's next model; None if it has none."""
     described = mesh.plain(None)
     if described is None:
         return None

@@ -1,0 +1,171 @@
+"""Rollout of a run: its problems, what scores them and plays its episodes, and what samples them for a step."""
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from groupwise.config.recipe import Recipe
+from groupwise.core.engine import Engine
+from groupwise.core.environment import Environments
+from groupwise.core.errors import UsageError
+from groupwise.core.processes.place import HERE, Place
+from groupwise.core.reward import TASK
+from groupwise.core.task import Task
+from groupwise.engines.requests import local_limit
+from groupwise.environments.live import InlineEnvironments
+from groupwise.environments.pool import PoolEnvironments
+from groupwise.models.chat.glue import Glue
+from groupwise.models.chat.history import History
+from groupwise.models.chat.prompts import Chat
+from groupwise.models.chat.template_checks import Finding, require_no_fatal
+from groupwise.models.chat.turn_checks import check_turns
+from groupwise.models.context import positions, positions_in_words
+from groupwise.models.load import Policy
+from groupwise.models.moe.record import routers
+from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rewards.pool.pool import Pool, ScorePool
+from groupwise.rewards.pool.remote import Note, RemotePool
+from groupwise.rollout.ahead import Batches
+from groupwise.rollout.collect import HeldoutAnswers, Judge, Rollout, heldout_answers
+from groupwise.rollout.episodes import Episodes
+from groupwise.rollout.free import FreeBatches
+from groupwise.rollout.scoring import Scorer
+from groupwise.rollout.selection import PromptLimit, Selection, select
+from groupwise.rollout.turns import Sampler, advance
+from groupwise.tasks.environment.task import EnvironmentTask
+
+#: Rows that rewards and templates are tried on before a run starts.
+TRIED_ROWS = 4
+
+
+def chat_of(recipe: Recipe, task: Task, tokenizer: Any) -> Chat:
+    """Make what puts problems to the policy, an environment's tools included. Raises UsageError if the template cannot
+    say them.
+    """
+    return Chat(tokenizer, recipe.chat, task.game.schemas if isinstance(task, EnvironmentTask) else ())
+
+
+def selected(recipe: Recipe, task: Task, chat: Chat) -> Selection:
+    """Select what the run trains on and is evaluated on. Raises UsageError if no prompt is short enough."""
+    limit = PromptLimit(recipe.max_prompt_tokens, recipe.prompt_truncation == "left", head=int(chat.has_bos))
+    return select(task, chat.encode, limit, recipe.evaluation)
+
+
+def too_long(recipe: Recipe, config: Any, longest: int, sampled: bool = True) -> str:
+    """Say what is wrong, and what to do, if the longest prompt and a whole completion exceed what the model takes.
+
+    sampled  whether by the run's engine; a reference is not, so that no window of the local engine's limits it
+    """
+    limit = recipe.sampling.max_new_tokens
+    here = sampled and not recipe.engine.kind.own_layers
+    most, within = local_limit(config) if here else (positions(config), positions_in_words(config))
+    if longest + limit <= most:
+        return ""
+    remedy = "leave longer prompts out with max_prompt_tokens"
+    if longest < most:
+        remedy = f"set it to at most {most - longest}, or {remedy}"
+    return f"sampling.max_new_tokens = {limit}: with a prompt of {longest} tokens that is beyond {within}; {remedy}"
+
+
+def pool_of(
+    recipe: Recipe, rewards: Mapping[str, Any], place: Place = HERE, note: Note = lambda line: None
+) -> ScorePool | None:
+    """Start the processes that score, if any of the rewards is to be scored in one."""
+    return _pool_at(recipe, place, note, rewards, _limits(recipe, place)) if rewards else None
+
+
+def _limits(recipe: Recipe, place: Place) -> Limits:
+    """Limit the processes of a pool; at another place there are as many as the pool has CPUs there."""
+    s = recipe.scoring
+    cores = (os.cpu_count() or 1) if place.own else math.ceil(recipe.placement.pool_cpus)
+    return Limits(workers=s.workers or cores, seconds=s.deadline, memory=s.memory_mib * 2**20)
+
+
+def _pool_at(recipe: Recipe, place: Place, note: Note, rewards: Mapping[str, Any], limits: Limits) -> ScorePool:
+    if place.own:
+        return Pool(rewards, limits)
+    return RemotePool(rewards, limits, place, recipe.placement.deadline, note)
+
+
+def reward_forms(task: Task, pool: ScorePool | None) -> list[str]:
+    """Say the form of each reward of a process, a line each, tried on the first rows before anything heavy loads.
+
+    Raises UsageError if a user's own cannot be loaded, or asks for a column that the problems do not have.
+    """
+    if pool is None:
+        return []
+    first = list(itertools.islice(task.samples("train"), TRIED_ROWS))
+    return [f"reward       {name} is {form}" for name, form in pool.check(first).items() if name != TASK]
+
+
+def environments_of(
+    recipe: Recipe, task: Task, place: Place = HERE, note: Note = lambda line: None
+) -> Environments | None:
+    """Make what the episodes live in; None for a task without an environment.
+
+    place  where the processes of environments are started; `note` hears of one that is started again
+    Raises UsageError if the environment's code does not load.
+    """
+    if not isinstance(task, EnvironmentTask):
+        return None
+    game = task.game
+    if game.quick:
+        return InlineEnvironments(game.load(), game.with_special, game.tool_names)
+    return PoolEnvironments(game, _limits(recipe, place), partial(_pool_at, recipe, place, note))
+
+
+def episodes_of(
+    task: Task, policy: Policy, chat: Chat, engine: Engine, environments: Environments | None
+) -> Episodes | None:
+    """Make what plays episodes; None for a task without an environment.
+
+    Raises UsageError for a chat template under which the ids of a conversation do not only grow.
+    """
+    if environments is None or not isinstance(task, EnvironmentTask):
+        return None
+    require_no_fatal(turn_findings(task, chat, policy.eos))
+    glue = Glue(chat, policy.eos)
+    if task.history == "rewrite" and routers(policy.model):
+        raise UsageError(
+            'task.history = "rewrite": a policy with experts records the routes of a row as one text, and under it '
+            'each turn has a prompt of its own; set task.history = "grow", or take a dense model'
+        )
+    onward = History(glue).onward if task.history == "rewrite" else glue.onward
+    decode = policy.decode_all if environments.with_special else policy.decode
+    return Episodes(engine, environments, onward, chat.encode, decode, task.limits)
+
+
+def turn_findings(task: Task, chat: Chat, ends: frozenset[int]) -> list[Finding]:
+    """Try the chat template on conversations of several turns; nothing for a task without an environment."""
+    return check_turns(chat, ends, task.game.roles, task.history) if isinstance(task, EnvironmentTask) else []
+
+
+def sampler_of(task: Task, policy: Policy, chat: Chat, engine: Engine, environments: Environments | None) -> Sampler:
+    """Make what samples completions, or plays episodes."""
+    return episodes_of(task, policy, chat, engine, environments) or partial(advance, engine)
+
+
+def batches_of(rollout: Rollout, recipe: Recipe) -> Batches | FreeBatches:
+    """Make what gives each step its batch."""
+    settings = recipe.rollout
+    return Batches(rollout, settings.ahead) if settings.free is None else FreeBatches(rollout, lag=settings.free)
+
+
+def heldout_sampler(
+    recipe: Recipe, sample: Sampler, scorer: Scorer, selection: Selection, judge: Judge | None
+) -> Callable[[], HeldoutAnswers]:
+    """Make what samples the held-out problems, each time with the same random numbers."""
+    return partial(
+        heldout_answers,
+        sample,
+        scorer,
+        problems=selection.heldout,
+        encode=selection.encode,
+        samples=recipe.evaluation.samples,
+        sampling=recipe.evaluation_sampling,
+        seed=recipe.seed,
+        judge=judge,
+    )
