@@ -14,7 +14,7 @@ from groupwise.reports.records import Number, RolloutGroup, RolloutRow
 #: Characters of a text that a page shows.
 LONGEST_TEXT = 20_000
 
-#: What an update says of a row that is not said per token.
+#: Columns of an update that are not per token.
 _OF_THE_ROW = frozenset({"update", "weight"})
 
 

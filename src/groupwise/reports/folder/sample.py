@@ -17,7 +17,7 @@ from groupwise.reports.records import Curves, Number, RolloutGroup, RolloutRow, 
 
 #: Groups that the browser of rollouts filters without a wait.
 MOST_GROUPS = 400
-#: Of them, and of the page's bytes for rollouts, what a run's evaluations have.
+#: The groups of these that are a run's evaluations', and their bytes.
 HELDOUT_GROUPS, HELDOUT_BYTES = 80, 600_000
 #: A step that is shown should show this many groups: one of each kind.
 GROUPS_A_STEP = 5
@@ -28,7 +28,7 @@ PATIENCE = 20
 #: Points of one plot.
 MOST_POINTS = 2000
 
-#: What a step shows first, one group of each.
+#: The kinds of groups that a step shows first, one group of each.
 _FIRST = ("mixed", DIFFER, "all right", "all wrong", EQUAL, "dropped", "fault", "surplus", "unscored")
 
 

@@ -1,4 +1,4 @@
-"""Where each step and each group stands in rollouts.jsonl, found by the beginnings of its lines: no line is parsed."""
+"""The places of steps and groups in rollouts.jsonl, found by the beginnings of lines: no line is parsed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Place:
     """The lines of one group, bytes start to end.
 
     right, scored  how many of its completions are right, and have a score
-    measured       what its completions are measured by, where that is a reward
+    measured       what its completions are measured by, if that is a reward
     faulty         one of them has a fault
     doubtful       it stands at an end of its step, or beside a line that cannot be read: it may not be whole
     """
