@@ -12,7 +12,7 @@ import orjson
 from groupwise.core.files.atomic import open_regular
 from groupwise.reports.folder.columns import spaced
 from groupwise.reports.folder.groups import LONGEST_TEXT, group_of
-from groupwise.reports.folder.scan import DIFFER, EQUAL, Place, Scan, places, scan
+from groupwise.reports.folder.scan import DIFFER, EQUAL, Place, Scan, kind_of, places, scan
 from groupwise.reports.records import Curves, Number, RolloutGroup, RolloutRow, Rollouts
 
 #: Groups that the browser of rollouts filters without a wait.
@@ -144,7 +144,8 @@ def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[Place]:
 def _one_of_each(here: Sequence[Place]) -> list[Place]:
     first: dict[str, Place] = {}
     for place in here:
-        first.setdefault(place.kind if place.fate in ("trained", "heldout") else place.fate, place)
+        kind = kind_of(place.scores, place.measured)
+        first.setdefault(kind if place.fate in ("trained", "heldout") else place.fate, place)
         if place.faulty:
             first.setdefault("fault", place)
     wanted = [first[label] for label in _FIRST if label in first]
