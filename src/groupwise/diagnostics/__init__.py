@@ -1,1 +1,1 @@
-"""What a step says about itself: metrics, and the invariants that a run checks."""
+"""Metrics of a step, and the invariants that a run checks."""

@@ -63,7 +63,7 @@ def collapse_ahead(
 ) -> RunError:
     """Make the error that ends a run at early warnings of collapse, after it was `saved` and had gone back so often.
 
-    before  the checkpoint from before the steps that the warnings speak of; None where none is kept
+    before  the checkpoint from before the steps that the warnings speak of; None if none is kept
     """
     names = ", ".join(alarm.name for alarm in alarms)
     went_back = f", after going back {', then '.join(map(str, rollbacks))}" if rollbacks else ""

@@ -1,4 +1,4 @@
-"""What one step says about itself, gathered while it trains: metrics, checks that its updates allow, its timeline."""
+"""The record of one step, gathered while it trains: metrics, checks that its updates allow, timeline."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,1 +1,1 @@
-"""What a run's metrics mean, in words."""
+"""The meaning of a run's metrics, in words."""

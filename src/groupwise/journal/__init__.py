@@ -1,1 +1,1 @@
-"""What a run writes: its folder, its rollouts, columns per token, trackers, and the terminal."""
+"""The outputs of a run: its folder, its rollouts, columns per token, trackers, and the terminal."""

@@ -208,7 +208,7 @@ class _Evaluation(BaseModel):
 
 
 class _Row(BaseModel):
-    """What a run needs of its own rows of metrics.jsonl when it goes on and when it ends."""
+    """The parts of a row of metrics.jsonl that a run needs when it is resumed and when it ends."""
 
     step: int
     seconds: dict[str, Annotated[float, Field(ge=0, lt=1e12)]] = {}
@@ -223,7 +223,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def metric_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Make columns of equal length, `step` first; None where a step has no such number.
+    """Make columns of equal length, `step` first; None if a step has no such number.
 
     A step's evaluation stands beside its metrics, its seconds as `evaluation.seconds`. Tables become dotted names.
 

@@ -15,7 +15,7 @@ from groupwise.core.machine.terminal import Terminal
 from groupwise.core.records import Evaluation
 from groupwise.health.measure import PASS_RATE, Measured
 
-#: Shown where a run has them: a reward model's score beside the true pass rate, a critic's grasp of the returns.
+#: Shown if a run has them: a reward model's score beside the true pass rate, a critic's grasp of the returns.
 EXTRAS = {"learned_mean": "learned score", "explained_variance": "explained variance"}
 BARS = "▁▂▃▄▅▆▇█"
 Row = Mapping[str, Any]

@@ -19,7 +19,7 @@ from groupwise.health.symptoms.base import is_number
 
 Row = Mapping[str, Any]
 
-#: Runs stand together under this name, where a tracker has projects.
+#: The project of all runs, for trackers that have projects.
 PROJECT = "groupwise"
 
 #: What trackers keep inside a run folder.

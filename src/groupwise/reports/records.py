@@ -1,4 +1,4 @@
-"""What a page is made of: plain records that become one JSON text inside it. None is a gap: there was no number.
+"""The content of a page: plain records that become one JSON text inside it. None is a gap: there was no number.
 
 A page holds one run, or several side by side. Everything is computed and worded here in Python; the page's own scripts
 only draw, filter and open.
@@ -55,7 +55,7 @@ class Plot:
     kind    lines | stack (areas that add up) | points (x and y are the two series' columns)
     table   which curves of a run it draws: steps | evaluations | points
     limits  of the vertical axis; None follows the data
-    reach   what the vertical axis shows at least, where it follows the data: keeps small wobbles small
+    reach   what the vertical axis shows at least, if it follows the data: keeps small wobbles small
     across  what the horizontal axis is; "" is the training step
     """
 
@@ -137,14 +137,14 @@ class Text:
 class RolloutRow:
     """One completion of the browser.
 
-    stop     the stop string that ended it; "" where none did
-    spans    the tokens that each version of the weights sampled (start, stop, version), where there are several
+    stop     the stop string that ended it; "" if none did
+    spans    the tokens that each version of the weights sampled (start, stop, version), if there are several
     turns    of an episode, what each turn of the policy brought: reward, advantage, state, fault, calls of tools
     ended    why an episode ended
     answers  (start, stop) of the tokens that an environment wrote; no column has a number there
-    pieces   the text of each token, end token included; empty where the run did not write tokens
+    pieces   the text of each token, end token included; empty if the run did not write tokens
     columns  per token, each as long as `pieces`: log_ratio, advantage, share, entropy, logp_old, logp_engine, ...
-    measured  the reward that the run is measured by, where it is not the task's score
+    measured  the reward that the run is measured by, if it is not the task's score
     logged   what reward functions log of it, by `reward.column`
     """
 
@@ -225,7 +225,7 @@ class RunPage:
 
 @dataclass(frozen=True)
 class Live:
-    """Where a page that is being watched asks for what is new, and how often."""
+    """The address that a watched page asks for what is new, and how often."""
 
     url: str
     seconds: float

@@ -1,1 +1,1 @@
-"""What can be seen in a run's metrics, one small function for each thing worth saying."""
+"""Symptoms in a run's metrics, one small function for each thing worth saying."""

@@ -1,4 +1,4 @@
-"""How a run does: rewards that mislead or say nothing; learning, level, falling, solved; held out against training.
+"""The progress of a run: misleading and mute rewards; learning, level, falling, solved; held out against training.
 
 A run that has no pass rate goes by the mean of what it is measured by, with standard errors alone: a reward's scale is
 not known.
@@ -221,7 +221,7 @@ def held_out_apart(h: History) -> Seen | None:
 
 
 class _Side(NamedTuple):
-    """The training rate of the weights on one side of an evaluation's; not measured where it is a continuation."""
+    """The training rate of the weights on one side of an evaluation's; not measured if it is a continuation."""
 
     mean: float
     error: float

@@ -1,4 +1,4 @@
-"""What there is to learn from: groups with and without signal, lengths, faults."""
+"""The signal that there is to learn from: groups with and without signal, lengths, faults."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence

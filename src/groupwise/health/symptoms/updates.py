@@ -1,4 +1,4 @@
-"""What the updates do: gradients, the trust region, the reference, stale rows, the critic, frozen parameters."""
+"""The updates: gradients, the trust region, the reference, stale rows, the critic, frozen parameters."""
 
 from collections.abc import Sequence
 from statistics import fmean

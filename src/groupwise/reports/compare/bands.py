@@ -12,7 +12,7 @@ from groupwise.reports.records import Curves, Number
 
 #: From so many seeds on there is an interval, and the band is a standard deviation; of fewer it is their range.
 ENOUGH = 3
-#: What an evaluation measures, and the columns that bound one run's own interval of it.
+#: Columns of what an evaluation measures, and those that bound one run's own interval of it.
 HELD_OUT, OF_ONE_RUN = ("avg_at_k", "measured_mean"), ("low", "high")
 
 

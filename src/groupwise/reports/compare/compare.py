@@ -37,7 +37,7 @@ MOST_NAMES = 8
 #: Sections of a recipe, besides the task's, that change what an evaluation measures.
 EVALUATED_BY = ("evaluation.", "chat.", "sampling.max_new_tokens", "max_prompt_tokens", "prompt_truncation")
 ONLY_HOW_OFTEN = "evaluation.every"
-#: Of two states of a group's runs, that which comes first here is the group's.
+#: A group has the state of its runs that comes first here.
 STATES = ("going", "failed", "stopped", "empty", "finished")
 
 

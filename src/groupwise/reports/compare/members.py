@@ -24,7 +24,7 @@ NAMED_BY = ("kind", "level", "name")
 UNSET = "not set"
 #: So many keys at most make a label; beyond that the runs' own names tell more.
 MOST_KEYS = 3
-#: Characters of a value in a label; of a longer one its end, where a path is most telling.
+#: Characters of a value in a label; of a longer one the end, which tells most of a path.
 LONGEST = 40
 
 
@@ -46,7 +46,7 @@ class Member:
 
     @property
     def key(self) -> object:
-        """What tells it from runs of the same recipe: its seed, or where it is."""
+        """The mark among runs of the same recipe: the seed, or the folder."""
         return self.seed if isinstance(self.seed, (int, str)) else str(self.run.folder)
 
     @property

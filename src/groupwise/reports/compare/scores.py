@@ -40,11 +40,11 @@ ABOUT_WELCH = (
 
 @dataclass(frozen=True)
 class Score:
-    """What a run's evaluations came to; the first, and the last so far.
+    """The first evaluation of a run, and the last so far.
 
     measure   what the run is measured by: pass rate, reward, learned score, ...
-    interval  over problems; None where the evaluation does not say of how many
-    change    from the first to the last evaluation; None where there is one alone
+    interval  over problems; None if the evaluation does not say of how many
+    change    from the first to the last evaluation; None if there is one alone
     """
 
     measure: str

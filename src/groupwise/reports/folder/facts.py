@@ -1,4 +1,4 @@
-"""What was run: the algorithm's parts, the machine, and the recipe, as tables and texts. Pure."""
+"""Facts of a run: the algorithm's parts, the machine, and the recipe, as tables and texts. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from groupwise.reports.folder.lines import tables as tables_in
 from groupwise.reports.folder.read import RunFolder
 from groupwise.reports.records import Table, Text
 
-#: What the names of totals begin with.
+#: The beginning of the names of totals.
 TOTAL = "logged_total."
 _OLD = (
     "This run is from before about.json was written: when it was started is not known, and its machine and versions "

@@ -8,13 +8,13 @@ from typing import Any
 
 from groupwise.reports.folder.columns import short
 from groupwise.reports.folder.lines import count_of, number, parsed, table, tables
-from groupwise.reports.folder.scan import RIGHT, kind_of, kind_of_rewards
+from groupwise.reports.folder.scan import kind_of
 from groupwise.reports.records import Number, RolloutGroup, RolloutRow
 
 #: Characters of a text that a page shows.
 LONGEST_TEXT = 20_000
 
-#: What an update says of a row that is not said per token.
+#: Columns of an update that are not per token.
 _OF_THE_ROW = frozenset({"update", "weight"})
 
 
@@ -27,7 +27,6 @@ def group_of(lines: Sequence[bytes], odd: Counter[str]) -> RolloutGroup | None:
         odd["row"] += len(rows) - len(good)
         return None
     first = read[0]
-    scores = [row.score for row in good if row.score is not None]
     return RolloutGroup(
         step=count_of(first.get("step")) or 0,
         group=count_of(first.get("group")) or 0,
@@ -35,9 +34,7 @@ def group_of(lines: Sequence[bytes], odd: Counter[str]) -> RolloutGroup | None:
         source=_text(first.get("source")),
         prompt=_cut(_text(first.get("prompt")), odd),
         answer=_cut(_text(first.get("answer")), odd),
-        kind=kind_of_rewards([row.measured for row in good])
-        if "measured" in first
-        else kind_of(sum(score >= RIGHT for score in scores), len(scores)),
+        kind=kind_of([row.score for row in good], [row.measured for row in good] if "measured" in first else ()),
         fate=_text(first.get("fate")),
         fresh=first.get("fresh") is not False,
         completions=good,

@@ -1,4 +1,4 @@
-"""Two evaluations of held-out problems compared: problem by problem where the run wrote that down. Pure."""
+"""Two evaluations of held-out problems compared: problem by problem if the run wrote that down. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

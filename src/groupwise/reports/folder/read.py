@@ -36,7 +36,7 @@ class RunFolder:
     """Everything a run folder says but its rollouts, which are too many to hold.
 
     name             the folder's own, wherever it was moved
-    recipe, about    recipe.toml and about.json as tables, {} where there is none that can be read
+    recipe, about    recipe.toml and about.json as tables, {} if there is none that can be read
     summary          summary.json, None until a run has finished
     step_rows        rows of metrics.jsonl in the order of their steps; `evaluation_rows` have the key "evaluation",
                      in which `by_problem` is what heldout_problems.jsonl has of the step

@@ -12,12 +12,12 @@ import orjson
 from groupwise.core.files.atomic import open_regular
 from groupwise.reports.folder.columns import spaced
 from groupwise.reports.folder.groups import LONGEST_TEXT, group_of
-from groupwise.reports.folder.scan import DIFFER, EQUAL, Place, Scan, places, scan
+from groupwise.reports.folder.scan import DIFFER, EQUAL, Place, Scan, kind_of, places, scan
 from groupwise.reports.records import Curves, Number, RolloutGroup, RolloutRow, Rollouts
 
 #: Groups that the browser of rollouts filters without a wait.
 MOST_GROUPS = 400
-#: Of them, and of the page's bytes for rollouts, what a run's evaluations have.
+#: The groups of these that are a run's evaluations', and their bytes.
 HELDOUT_GROUPS, HELDOUT_BYTES = 80, 600_000
 #: A step that is shown should show this many groups: one of each kind.
 GROUPS_A_STEP = 5
@@ -28,7 +28,7 @@ PATIENCE = 20
 #: Points of one plot.
 MOST_POINTS = 2000
 
-#: What a step shows first, one group of each.
+#: The kinds of groups that a step shows first, one group of each.
 _FIRST = ("mixed", DIFFER, "all right", "all wrong", EQUAL, "dropped", "fault", "surplus", "unscored")
 
 
@@ -144,7 +144,8 @@ def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[Place]:
 def _one_of_each(here: Sequence[Place]) -> list[Place]:
     first: dict[str, Place] = {}
     for place in here:
-        first.setdefault(place.kind if place.fate in ("trained", "heldout") else place.fate, place)
+        kind = kind_of(place.scores, place.measured)
+        first.setdefault(kind if place.fate in ("trained", "heldout") else place.fate, place)
         if place.faulty:
             first.setdefault("fault", place)
     wanted = [first[label] for label in _FIRST if label in first]

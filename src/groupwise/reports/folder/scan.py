@@ -1,4 +1,4 @@
-"""Where each step and each group stands in rollouts.jsonl, found by the beginnings of its lines: no line is parsed."""
+"""The places of steps and groups in rollouts.jsonl, found by the beginnings of lines: no line is parsed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO
+
+from groupwise.reports.records import Number
 
 #: A completion with at least this score is right, and rewards that differ by no more are equal.
 RIGHT, TIE = 1.0 - 1e-6, 1e-6
@@ -61,8 +63,8 @@ class Scan:
 class Place:
     """The lines of one group, bytes start to end.
 
-    right, scored  how many of its completions are right, and have a score
-    measured       what its completions are measured by, where that is a reward
+    scores         those of its completions that have one
+    measured       what its completions are measured by, if that is a reward
     faulty         one of them has a fault
     doubtful       it stands at an end of its step, or beside a line that cannot be read: it may not be whole
     """
@@ -72,39 +74,25 @@ class Place:
     start: int
     end: int
     rows: int = 0
-    right: int = 0
-    scored: int = 0
-    measured: list[float | None] = field(default_factory=list)
+    scores: list[Number] = field(default_factory=list)
+    measured: list[Number] = field(default_factory=list)
     faulty: bool = False
     doubtful: bool = False
 
-    @property
-    def kind(self) -> str:
-        """The kind by the group's rewards if it is measured by them, else by what is right."""
-        return kind_of_rewards(self.measured) if self.measured else kind_of(self.right, self.scored)
 
+def kind_of(scores: Sequence[Number], measured: Sequence[Number] = ()) -> str:
+    """Tell the kind of a group by what its completions are measured by, if that is a reward, else by their scores.
 
-def kind_of_rewards(measured: Sequence[float | None]) -> str:
-    """Tell rewards differ | rewards equal | unscored, over a group's completions that have a reward.
-
-    >>> kind_of_rewards([0.5, 0.7, None]), kind_of_rewards([None])
-    ('rewards differ', 'unscored')
+    >>> kind_of([1.0, 0.0]), kind_of([None]), kind_of([], measured=[0.5, 0.7, None])
+    ('mixed', 'unscored', 'rewards differ')
     """
-    values = [value for value in measured if value is not None]
+    values = [value for value in measured or scores if value is not None]
     if not values:
         return "unscored"
-    return DIFFER if max(values) - min(values) > TIE else EQUAL
-
-
-def kind_of(right: int, scored: int) -> str:
-    """Tell mixed | all right | all wrong | unscored, over a group's completions that have a score.
-
-    >>> kind_of(right=1, scored=4)
-    'mixed'
-    """
-    if not scored:
-        return "unscored"
-    return "all wrong" if not right else "all right" if right == scored else "mixed"
+    if measured:
+        return DIFFER if max(values) - min(values) > TIE else EQUAL
+    right = sum(value >= RIGHT for value in values)
+    return "all wrong" if not right else "all right" if right == len(values) else "mixed"
 
 
 def scan(file: IO[bytes], start: int = 0) -> Scan:
@@ -162,16 +150,13 @@ def _ends(line: bytes) -> bool:
 
 def _count(place: Place, line: bytes) -> None:
     place.rows += 1
-    score = _SCORE.search(line)
-    if score:
-        place.scored += 1
-        place.right += (_number(score[1]) or 0.0) >= RIGHT
-    if measured := _MEASURED.search(line):
-        place.measured.append(_number(measured[1]))
+    for pattern, values in ((_SCORE, place.scores), (_MEASURED, place.measured)):
+        if found := pattern.search(line):
+            values.append(_number(found[1]))
     place.faulty = place.faulty or _FAULT in line
 
 
-def _number(text: bytes) -> float | None:
+def _number(text: bytes) -> Number:
     try:
         return float(text)
     except ValueError:

@@ -42,7 +42,7 @@ HEADERS = {
 
 
 class Source(Protocol):
-    """What is watched; one call at a time. A folder that is gone raises GroupwiseError or OSError: the page shows it.
+    """A run that is watched; one call at a time. GroupwiseError and OSError, as of a folder that is gone, are shown.
 
     page   the page as it is now
     fresh  the same, with the groups of steps after step `rollout` alone; -1 is "none yet"
@@ -75,7 +75,7 @@ def watch(
 
 @dataclass(frozen=True)
 class Reply:
-    """What goes back: `tag` names the content, so that the same need not be sent twice."""
+    """An answer; `tag` names its content, so that the same need not be sent twice."""
 
     code: int
     kind: str

@@ -1,1 +1,1 @@
-"""What a page shows, and how it is written."""
+"""The content of a page, and the page as a file."""

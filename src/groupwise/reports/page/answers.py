@@ -35,7 +35,7 @@ QUESTIONS = (
     "Why are some groups not training?",
     "What would I try next?",
 )
-#: A gain of the pass rate below this is "a little" even where it is certain.
+#: A gain of the pass rate below this is "a little" even if it is certain.
 LITTLE = 0.02
 #: Characters of an example that a sentence can hold.
 EXAMPLE = 90
@@ -45,10 +45,10 @@ LENGTH = 0.5
 
 @dataclass(frozen=True)
 class Known:
-    """What the answers are made of.
+    """The sources of the answers.
 
     history   the rows of metrics.jsonl, and the recipe
-    finished  whether the run has written its summary.json
+    finished  the run has written its summary.json
     groups    a sample of rollouts, for an example; may be empty
     """
 

@@ -29,7 +29,7 @@ SECTIONS = (
     Section("ran", "What was run?", "The algorithm, the recipe as it was resolved, and the machine."),
 )
 
-#: Of a step, in the order they come.
+#: The phases of a step in their order.
 PHASES = ("generate", "score", "annotate", "update")
 
 #: Counts of trouble: a flat line at 0 says nothing, so where every number is 0 there is no picture.

@@ -45,7 +45,7 @@
     return value.toPrecision(3);
   }
 
-  /** Kept between visits where the browser allows it, for this page only where it does not. */
+  /** Kept between visits if the browser allows it, else for this page only. */
   function remembered(name, otherwise) {
     try {
       return window.localStorage.getItem("groupwise." + name) || otherwise;

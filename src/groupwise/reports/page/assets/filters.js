@@ -10,7 +10,7 @@
     { name: "source", offered: [] },
   ];
 
-  /** How a choice is shown, where not as it is written. */
+  /** Choices that are shown in other words. */
   const LABELS = { heldout: "held out" };
 
   const RANGES = [
@@ -117,7 +117,7 @@
     return make("fieldset", { class: "field range", "data-field-of": range.name }, legend, ...ends);
   }
 
-  /** All controls, folded where the page is narrow. */
+  /** All controls, folded if the page is narrow. */
   function draw() {
     const hint = "prompt, completion, answer, key";
     const search = make("input", { type: "search", "data-filter": "search", placeholder: hint });
@@ -154,7 +154,7 @@
     return { ...chosen, ranges, fault, search, set, sort: control(element, "sort").value };
   }
 
-  /** Says how many filters are set, also where they are folded away. */
+  /** Says how many filters are set, also while they are folded away. */
   function tell(element, wanted) {
     element.querySelector(".more > summary .set").textContent = wanted.set ? ` (${wanted.set} set)` : "";
   }

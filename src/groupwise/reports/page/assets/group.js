@@ -325,7 +325,7 @@
     return element;
   }
 
-  /** Dims the completions that do not match; none is dimmed where no filter is set. */
+  /** Dims the completions that do not match; none is dimmed if no filter is set. */
   function dim(element, matches) {
     for (const found of ["summary .mark", ":scope > .opened > article"]) {
       const all = element.querySelectorAll(found);

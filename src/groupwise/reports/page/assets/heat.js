@@ -3,7 +3,7 @@
 // What the tokens of a completion can be coloured by, and the numbers behind the colours. Touches no element.
 (function (groupwise) {
   // from    the run's columns that this one is computed of; without it the column is the run's own
-  // centre  the value that has no colour, on a scale that goes both ways; left out: 0 where a number is negative
+  // centre  the value that has no colour, on a scale that goes both ways; left out: 0 if a number is negative
   // ends    a fixed scale, coloured from its high end down: what is low is what one looks for
   // words   what the two ends of the scale mean
   const COLUMNS = [
@@ -135,7 +135,7 @@
     return Math.min(1, Math.max(-1, level));
   }
 
-  /** The first column in which something is to be seen; the first of all where none has it. */
+  /** The first column in which something is to be seen; the first of all if none has it. */
   function preferred(columns, rows, wanted) {
     const drawn = (column) => {
       const scale = scaleOf(column, rows.map((row) => valuesOf(row, column)));

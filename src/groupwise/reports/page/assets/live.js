@@ -38,7 +38,7 @@
     };
   }
 
-  /** One question: the answer, null where nothing changed. Throws Error with words for a person. */
+  /** One question: the answer, null if nothing changed. Throws Error with words for a person. */
   async function request(url, rollout, tag) {
     const cut = new AbortController();
     const clock = setTimeout(() => cut.abort(), PATIENCE * 1000);
@@ -68,7 +68,7 @@
     let lastTime = OVER.includes(run.status.state);
     let over = false;
 
-    /** The status has its own place in words; here only how far, "step 12 of 60" where they say that. */
+    /** The status has its own place in words; here only how far, "step 12 of 60" if it says that. */
     function far() {
       const told = /step [\d,]+ of [\d,]+/.exec(run.status.words);
       if (told) return told[0];

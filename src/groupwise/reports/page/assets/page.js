@@ -59,7 +59,7 @@
     }
   }
 
-  /** Makes the content of a place anew, only where what it is made from has changed. */
+  /** Makes the content of a place anew if what it is made from has changed. */
   function replace(place, from, make) {
     const now = JSON.stringify(from);
     if (place.made === now) return;
@@ -108,7 +108,7 @@
     return !page.plots.length || page.plots.some((plot) => !plot.across);
   }
 
-  /** What is jumped to comes to stand below the bar, where that stays on screen. */
+  /** What is jumped to comes to stand below the bar, if the bar stays on screen. */
   function roomForBar() {
     const node = document.getElementById("bar");
     const covered = window.getComputedStyle(node).position === "sticky" ? node.offsetHeight : 0;

@@ -154,7 +154,7 @@
     return entry.element !== null && entry.element.open;
   }
 
-  /** Entries in the run's order, the oldest folded ones left out where there are too many. */
+  /** Entries in the run's order, the oldest folded ones left out if there are too many. */
   function newest(entries) {
     const ordered = [...entries].sort(filters.orderOf("first"));
     const folded = ordered.filter((entry) => !isOpen(entry));
@@ -196,6 +196,6 @@
     groupwise.moreRollouts = (rollouts) => rollouts && more(browser, rollouts);
   };
 
-  /** Adds the groups that a watched run brought since; where no browser is drawn there is nothing to add to. */
+  /** Adds the groups that a watched run brought since; without a browser on the page there is nothing to add to. */
   groupwise.moreRollouts = () => {};
 })(window.groupwise);

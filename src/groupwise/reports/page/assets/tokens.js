@@ -7,7 +7,7 @@
 
   const NARROW = "(max-width: 560px)";
 
-  /** What each drawn list of tokens shows: its row, and where that stands. */
+  /** Drawn list of tokens -> its row, and the place of the row. */
   const shown = new WeakMap();
 
   function isSpecial(row, index) {
@@ -90,7 +90,7 @@
     if (!box) return;
     const { offsetWidth: width, offsetHeight: height } = panel;
     const below = box.bottom + 6 + height <= window.innerHeight;
-    // A narrow page has it at an edge (heat.css); the upper one where it would hide the token at the lower.
+    // A narrow page has it at an edge (heat.css); the upper one if it would hide the token at the lower.
     panel.dataset.at = box.bottom + height + 16 > window.innerHeight ? "top" : "bottom";
     if (window.matchMedia(NARROW).matches) return panel.removeAttribute("style");
     panel.style.left = `${Math.max(8, Math.min(box.left, window.innerWidth - width - 8))}px`;
@@ -182,7 +182,7 @@
     panel.hidden = true;
   }
 
-  /** Shows a token's numbers where one is pointed at, tapped or in focus. */
+  /** Shows the numbers of the token that is pointed at, tapped or in focus. */
   function watch(container) {
     const panel = make("div", { class: "rollouts-numbers", id: "rollouts-numbers", role: "tooltip", hidden: true });
     container.append(panel);

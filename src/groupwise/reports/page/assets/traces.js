@@ -9,7 +9,7 @@
   const MOST_LETTERS = 44;
   const MOST_LINES = 3; // of a stack drawn as lines, for several runs; beyond, their sum
 
-  /** The rows that a series of a run is drawn from, null where the run has none of them. */
+  /** The rows that a series of a run is drawn from, null if the run has none of them. */
   function curvesOf(run, plot, series) {
     const table = (series && series.table) || plot.table;
     return table === "points" ? run.points[plot.id] : run[table];
@@ -57,7 +57,7 @@
     });
   }
 
-  /** The rows worth drawing: of each bucket the first gap, the lowest and the highest; all of them where they are few. */
+  /** The rows worth drawing: of each bucket the first gap, the lowest and the highest; all of them if they are few. */
   function thinned(values, width) {
     const buckets = Math.max(50, Math.round(width / PIXELS_PER_BUCKET));
     const rows = values.length;
@@ -168,7 +168,7 @@
     });
   }
 
-  /** One line, its band below it, and the raw one behind it where it is smoothed. */
+  /** One line, its band below it, and the raw one behind it if it is smoothed. */
   function lineOf(run, plot, series, style, context) {
     const traces = bandOf(run, plot, series, style, context);
     const raw = series.column && columnOf(run, plot, series, series.column);
@@ -233,7 +233,7 @@
     return lineOf({ ...run, [plot.table]: table }, plot, series, style, context);
   }
 
-  /** How each series of a run is drawn: by colour of the series, or of the run where there are several. */
+  /** How each series of a run is drawn: by colour of the series, or of the run if there are several. */
   function styles(plot, palette, run, runIndex) {
     let index = 0;
     return plot.series.map((series) => {
@@ -279,7 +279,7 @@
     return [plot.limits[0] ?? low, plot.limits[1] ?? high];
   }
 
-  /** Where the areas of a stack end, and 0, where they begin. */
+  /** The upper edge of a stack's areas, and 0, their lower one. */
   function heights(areas) {
     return areas.length ? [0, ...areas[0].y.map((_, row) => areas.reduce((sum, area) => sum + (area.y[row] || 0), 0))] : [];
   }

@@ -47,7 +47,7 @@
       element("p", {}, one.answer)));
   }
 
-  /** A titled box, null where there is nothing to put in it. */
+  /** A titled box, null if there is nothing to put in it. */
   function panel(title, children, name) {
     return children.length ? element("div", { class: `panel ${name}-panel` }, element("h2", {}, title), element("ul", { class: name }, children)) : null;
   }
@@ -97,7 +97,7 @@
       element("summary", {}, one.title), element("pre", { tabindex: 0 }, one.text));
   }
 
-  /** Tables and texts of one run; folded under its name where there are several. */
+  /** Tables and texts of one run; folded under its name if there are several. */
   function facts(run) {
     const found = [...run.tables.map((one) => table(one, several)), ...run.texts.map(text)];
     if (!several) return found;
