@@ -19,13 +19,13 @@ class PickledSettings:
 
 
 def field_defaults(settings: Any) -> dict[str, Any]:
-    """Name -> default of a dataclass's fields, in their order; None where a field has none."""
+    """Name -> default of a dataclass's fields, in their order; None if a field has none."""
     return {field.name: _default(field) for field in dataclasses.fields(settings)}
 
 
 def require_type(key: str, value: object, default: object) -> None:
-    """Raises UsageError where a value is not of its default's type, or not one that a recipe can hold. A whole number
-    may stand for a number, and a list for a pair.
+    """Raises UsageError if a value is not of its default's type, or not one that a recipe can hold. A whole number may
+    stand for a number, and a list for a pair.
     """
     require_plain(key, value)
     if default == ():
@@ -62,7 +62,9 @@ def require_share(key: str, share: float, most: float = 1) -> None:
 
 
 def fewest_and_most(key: str, numbers: Sequence[int], limit: int) -> tuple[int, int]:
-    """The pair as a tuple, for a recipe writes a list. Raises UsageError unless 2 <= fewest <= most <= limit."""
+    """Check a pair and make it a tuple, for a recipe writes a list. Raises UsageError unless 2 <= fewest <= most <=
+    limit.
+    """
     pair = tuple(numbers)
     if len(pair) != 2 or not 2 <= pair[0] <= pair[1] <= limit:
         raise UsageError(f"task.{key} must be [fewest, most] with 2 <= fewest <= most <= {limit}, not {pair}")

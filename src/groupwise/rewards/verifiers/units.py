@@ -64,7 +64,7 @@ UNITS = _units()
 
 @lru_cache(maxsize=2048)
 def unit(text: str) -> Unit | None:
-    """The unit that a text is; None where it has a word that is none.
+    """Return the unit that a text is; None if it has a word that is none.
 
     >>> unit("cm").size, unit("km/h") == unit("kilometers per hour"), unit("square feet") == unit("ft^2"), unit("eggs")
     (Fraction(1, 100), True, True, None)

@@ -46,9 +46,9 @@ class Sources:
 
 
 def sources_of(path: str, heldout: Mapping[str, str]) -> Sources:
-    """The sources of both splits; held-out sets that the recipe names come before one that the path has.
+    """Find the sources of both splits; held-out sets that the recipe names come before one that the path has.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is none.
     """
     train = sources_at("task.path", path)
     if not heldout:
@@ -70,7 +70,7 @@ def _heldout_key(name: str) -> str:
 
 
 def sources_at(key: str, path: str) -> Sources:
-    """The sources behind a file, a folder or a `datasets` id. `key` is the recipe's, for messages."""
+    """Find the sources behind a file, a folder or a `datasets` id. `key` is the recipe's, for messages."""
     place = location(path, key)
     if place.is_dir():
         return _dataset(path, saved_splits(place)) if is_saved_dataset(place) else _folder(key, place)
@@ -82,8 +82,8 @@ def sources_at(key: str, path: str) -> Sources:
 
 
 def _folder(key: str, folder: Path) -> Sources:
-    """Files in whose names "train" or, say, "test" is the first such word are what they say, where both are there; else
-    all files are training rows.
+    """Sort files by their names: those in which "train" or, say, "test" is the first such word are what they say, if
+    both are there; else all files are training rows.
     """
     files = sorted(file for file in folder.glob("[!.]*") if not file.is_dir() and file.name.endswith(SUFFIXES))
     if not files:
@@ -108,7 +108,7 @@ def _folder(key: str, folder: Path) -> Sources:
 
 
 def _dataset(path: str, splits: Mapping[str, Source]) -> Sources:
-    """The splits of a data set, by their names."""
+    """Choose the splits of a data set by their names."""
     if len(splits) == 1:
         return Sources(list(splits.values()))
     if "train" not in splits:
@@ -134,7 +134,7 @@ def _file(key: str, file: Path) -> Source:
 
 
 def _object_a_line(file: Path) -> bool:
-    """Whether a .json file holds an object a line, as many do, and not a list or one object of all rows."""
+    """Tell whether a .json file holds an object a line, as many do, and not a list or one object of all rows."""
     with open_bytes(file) as text:
         lines = (line for _, _, line in numbered_lines(text, lambda number: f"{file}, line {number}") if line.strip())
         line, alone = next(lines, b""), next(lines, None) is None

@@ -64,7 +64,7 @@ class Curriculum:
             )
 
     def moved(self, levels: Mapping[str, int], rates: Mapping[str, tuple[float, int]]) -> dict[str, int]:
-        """The levels after a step with these (pass rate, completions); a source without a rate stays."""
+        """Return the levels after a step with these (pass rate, completions); a source without a rate stays."""
         return {name: self._next(level, *rates.get(name, (0.0, 0))) for name, level in levels.items()}
 
     def _next(self, level: int, rate: float, completions: int) -> int:
@@ -154,16 +154,16 @@ class Gym(PickledSettings):
         return "".join(sorted(characters))
 
     def samples(self, split: str) -> Sequence[Sample]:
-        """The problems of "train" (at level 0, each generator in proportion to its weight, as many as the scarcest
-        allows) or "heldout" (of every level, the generators in turn), the same in every process.
+        """Return the problems of "train" (at level 0, each generator in proportion to its weight, as many as the
+        scarcest allows) or "heldout" (of every level, the generators in turn), the same in every process.
         """
         require_split(split, "reasoning_gym")
         return self._mixture if split == "train" else self._in_turn
 
     def score(self, sample: Sample, completion: str) -> float:
-        """The generator's own scorer on the answer in the completion; some give part of a point when wrong.
+        """Score by the generator's own scorer the answer in the completion; some give part of a point when wrong.
 
-        0.0 where the scorer fails: a text it cannot read is no answer.
+        0.0 if the scorer fails: a text it cannot read is no answer.
         """
         answer = final_answer(completion, self.answer_after, self.tags)
         if answer is None or not harmless(sample.source, answer):
@@ -175,12 +175,12 @@ class Gym(PickledSettings):
             return 0.0
 
     def gold(self, sample: Sample) -> str:
-        """A right completion, in the form that answers are looked for; "" where the generator names no answer."""
+        """Write a right completion, in the form that answers are looked for; "" if the generator names no answer."""
         return self._right(sample) if sample.extra["answered"] else ""
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        """`count` demonstrations on training problems of all levels, the generators by weight: a `worked_share` of them
-        right, the others mistaken. Raises UsageError where no generator names its answers.
+        """Draw `count` demonstrations on training problems of all levels, the generators by weight: a `worked_share` of
+        them right, the others mistaken. Raises UsageError if no generator names its answers.
         """
         answered = {
             key: tuple(s for s in samples if s.extra["answered"]) for key, samples in self._splits["train"].items()
@@ -200,14 +200,14 @@ class Gym(PickledSettings):
         return right_completion(sample, self.answer_after, self.tags)
 
     def draw(self, index: int, seed: int, levels: Mapping[str, int]) -> Sample:
-        """Training problem number `index` of a stream: its generator by weight, at that generator's level."""
+        """Draw training problem number `index` of a stream: its generator by weight, at that generator's level."""
         rng = random.Random(_seed("draw", seed, index))
         weights = [generator.weight for generator in self._generators.values()]
         name = rng.choices(self.sources, weights)[0]
         return rng.choice(self._splits["train"][name, min(levels.get(name, 0), self._curriculum.levels - 1)])
 
     def moved(self, levels: Mapping[str, int], rates: Mapping[str, tuple[float, int]]) -> Mapping[str, int]:
-        """Each generator's level after a step with these (pass rate, completions) of it."""
+        """Return each generator's level after a step with these (pass rate, completions) of it."""
         return self._curriculum.moved(levels, rates)
 
     @cached_property
@@ -288,5 +288,5 @@ class Gym(PickledSettings):
 
 
 def _seed(*parts: object) -> int:
-    """A seed that depends on the parts' text alone."""
+    """Make a seed that depends on the parts' text alone."""
     return int(hash_fraction("seed", *parts) * _SEEDS)

@@ -56,7 +56,7 @@ class Answer:
 
     @property
     def one_value(self) -> bool:
-        """Whether it is one number or one expression."""
+        """True if it is one number or one expression."""
         return self.kind in (Kind.NUMBER, Kind.EXPRESSION)
 
     @property

@@ -18,7 +18,8 @@ _NEVER = re.compile(r"(?!)")
 
 
 def split(text: str, at: re.Pattern[str]) -> list[tuple[str, str]] | None:
-    r"""(part, what stands behind it) for each part between matches outside of brackets; None where those do not fit.
+    r"""Split a text -> (part, what stands behind it) for each part between matches outside of brackets; None if those
+    do not fit.
 
     >>> split("(1, 2), 3", COMMA)
     [('(1, 2)', ','), ('3', '')]
@@ -41,7 +42,7 @@ def split(text: str, at: re.Pattern[str]) -> list[tuple[str, str]] | None:
 
 
 def inside_of(text: str, opening: str, ending: str) -> str | None:
-    """What one pair of brackets around all of a text holds; None where they are not one pair, or not there."""
+    """Return what one pair of brackets around all of a text holds; None if they are not one pair, or not there."""
     inside = text[len(opening) : -len(ending)]
     if not (text.startswith(opening) and text.endswith(ending) and len(text) >= len(opening) + len(ending)):
         return None
@@ -49,7 +50,7 @@ def inside_of(text: str, opening: str, ending: str) -> str | None:
 
 
 def entries_in(text: str) -> list[tuple[str, str]] | None:
-    """The entries of a list; where blanks stand behind the commas between them, others are of thousands."""
+    """List the entries of a list; if blanks stand behind the commas between them, others are of thousands."""
     if re.search(r"[,;]\s", text):
         text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     entries = split(text, COMMA)
@@ -59,7 +60,7 @@ def entries_in(text: str) -> list[tuple[str, str]] | None:
 
 
 def entries_of(text: str, read: Read) -> Answer | None:
-    r"""Entries between commas, `and`, `or`; also those of `\pm`."""
+    r"""Read entries between commas, `and`, `or`; also those of `\pm`."""
     if len(re.findall(r"\\(?:pm|mp)(?![A-Za-z])", text)) == 1 and not re.search(r"[,;]|\\text", text):
         return _both_signs(text, read)
     text = re.sub(r"&\s*(?==)", "", text) if "cases" in text or "aligned" in text else text
@@ -103,12 +104,12 @@ def entries_of(text: str, read: Read) -> Answer | None:
 
 
 def _related(part: Answer) -> bool:
-    """Whether an entry is an inequality, or an interval, which one may be."""
+    """Tell whether an entry is an inequality, or an interval, which one may be."""
     return part.kind in (Kind.INTERVAL, Kind.INEQUALITY)
 
 
 def _with_range(parts: list[Answer], last: str) -> Answer | None:
-    r"""`\pi + 2k\pi, k \in \mathbb{Z}`: a value, and which values a letter in it takes."""
+    r"""Read `\pi + 2k\pi, k \in \mathbb{Z}`: a value, and which values a letter in it takes."""
     ranged = re.fullmatch(r"([A-Za-z])\s?(?:\\in\s?\\mathbb\{[A-Z]\}|(?:\\text\{)?\s?is an integer\}?)", last)
     first = parts[0]
     said = " ".join(part.letters for part in (first, *first.parts)).split()
@@ -118,7 +119,7 @@ def _with_range(parts: list[Answer], last: str) -> Answer | None:
 
 
 def _one_name(parts: list[Answer]) -> list[Answer]:
-    """`x = 1, 2` names both; `x_1 = 1, x_2 = 2` numbers the solutions of one unknown."""
+    """Name entries: `x = 1, 2` names both; `x_1 = 1, x_2 = 2` numbers the solutions of one unknown."""
     if parts[0].name and all(not part.name and part.kind is parts[0].kind for part in parts[1:]):
         return [replace(part, name=parts[0].name) for part in parts]
     bare = {re.sub(r" _ \{ \d \}$", "", part.name) for part in parts}
@@ -128,7 +129,7 @@ def _one_name(parts: list[Answer]) -> list[Answer]:
 
 
 def _both_bounds(parts: list[Answer], joined: set[str]) -> Answer | None:
-    """`x > 2 and x < 7` is the interval between."""
+    """Read `x > 2 and x < 7`, which is the interval between."""
     if len(parts) != 2 or any("or" in sign for sign in joined) or parts[0].name != parts[1].name:
         return None
     if any(part.kind is not Kind.INTERVAL for part in parts):
@@ -141,7 +142,7 @@ def _both_bounds(parts: list[Answer], joined: set[str]) -> Answer | None:
 
 
 def _signed(entry: str, read: Read) -> tuple[Answer, ...]:
-    """An entry, or the two that one with a double sign stands for."""
+    """Read an entry, or the two that one with a double sign stands for."""
     if len(re.findall(r"\\(?:pm|mp)(?![A-Za-z])", entry)) == 1 and (both := _both_signs(entry, read)).name == "":
         return both.parts
     return (part_of(entry, read),)
@@ -159,7 +160,7 @@ def _both_signs(text: str, read: Read) -> Answer:
 
 
 def _measures(parts: list[Answer]) -> Answer | None:
-    """Hours and minutes, feet and inches, degrees and minutes: several units of one kind are one quantity."""
+    """Add hours and minutes, feet and inches, degrees and minutes: several units of one kind are one quantity."""
     units = [part.unit for part in parts if part.number is not None and part.unit is not None]
     if len(units) < 2 or len(units) < len(parts) or len({one.measures for one in units}) > 1:
         return None
@@ -173,7 +174,7 @@ _TWO_MEASURES = re.compile(r"(\d+(?:\.\d+)?\s?(?:\\text\{[^\d{}]+\}|[A-Za-z]+\.?
 
 
 def side_by_side(text: str, read: Read) -> Answer | None:
-    """Several units without a word between: 5 feet 6 inches."""
+    """Read several units without a word between: 5 feet 6 inches."""
     parts = [part for part in _TWO_MEASURES.split(text) if part.strip()]
     return _measures([read(part) for part in parts]) if len(parts) > 1 else None
 

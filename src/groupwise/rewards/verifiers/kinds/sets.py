@@ -11,7 +11,7 @@ from groupwise.rewards.verifiers.kinds.values import name_of, part_of
 
 
 def set_of(text: str, read: Read) -> Answer | None:
-    r"""`\{1, 2\}`; with a bar or colon it is a condition: that of an interval, or a formula."""
+    r"""Read `\{1, 2\}`, which with a bar or colon is a condition: that of an interval, or a formula."""
     if text == "\\emptyset":
         return Answer(Kind.SET, "")
     plain = re.search(r",|\\in(?![A-Za-z]).*[|:]", text) is not None
@@ -36,7 +36,9 @@ def set_of(text: str, read: Read) -> Answer | None:
 
 
 def tuple_of(text: str, read: Read) -> Answer | None:
-    """`(1, 2)`, `[0, 1)`, `(5)`; two entries in other than round brackets, or one of them infinite, are an interval."""
+    """Read `(1, 2)`, `[0, 1)`, `(5)`; two entries in other than round brackets, or one of them infinite, are an
+    interval.
+    """
     point = re.fullmatch(r"([A-Z])\s?(\([^()]*,[^()]*\))", text)
     if point and (entries := tuple_of(point.group(2), read)):
         return replace(entries, name=point.group(1), letters="") if entries.kind is Kind.TUPLE else None
@@ -63,14 +65,14 @@ def tuple_of(text: str, read: Read) -> Answer | None:
 
 
 def as_interval(answer: Answer) -> Answer | None:
-    """A pair in round brackets as the open interval that it may be, or an interval as it is."""
+    """Turn a pair in round brackets into the open interval that it may be; an interval stays as it is."""
     if answer.kind is Kind.TUPLE and len(answer.parts) == 2 and answer.mark == "()":
         return replace(answer, kind=Kind.INTERVAL)
     return answer if answer.kind in (Kind.INTERVAL, Kind.UNION) else None
 
 
 def union(text: str, read: Read) -> Answer | None:
-    r"""Intervals and sets with \cup between them; the real numbers are one interval."""
+    r"""Read intervals and sets with \cup between them; the real numbers are one interval."""
     if re.fullmatch(
         r"\\mathbb\{R\}|(?:\\text\{)?(?:all |the )?real numbers\}?|(?:\\text\{)?all reals\}?", text, re.IGNORECASE
     ):
@@ -96,7 +98,7 @@ def union(text: str, read: Read) -> Answer | None:
 
 
 def all_but(numbers: list[Answer]) -> Answer:
-    """The real numbers without some: the intervals between them."""
+    """Make the real numbers without some: the intervals between them."""
     ends = [INFINITE[0], *sorted(numbers, key=lambda one: one.number or 0), INFINITE[1]]
     return Answer(Kind.UNION, "", parts=tuple(Answer(Kind.INTERVAL, "", "", pair, "()") for pair in pairwise(ends)))
 
@@ -105,7 +107,7 @@ _MATRIX = re.compile(r"\\begin\{([bpBvV]?(?:small)?matrix|array)\}(?:\{[lcr|]*\}
 
 
 def matrix(text: str, read: Read) -> Answer | None:
-    """Rows of entries; what stands between single or double bars is a determinant or a norm."""
+    """Read rows of entries; what stands between single or double bars is a determinant or a norm."""
     bare = re.sub(r"^[(\[]\s*(\\begin\{(?:array|matrix|smallmatrix)\}.*)[)\]]$", r"\1", text)
     match = _MATRIX.fullmatch(bare)
     if match is None or "\\begin" in match.group(2):
