@@ -99,7 +99,8 @@ def begun(episode: Playable, sample: Sample) -> Reply:
     text = episode.reset(sample)
     if text is not None and not isinstance(text, str):
         return Reply(cause=Cause.WRONG_TYPE, detail=f"reset returned {_shape(text)}, not a text or None")
-    return _spoken((Says("user", text),) if text else (), 0.0, False, _state(episode))
+    state = episode.state() if isinstance(episode, _Stepped) else ""
+    return _spoken((Says("user", text),) if text else (), 0.0, False, state)
 
 
 def ended(episode: Playable, reply: Reply) -> Reply:
@@ -146,7 +147,8 @@ class _Stepped:
         if not isinstance(result, tuple) or len(result) != 3:
             return _misshapen(result)
         observation, reward, done = result
-        if not isinstance(observation, str) or not _is_bool(done):
+        is_bool = isinstance(done, bool) or str(getattr(done, "dtype", "")) == "bool"  # numpy's
+        if not isinstance(observation, str) or not is_bool:
             return _misshapen(result)
         messages = (Says(role_of(type(self._inner)), observation),) if observation else ()
         return _spoken(messages, reward, bool(done), self.state())
@@ -301,15 +303,6 @@ def _shape(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(type(one).__name__ for one in value[:8])}{', ...' if len(value) > 8 else ''})"
     return type(value).__name__
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"  # numpy's
-
-
-def _state(episode: Playable) -> str:
-    state: Any = getattr(episode, "state", None)
-    return str(state()) if state is not None else ""
 
 
 def _taken(reset: Callable[..., Any], sample: Sample) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is played: a user's class, or tools alone, by name, so that any process can load it."""
+"""The game that is played: a user's class, or tools alone, by name, so that any process can load it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields

@@ -18,13 +18,13 @@ from groupwise.rewards.pool.pool import Pool, ScorePool
 
 @dataclass(frozen=True)
 class _OneByOne:
-    """How a process is to call what it has: with one conversation after the other."""
+    """The form of a player: it is called with one conversation after the other."""
 
     batched: ClassVar[bool] = False
 
 
 class _Player:
-    """What a process of the pool answers conversations with."""
+    """A player, which answers conversations in a process of the pool."""
 
     form = _OneByOne()
     asynchronous = False
@@ -46,7 +46,7 @@ class _Player:
 
 @dataclass(frozen=True)
 class _Loads:
-    """What the processes are sent: the game, to be loaded there."""
+    """The message to the processes: the game, to be loaded there."""
 
     game: Game
 

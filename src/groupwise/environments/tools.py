@@ -16,7 +16,7 @@ from groupwise.core.errors import UsageError, brief, listed, one_line, shortened
 from groupwise.core.files.jsonl import writable
 from groupwise.environments.calls import Call, Malformed
 
-#: What JSON calls the types of Python.
+#: JSON's names of Python's types.
 JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object"}
 #: The failure of what begins as a call and is none.
 MALFORMED = "malformed"
@@ -98,7 +98,8 @@ class Tool:
         values = {name: self._value(name, value, call.texts) for name, value in call.arguments.items()}
         for name, value in values.items():
             if not fits(value, self.hints[name]):
-                raise ValueError(f"{self.name}: {name} must be {_words(self.hints[name])}, not {brief(value)}")
+                wanted = JSON_TYPES.get(self.hints[name], str(self.hints[name]).replace("typing.", ""))
+                raise ValueError(f"{self.name}: {name} must be {wanted}, not {brief(value)}")
         return values
 
     def _value(self, name: str, value: Any, is_text: bool) -> Any:
@@ -242,8 +243,3 @@ def _all_fit(values: Sequence[Any], kind: type, inner: Sequence[Any]) -> bool:
     if kind is list:
         return not inner or all(fits(value, inner[0]) for value in values)
     return not inner or (len(values) == len(inner) and all(map(fits, values, inner)))
-
-
-def _words(hint: Any) -> str:
-    """Name a type: `integer`, or as Python writes it."""
-    return JSON_TYPES.get(hint, str(hint).replace("typing.", ""))

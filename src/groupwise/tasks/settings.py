@@ -52,13 +52,8 @@ def require_shares(heldout: float, worked: float, problems: int) -> None:
         raise UsageError(f"task.problems must be {bound}, not {problems}")
     if not 0 < heldout < 1:
         raise UsageError(f"task.heldout_share must lie between 0 and 1, not {heldout}")
-    require_share("worked_share", worked)
-
-
-def require_share(key: str, share: float, most: float = 1) -> None:
-    """Raises UsageError unless it is from 0 to `most`."""
-    if not 0 <= share <= most:
-        raise UsageError(f"task.{key} must be from 0 to {most}, not {share}")
+    if not 0 <= worked <= 1:
+        raise UsageError(f"task.worked_share must be from 0 to 1, not {worked}")
 
 
 def fewest_and_most(key: str, numbers: Sequence[int], limit: int) -> tuple[int, int]:

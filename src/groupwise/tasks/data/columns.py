@@ -1,4 +1,4 @@
-"""From the columns of a row to a sample. Pure; every message names the key of the recipe and the line of the file."""
+"""The reader of rows, which makes samples of columns. Pure; each message names the key of the recipe and the line."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from groupwise.tasks.data.nested import MissingColumn, has_value, value_at
 from groupwise.tasks.data.settings import DataSettings, template_columns
 
 _LETTERS = string.ascii_uppercase
-#: What becomes of a last turn of the assistant's, as a note says it.
+#: The note on a last turn of the assistant's that stays.
 CONTINUED = "the prompt ends with the assistant's turn: the policy continues it"
 #: A column of TRL's that chat templates are given row by row, and what becomes of it, as a note says it.
 KEYWORDS = "chat_template_kwargs"

@@ -11,21 +11,21 @@ from groupwise.core.errors import UsageError, brief, listed
 from groupwise.core.files.json_text import json_value
 from groupwise.tasks.data.formats import kind_of
 
-#: What may be changed on the way, as a note says it.
+#: Notes on what is changed on the way.
 WRITTEN = "a conversation, or calls of tools, written as text: read as JSON"
 WRITTEN_AGAIN = "a conversation written as text that was encoded as JSON again: read as JSON each time"
 PARTS = "what a turn says comes in parts: put together into one text, one a line"
 NULLS = "arguments of a tool's call that are nothing (null): left out"
 FUNCTIONS_WRITTEN = "functions that the policy may call, written as text: read as JSON"
 FUNCTION_NULLS = "what the schema of a function holds as nothing (null): left out"
-#: How a text begins that is a conversation and was written into one column.
+#: The beginning of a conversation that was written into one column as text.
 _BEGINS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']\s*:""")
-#: What such a text says near its beginning where another key comes first, or where it is one object.
+#: The speaker near the beginning of such a text if another key comes first, or it is one object.
 _SPEAKER = re.compile(r"""["'](?:role|from)["']\s*:\s*["'](?:system|developer|user|human|assistant|gpt|tool)["']""")
 _NEAR = 2_000
-#: How Python spells such a list, which is no JSON.
+#: Python's spelling of such a list, which is no JSON.
 _OF_PYTHON = re.compile(r"\s*\[?\s*\{\s*'")
-#: What a part of a content holds that is no text.
+#: Keys in a part of a content that is no text.
 _MEDIA = re.compile(r"image|video|audio|file|url|bytes")
 
 Turn = dict[str, Any]

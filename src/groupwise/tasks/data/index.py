@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SampleIndex:
-    """Where the row of every sample stands, 30 bytes each, and the samples of rows that cannot be read again.
+    """The places of all rows, 30 bytes each, and the samples of rows that cannot be read again.
 
     digests   a hash of each problem's text, and of its row where rows are problems however alike: equal hashes are one
               problem, and they decide the split

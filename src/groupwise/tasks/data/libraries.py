@@ -16,7 +16,7 @@ from groupwise.tasks.data.formats import IN_MEMORY, Row, Source
 _BATCH = 1024
 #: (a value of a column) -> the value that it stands for.
 Shorten = Callable[[Any], Any]
-#: What `save_to_disk` leaves in a folder.
+#: Files that `save_to_disk` leaves in a folder.
 _SAVED = ("dataset_dict.json", "dataset_info.json")
 
 

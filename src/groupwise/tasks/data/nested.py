@@ -49,9 +49,6 @@ def _inside(value: Any, name: str, above: str) -> Any:
         return value[name]
     if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
         return value[int(name)]
-    there = f"there: {listed(value)}" if isinstance(value, Mapping) and value else f"it holds {_size(value)}"
+    size = f"a list of {len(value)}" if isinstance(value, list) else kind_of(value)
+    there = f"there: {listed(value)}" if isinstance(value, Mapping) and value else f"it holds {size}"
     raise MissingColumn(f"has no {name!r} in its column {above!r}; {there}")
-
-
-def _size(value: Any) -> str:
-    return f"a list of {len(value)}" if isinstance(value, list) else kind_of(value)

@@ -106,7 +106,10 @@ class _Scan:
             if not keeps(self.columns.settings.filter, row.values):
                 self._filter_out(row.values)
             elif self._has_answer(row.values, where):
-                self._count([*self.index.add(origin, row), *map(_bytes_left_out, row.left_out)], where)
+                lost = "bytes, or what else is no text, in the column {!r}: left out, rewards get None"
+                for what in [*self.index.add(origin, row), *map(lost.format, row.left_out)]:
+                    count, first = self.changes.get(what, (0, where))
+                    self.changes[what] = count + 1, first
             if limit and len(self.index) >= limit:
                 return
         if self.rows == before:
@@ -141,11 +144,6 @@ class _Scan:
             yield f"{_rows(count)}: no column {name!r}: rewards get None (first: {where})"
         if others := every[_LISTED:]:
             yield f"{len(others):,} more columns that not every row has: {listed(name for name, _ in others)}"
-
-    def _count(self, changes: Sequence[str], where: str) -> None:
-        for what in changes:
-            count, first = self.changes.get(what, (0, where))
-            self.changes[what] = count + 1, first
 
     def _filter_out(self, values: Mapping[str, Any]) -> None:
         self.filtered += 1
@@ -270,10 +268,6 @@ def _disputed(
 
 def _rows(count: int) -> str:
     return f"{count:,} row{'s' * (count != 1)}"
-
-
-def _bytes_left_out(column: str) -> str:
-    return f"bytes, or what else is no text, in the column {column!r}: left out, rewards get None"
 
 
 def _firsts(rows: np.ndarray, hashes: np.ndarray) -> np.ndarray:

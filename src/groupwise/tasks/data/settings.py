@@ -16,7 +16,7 @@ from groupwise.tasks.settings import PickledSettings, field_defaults
 
 #: The column of gold answers in verl's files, of which those that a model judges have none.
 VERL_ANSWER = "reward_model.ground_truth"
-#: What a table under a column of the filter may say.
+#: Keys of a table under a column of the filter.
 _RANGE = ("min", "max")
 
 

@@ -1,4 +1,4 @@
-"""Where rows come from: a path in a recipe -> sources of training rows, and of held-out rows where it has some."""
+"""The sources of rows: a path in a recipe -> sources of training rows, and of held-out rows if it has some."""
 
 import re
 from codecs import BOM_UTF8
@@ -24,7 +24,7 @@ from groupwise.tasks.data.formats import (
 from groupwise.tasks.data.libraries import Parquet, hub_splits, is_saved_dataset, saved_splits
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
-#: What held-out rows are called, first the one that is taken where there are several.
+#: Names of held-out rows, first the one that is taken if there are several.
 HELDOUT = ("heldout", "test", "validation", "valid", "val", "dev", "eval")
 #: Data files of a folder, at most.
 MOST_FILES = 10_000
@@ -53,7 +53,8 @@ def sources_of(path: str, heldout: Mapping[str, str]) -> Sources:
     train = sources_at("task.path", path)
     if not heldout:
         return train
-    others = {name: sources_at(_heldout_key(name), place) for name, place in heldout.items()}
+    keys = {name: f"task.heldout_sets.{name}" if name else "task.heldout" for name in heldout}
+    others = {name: sources_at(keys[name], place) for name, place in heldout.items()}
     chosen = [(name, source) for name, other in others.items() for source in other.heldout or other.train]
     unread = [*train.unread, *(source.name for source in train.heldout)]
     unread += [name for other in others.values() for name in other.unread]
@@ -63,10 +64,6 @@ def sources_of(path: str, heldout: Mapping[str, str]) -> Sources:
         [name for name in unread if name not in heldout.values()],
         [name for name, _ in chosen],
     )
-
-
-def _heldout_key(name: str) -> str:
-    return f"task.heldout_sets.{name}" if name else "task.heldout"
 
 
 def sources_at(key: str, path: str) -> Sources:

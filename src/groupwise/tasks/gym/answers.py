@@ -1,4 +1,4 @@
-"""Which part of a completion is the answer, and which answers must not reach a scorer that runs them as code."""
+"""The answer in a completion, and the answers that must not reach a scorer that runs them as code."""
 
 import ast
 import re

@@ -12,7 +12,7 @@ from groupwise.core.errors import UsageError, nearest, need, one_line
 from groupwise.core.samples import Sample
 from groupwise.tasks.settings import field_defaults
 
-#: What reasoning_gym itself calls an item of a generator: {"question", "answer", "metadata"}.
+#: The type that reasoning_gym itself calls an item of a generator: {"question", "answer", "metadata"}.
 Entry = Mapping[str, Any]
 
 #: Parameters that the task sets for all generators together, and the keys of the recipe that do.
@@ -109,13 +109,6 @@ def entry_of(sample: Sample) -> dict[str, Any]:
     extra = sample.extra
     answer = sample.answer if extra["answered"] else None
     return {"question": extra["question"], "answer": answer, "metadata": unpacked(extra["metadata"])}
-
-
-def level_of(sample: Sample) -> int:
-    """Return the problem's level in the curriculum."""
-    level = sample.extra["level"]
-    assert isinstance(level, int)
-    return level
 
 
 def packed(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is known of single generators: a short question, and how an answer is worked out step by step.
+"""Texts for single generators: a short question, and how an answer is worked out step by step.
 
 For tiny policies, which read and write one character at a time. Every other generator's questions are in its own words,
 and its demonstrations show answers without work.
@@ -83,11 +83,6 @@ KNOWN: Mapping[str, KnownGenerator] = {
         question=lambda m: m["word"] + "<", work=lambda m: "", mistake=lambda m: m["word"]
     ),
 }
-
-
-def full_question(entry: Entry) -> str:
-    """Return the entry's problem in the generator's own words."""
-    return entry["question"]
 
 
 def short_question(entry: Entry) -> str:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from groupwise.core.errors import UsageError, nearest
@@ -18,14 +19,12 @@ from groupwise.tasks.gym.generators import (
     Generator,
     distinct_samples,
     entry_of,
-    level_of,
     library,
     make_dataset,
     make_generator,
 )
 from groupwise.tasks.gym.known_generators import (
     KNOWN,
-    full_question,
     mistaken_completion,
     right_completion,
     short_question,
@@ -38,7 +37,7 @@ _SEEDS = 2**31  # numpy takes no larger seed than twice this
 
 @dataclass(frozen=True)
 class Curriculum:
-    """When a generator's level moves. Without levels nothing does.
+    """The rule by which a generator's level moves. Without levels nothing does.
 
     levels        how many there are, level 0 the easiest; a generator that has fewer stays at its last
     up, down      pass rates of a step: at or above `up` one level up, at or below `down` one down
@@ -168,7 +167,8 @@ class Gym(PickledSettings):
         answer = final_answer(completion, self.answer_after, self.tags)
         if answer is None or not harmless(sample.source, answer):
             return 0.0
-        scorer, entry = self._datasets[sample.source, level_of(sample)], entry_of(sample)
+        level: Any = sample.extra["level"]
+        scorer, entry = self._datasets[sample.source, level], entry_of(sample)
         try:
             return float(scorer.score_answer(answer, entry))
         except Exception:  # some scorers take for granted that an answer looks like one
@@ -248,7 +248,7 @@ class Gym(PickledSettings):
         """Split -> (generator, level) -> its different problems, in a shuffled order."""
         splits: dict[str, dict[tuple[str, int], tuple[Sample, ...]]] = {split: {} for split in SPLITS}
         for (name, level), dataset in self._datasets.items():
-            question = short_question if self.question == "short" else full_question
+            question = short_question if self.question == "short" else itemgetter("question")
             samples = self._shuffled("order", distinct_samples(self._generators[name], dataset, level, question))
             for split, members in split_by_prompt(samples, self.heldout_share, separator="\0").items():
                 if not members:
