@@ -127,7 +127,7 @@ MOST_NAMES, LONGEST_NAME, LONGEST_TEXT = 64, 100, 2_000
 
 
 class CallLog:
-    """What one call of a function for many completions logs: TRL's `log_extra` and `log_metric`.
+    """Log of one call of a function for many completions: TRL's `log_extra` and `log_metric`.
 
     >>> log = CallLog(2)
     >>> log.extra("guess", ["7", None]); log.metric("parsed", 0.5)

@@ -1,4 +1,4 @@
-"""What a reward returned, as results: a score for each completion, or the cause why there is none."""
+"""Results of what a reward returned: a score for each completion, or the cause why there is none."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Whether a final answer (`marks`, `stated`) is the gold one: by mathematics, as a number, as a letter, or as text."""
+"""Checkers of a final answer (`marks`, `stated`) against the gold one: as mathematics, a number, a letter or text."""
 
 import math
 import re
@@ -23,7 +23,7 @@ from groupwise.rewards.verifiers.verify import Guard, Tally
 from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SPAN, denied, statement
 
 _LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt|infty)[A-Za-z]{4,}")
-#: What a sentence has and an answer in words does not.
+#: Words that a sentence has and an answer in words does not.
 _SENTENCE = re.compile(r"\b(?:is|are|get|gets|gives|so|thus|hence|therefore|answer|equals?|have|has)\b", re.IGNORECASE)
 #: A gold answer of more words that states nothing is no answer.
 _MOST_WORDS = 12
@@ -212,7 +212,7 @@ def gold_answer(text: str) -> Answer | None:
 def _answer(text: str) -> Answer:
     """Read the answer that a claim is; a claim that is too long or whose braces do not fit is none."""
     if len(text) > LONGEST_CLAIM or not text.strip() or not _level(text):
-        return Answer(Kind.FORMULA, "")
+        return Answer(Kind.FORMULA)
     return read_answer(text)
 
 
@@ -252,7 +252,7 @@ CHECKERS: Mapping[str, type[Checker]] = {
     "learned": NoAnswer,
     "none": NoAnswer,
 }
-#: Those that compare with no answer.
+#: The checks that compare with no answer.
 WITHOUT_ANSWERS = frozenset(name for name, checker in CHECKERS.items() if checker is NoAnswer)
 
 

@@ -1,4 +1,4 @@
-"""Whether a completion names the letter of the right option, and no other."""
+"""The checker of multiple choice: a completion names the letter of the right option, and no other."""
 
 import re
 from dataclasses import dataclass
@@ -155,7 +155,7 @@ _SAID_TO_BE = re.compile(
     r"(?:it|this|the (?:right|correct|best)? ?(?:one|option|choice|answer))(?:['’]s| is| must be)\b", re.IGNORECASE
 )
 _BOX = re.compile(r"\\f?box(?:ed)?\s?\{(?:[^{}]|\{[^{}]*\})*\}")
-#: What stands behind a letter that is settled: the end of its mark, or a reason.
+#: The text behind a letter that is settled: the end of its mark, or a reason.
 _SETTLED = re.compile(
     r"[*_]*\)?[.:;)\]](?!\w)|\)?\s*(?:(?<=\s)\(|$|\n|[-–—]\s|!|['\"’”]|,?\s+(?:because|since|as|is|not|which)\b)"
 )

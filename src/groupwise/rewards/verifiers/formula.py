@@ -13,7 +13,7 @@ from groupwise.rewards.verifiers.spelling import GREEK
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|\S")
 _OTHERS = "varepsilon vartheta varrho varphi Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega"
 _GREEK = frozenset([*GREEK, *re.findall(r"\w+", _OTHERS)])
-#: What is written in LaTeX -> sympy's name.
+#: LaTeX's name of a function -> sympy's.
 _CALLS = {
     "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "arcsin": "asin",
     "arccos": "acos", "arctan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "ln": "log", "exp": "exp",

@@ -1,4 +1,4 @@
-"""What a completion marks as its answer (rules 1 and 2 of docs/answers.md, "Where the final answer is")."""
+"""The marks of an answer in a completion (rules 1 and 2 of docs/answers.md, "Where the final answer is")."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SENTENCE, doubted, taken_back
 
-#: Of a longer completion the end is read: characters.
+#: Characters at the end of a longer completion that are read.
 LONGEST_COMPLETION = 100_000
 #: More markers than this are not answers: the last ones are read.
 _MOST_BOXES = 64
@@ -23,9 +23,9 @@ _PHRASE = re.compile(
 )
 #: At the beginning of what a phrase marks: then it says what the answer is not.
 _DENIED = re.compile(r"(?:not|never)\b(?!.*\bbut\b)")
-#: Where something that may be an answer comes later.
+#: The beginning of a later text that may be an answer.
 _NEXT = re.compile(r"\d|\$|\\|\b[B-HJ-Z]\b")
-#: What is left of a phrase where another begins: `Final Answer: The final answer is`.
+#: The rest of a phrase if another begins behind it: `Final Answer: The final answer is`.
 _LEAD = re.compile(r"\W*(?:(?:so|thus|hence|therefore|the|my|our|final|correct)\W*)*", re.IGNORECASE)
 
 
@@ -42,7 +42,7 @@ def spoken(completion: str) -> str:
 
 
 class Claim(NamedTuple):
-    """What a marker marks.
+    """A text that a marker marks as the answer.
 
     prose  whether words mark it, and words may go on behind it
     later  what stands on the lines below it, up to the next one
@@ -56,7 +56,7 @@ class Claim(NamedTuple):
 def claims(text: str, numeric: bool) -> list[Claim]:
     r"""Find what the markers of the highest kind that is present mark, in order; empty if there is no marker.
 
-    numeric  where a `answer is` without a digit ("the answer is below") marks nothing
+    numeric  whether an `answer is` without a digit ("the answer is below") marks nothing
 
     >>> [claim.text for claim in claims(r"The answer is 16. So \boxed{17} or \boxed{18}", numeric=True)]
     ['17', '18']

@@ -60,7 +60,7 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z']*")
 _SAID = re.compile(r"(?=[A-Za-z']*[aeiouyAEIOU])[A-Za-z][A-Za-z']{2,}")
 _READ = re.compile(_number(_ALONE))
 _SCAN = re.compile(rf"(?<![\w.\\]){_number(_DECIMAL)}(?!(?:st|nd|rd|th)\b|\.?\d)")
-#: What may stand before the equals sign of a number: a symbol, a function's value, an angle, or words.
+#: The text before the equals sign of a number: a symbol, a function's value, an angle, or words.
 _NAME = re.compile(
     r"(?:[A-Za-z]|\\(?!frac|sqrt|sin|cos|tan|ln|log|exp)[A-Za-z]+)(?:_\{[^{}=<>]{1,30}\}|_\w)?'{0,2}"
     r"(?:\s?\((?:[^()=<>]|\([^()]*\)){1,30}\))?"
@@ -75,11 +75,6 @@ _SPELLED = str.maketrans({sign: f" {'/'.join(parts)}" for sign, parts in VULGAR.
     "\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2248": "=", "⁄": "/", "’": "'",
     "℃": "°C", "℉": "°F",
 })  # fmt: skip
-
-
-def _repeated(match: re.Match[str]) -> str:
-    """Put the digits that repeat in brackets."""
-    return f"({match.group(1) or re.sub('[^0-9]', '', match.group(2))})"
 
 
 _rewrite = rewriter(
@@ -99,7 +94,10 @@ _rewrite = rewriter(
         r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?(?![\d.,])",
         lambda match: match.group().replace(".", "").replace(",", "."),
     ),
-    (r"\\(?:overline|bar|dot)\s?\{?(\d+)\}?(?:\.\.\.)?|((?:\d\u0305)+|\d\u0307)", _repeated),
+    (
+        r"\\(?:overline|bar|dot)\s?\{?(\d+)\}?(?:\.\.\.)?|((?:\d\u0305)+|\d\u0307)",
+        lambda digits: f"({digits.group(1) or re.sub('[^0-9]', '', digits.group(2))})",
+    ),
     (r"(?<=\d)(?:\{,\}|\\,|\\ |\\!,|\\thinspace\s?)(?=\d{3})", ","),
     (r"\\[,;: ]|~", " "),
     (r"\\([$%{}])", r"\1"),

@@ -1,4 +1,4 @@
-r"""Whether two answers are the same: kind by kind, and two kinds together only where that is decided here.
+r"""Comparison of two answers: kind by kind, and two kinds together only if that is decided here.
 
 Left out is not another: a name, a unit, a base or a modulus that only the gold answer has may be left out where the
 rest is said; one that is said must be the gold's. A part is never the whole, and an element never its set.

@@ -51,7 +51,7 @@ _SPELLED = str.maketrans(_SIGNS | _LETTERS | {sign: rf"\frac{{{one}}}{{{of}}}" f
 
 _NAMED = "|".join(FUNCTIONS)
 _WRAPPER = r"\\(?:text|textrm|textsf|mathrm|mathsf|mathit|textit|mbox|hbox|operatorname\*?)\s?"
-#: What sets the type of the text in it, of words too.
+#: Commands that set the type of the text in them, of words too.
 _SET = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol)\s?\{([^{}]{0,200})\}")
 _BOLD = re.compile(r"\\(?:textbf|mathbf|boldsymbol|bm|pmb)\s?\{((?:[^{}]|\{[^{}]*\})*)\}")
 _UPRIGHT = re.compile(_WRAPPER + rf"\{{\s*(?:([eid])|({_NAMED}))\s*\}}")
@@ -60,7 +60,7 @@ _WORDS = re.compile(_WRAPPER + r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 _END = "(?![A-Za-z])"
 #: A pattern, and what stands in place of what it matches.
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
-#: What only sets type, in numbers too.
+#: Rules that remove what only sets type, in numbers too.
 TYPESETTING: tuple[Rule, ...] = (
     (rf"\\(?:left|right|[bB]igg?[lrm]?){_END}\s?\.?(?=[^\d]|$)", ""),
     (rf"\\(?:displaystyle|textstyle|limits|nolimits){_END}|\\!\s*", ""),
@@ -130,9 +130,9 @@ _rewrite = rewriter(
         r"\1(\\frac{\3\\pi}{180})",
     ),
 )  # fmt: skip
-#: Of vectors the cross and the dot are two products, with nabla too.
+#: Signs of vectors, whose cross and dot are two products.
 _VECTOR = re.compile(rf"\\(?:vec|overrightarrow|mathbf|boldsymbol|bm|nabla){_END}|∇")
-#: Of several dots none is a full stop.
+#: A full stop, which none of several dots is.
 _STOP = re.compile(r"(?<!\.)\.$")
 _TIMES = re.compile(rf"\\times{_END}")
 _ROOT_SHORT = re.compile(r"(\\sqrt\s*(?:\[[^\]]*\])?)\s*(\d+(?:\.\d+)?|\\[A-Za-z]+|[A-Za-z])")

@@ -8,7 +8,7 @@ from groupwise.rewards.verifiers.numerals import SIZES, Number, clean, read, sca
 from groupwise.rewards.verifiers.units import unit
 from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SAYS_NOTHING, SENTENCE, backwards, denied
 
-#: Of an unmarked completion the end is read: characters.
+#: Characters at the end of an unmarked completion that are read.
 LONGEST_ENDING = 4_000
 _SIGN = re.compile(r"(?<![\d)]\s)(?<!\b[A-Za-z]\s)\b(?:minus|negative)\s+(?=[$€£]?\.?\d)", re.IGNORECASE)
 _CLAUSE = re.compile(r"\n|(?<=[.!?])\s+|[,;]\s+|\bor\b|\band\b", re.IGNORECASE)
@@ -68,7 +68,7 @@ _OPERATORS = "+*/×÷^<>!≤≥"
 _ALGEBRA = re.compile(
     r"\d[²³⁴-⁹]|-\s?\(\s?-?\d|(?<![A-Za-z])[A-Za-z]'*\(\d|\\[A-Za-z]|[\^_π√≠≡{}|]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
 )
-#: Of those who do not ..., up to the verb of the sentence.
+#: A clause such as `of those who do not ...`, up to the verb of the sentence.
 _RELATIVE = re.compile(r"\b(?:who|which|that)\s+\w+(?:\s+not|n['’]t)\s+[A-Za-z]+\b[^\d]*(?=\b(?:is|are|was|were)\s*$)")
 _ENDING = re.compile(r"[\s.,;:!?)\]\"'$%°€£*]*")
 _NUMERAL = re.compile(r"[+-]?[$£€]?\d[\d,]*(?:\.\d+)?")

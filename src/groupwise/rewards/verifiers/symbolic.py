@@ -1,4 +1,4 @@
-r"""Whether two sympy expressions are equal, exactly where they are rational and to eighty digits elsewhere.
+r"""Comparison of two sympy expressions, exact if they are rational, and to eighty digits else.
 
 Numbers are compared relative to their size: 1/2004! is not 1/2006!. Expressions with symbols are equal if they are at
 several points: two different analytic functions agree at points chosen beforehand only by a coincidence of all digits.
@@ -16,7 +16,7 @@ from groupwise.rewards.verifiers.formula import Unread, expression
 _DIGITS, _AGREE = 100, 80
 #: So many points are tried, and so many must have a value.
 _NEEDED = 3
-#: Where symbols are put, none an integer: at the first points all are positive.
+#: The values of symbols, none an integer: at the first points all are positive.
 _PLACES = tuple(Fraction(top, bottom) for top, bottom in ((17, 13), (7, 11), (23, 9), (31, 29), (19, 17), (5, 43)))
 _SIGNS = ((1, 1, 1), (1, 1, 1), (1, 1, 1), (-1, 1, -1), (1, -1, 1), (-1, -1, 1))
 _STEP = Fraction(10, 37)
@@ -154,5 +154,5 @@ def _degree(expression: Any) -> float:
     return 0 if expression.is_Rational else float("inf")
 
 
-#: What the child is asked -> the function that answers.
+#: The question to the child -> the function that answers.
 QUESTIONS: dict[str, Callable[..., bool | int]] = {"value": same_value, "multiple": multiple, "near": near}

@@ -18,7 +18,7 @@ _PREFIXES = {
     "n": "1e-9",
     "kilo": "1000", "mega": "1e6", "giga": "1e9", "centi": "1/100", "milli": "1/1000", "micro": "1e-6", "nano": "1e-9",
 }  # fmt: skip
-#: What is measured -> its metric units, symbols and words, which take prefixes.
+#: A quantity -> its metric units, symbols and words, which take prefixes.
 _METRIC = {
     "length": "m meter metre", "mass": "g gram", "time": "s second", "volume": "l L liter litre", "energy": "J joule",
     "force": "N newton", "power": "W watt", "voltage": "V volt", "current": "A ampere", "frequency": "Hz hertz",

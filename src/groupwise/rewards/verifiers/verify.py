@@ -35,7 +35,7 @@ _WARM = (
 
 @dataclass
 class Tally:
-    """How many questions had no answer: too late, or with the end of the child (a crash, or out of memory)."""
+    """Counts of questions that had no answer: too late, or with the end of the child (a crash, or out of memory)."""
 
     late: int = 0
     died: int = 0

@@ -1,4 +1,4 @@
-"""What the words around an answer say: that it is so, is not, or is taken back (rule 6 of docs/answers.md)."""
+"""The words around an answer, which say that it is so, is not, or is taken back (rule 6 of docs/answers.md)."""
 
 import re
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _WRONG = re.compile(
     r"|\bcontradict\w+",
     re.IGNORECASE,
 )
-#: What may be an answer: a formula, a number, a letter that is no article and no pronoun.
+#: A text that may be an answer: a formula, a number, a letter that is no article and no pronoun.
 _CANDIDATE = re.compile(r"\$[^$\n]+\$|\d+(?:[.,]\d+)*|\b[A-HJ-Z]\b(?!(?<=A)\s+(?!and|or|is|but|looks|seems)[a-z])")
 _INSTEAD_OF = re.compile(rf"\b(?:not|instead of|rather than)\s+[($]*?({_CANDIDATE.pattern})")
 #: In front of a phrase, in its clause: then it does not say what the answer is.

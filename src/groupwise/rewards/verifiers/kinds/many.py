@@ -84,23 +84,27 @@ def entries_of(text: str, read: Read) -> Answer | None:
     names = {part.name for part in parts}
     if all("or" in sign for sign in joined) and all(map(_related, parts)):
         if len(names) > 1 or any(part.kind is not Kind.INTERVAL for part in parts):
-            return Answer(Kind.FORMULA, "")
-        return Answer(Kind.UNION, "", parts[0].name, tuple(replace(part, name="") for part in parts))
+            return Answer(Kind.FORMULA)
+        return Answer(Kind.UNION, name=parts[0].name, parts=_unnamed(parts))
     if measures := _measures(parts):
         return measures
     if ranged := _with_range(parts, entries[-1][0]):
         return ranged
     words = [part for part in parts if part.kind is Kind.TEXT]
     if words and (len(words) < len(parts) or any(re.search(r"\d", part.letters) for part in words)):
-        return words_of(text) or Answer(Kind.FORMULA, "")
+        return words_of(text) or Answer(Kind.FORMULA)
     if any(part.kind is Kind.FORMULA and re.search(r"[A-Za-z] [A-Za-z] [A-Za-z]", part.letters) for part in parts):
-        return Answer(Kind.FORMULA, "")
+        return Answer(Kind.FORMULA)
     name = names.pop() if len(names) == 1 else ""
     either = "or" in " ".join(joined)
     mark = "" if name or not all(part.name for part in parts) else "either" if either else "named"
     if any(map(_related, parts)):
         mark = "?" if either else "all of"
-    return Answer(Kind.LIST, "", name, tuple(replace(part, name="") for part in parts) if name else tuple(parts), mark)
+    return Answer(Kind.LIST, name=name, parts=_unnamed(parts) if name else tuple(parts), mark=mark)
+
+
+def _unnamed(parts: list[Answer]) -> tuple[Answer, ...]:
+    return tuple(replace(part, name="") for part in parts)
 
 
 def _related(part: Answer) -> bool:
@@ -138,7 +142,7 @@ def _both_bounds(parts: list[Answer], joined: set[str]) -> Answer | None:
     if not (below.parts[1].infinite and above.parts[0].infinite) or below.parts[0].infinite or above.parts[1].infinite:
         return None
     ends = (below.parts[0], above.parts[1])
-    return Answer(Kind.INTERVAL, "", parts[0].name, ends, below.mark[0] + above.mark[1])
+    return Answer(Kind.INTERVAL, name=below.name, parts=ends, mark=below.mark[0] + above.mark[1])
 
 
 def _signed(entry: str, read: Read) -> tuple[Answer, ...]:
@@ -155,8 +159,7 @@ def _both_signs(text: str, read: Read) -> Answer:
         for put in ("+-", "-+")
     )
     parts = [read(re.sub(r"(^|[=(]\s*)\+", r"\1", one.strip())) for one in (plus, minus)]
-    name = parts[0].name
-    return Answer(Kind.LIST, "", name, tuple(replace(part, name="") for part in parts))
+    return Answer(Kind.LIST, name=parts[0].name, parts=_unnamed(parts))
 
 
 def _measures(parts: list[Answer]) -> Answer | None:
@@ -167,7 +170,7 @@ def _measures(parts: list[Answer]) -> Answer | None:
     if len({one.size for one in units}) < len(units):
         return None
     total = sum((part.number or 0) * one.size for part, one in zip(parts, units, strict=True))
-    return Answer(Kind.MEASURES, "", number=Fraction(total), unit=Unit(units[0].measures, Fraction(1)))
+    return Answer(Kind.MEASURES, number=Fraction(total), unit=Unit(units[0].measures, Fraction(1)))
 
 
 _TWO_MEASURES = re.compile(r"(\d+(?:\.\d+)?\s?(?:\\text\{[^\d{}]+\}|[A-Za-z]+\.?))\s*(?=\d)")
@@ -184,4 +187,4 @@ def ratio(text: str, read: Read) -> Answer | None:
     if len(parts) < 2:
         return None
     values = tuple(read(part) for part, _ in parts)
-    return Answer(Kind.RATIO, "", parts=values) if all(value.one_value for value in values) else None
+    return Answer(Kind.RATIO, parts=values) if all(value.one_value for value in values) else None

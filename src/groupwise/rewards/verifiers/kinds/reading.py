@@ -1,4 +1,4 @@
-"""What kind of answer a text is.
+"""The reader of answers: a text's kind and parts.
 
     text -> `spelled` -> `read` -> Answer(kind, parts) -> `same.Judge` -> right or wrong
 
@@ -71,7 +71,7 @@ def letter(text: str, read: Read) -> Answer | None:
         return None
     value = re.sub(rf"^(?:\\text\{{)?\s*\(?{letter}[.):]*\s*(?:\}})?\s*", "", text)
     value = value if value.count("{") == value.count("}") else behind
-    return Answer(Kind.LETTER, "", parts=(read(value),), mark=letter)
+    return Answer(Kind.LETTER, parts=(read(value),), mark=letter)
 
 
 _TIME = re.compile(r"(\d{1,2})(?::(\d{2}))?(?::(\d{2}))?\s?(?:o'clock)?\s?(a\.?m\.?|p\.?m\.?)?", re.IGNORECASE)
@@ -137,7 +137,7 @@ def congruence(text: str, read: Read) -> Answer | None:
     values, mark, left = read(residue), " ".join(formula.tokens(modulus)), " ".join(formula.tokens(name))
     if name and not name_of(name) and not is_closed(name):  # a condition for letters in it, and no residue
         return Answer(Kind.FORMULA, f"{left} \\equiv {values.letters} \\pmod {mark}")
-    return Answer(Kind.CONGRUENCE, "", left, (values,), mark)
+    return Answer(Kind.CONGRUENCE, name=left, parts=(values,), mark=mark)
 
 
 _WORDS_FOR_BASES = {
@@ -208,14 +208,14 @@ def _equation(sides: list[str], read: Read) -> Answer | None:
         if derived and derived.group(1) in value.letters.split():
             return None
         if name in ("x", "y", "z") and _curve(name, value):
-            return Answer(Kind.EQUATION, "", name, (read(left), value), "=")
+            return Answer(Kind.EQUATION, name=name, parts=(read(left), value), mark="=")
         if value.kind in (Kind.EQUATION, Kind.INEQUALITY):
             return None
         return replace(value, name=name)
     if len(sides) > 2:
         return None
     parts = part_of(left, read), part_of(right, read)
-    return Answer(Kind.EQUATION, "", "", parts, "=") if all(part.one_value for part in parts) else None
+    return Answer(Kind.EQUATION, parts=parts, mark="=") if all(part.one_value for part in parts) else None
 
 
 def _curve(name: str, value: Answer) -> bool:
@@ -238,8 +238,8 @@ def _chain(sides: list[str], signs: list[str], read: Read) -> Answer | None:
         high = parts[at + 1] if at + 1 < len(sides) else INFINITE[1]
         opened = "[" if at and signs[at - 1] == "\\leq" else "("
         closed = "]" if at + 1 < len(sides) and signs[at] == "\\leq" else ")"
-        return Answer(Kind.INTERVAL, "", name_of(sides[at]), (low, high), opened + closed)
-    return Answer(Kind.INEQUALITY, "", "", tuple(parts), " ".join(signs)) if len(sides) == 2 else None
+        return Answer(Kind.INTERVAL, name=name_of(sides[at]), parts=(low, high), mark=opened + closed)
+    return Answer(Kind.INEQUALITY, parts=tuple(parts), mark=" ".join(signs)) if len(sides) == 2 else None
 
 
 def _not_equal(sides: list[str], read: Read) -> Answer | None:

@@ -13,7 +13,7 @@ from groupwise.rewards.verifiers.kinds.values import name_of, part_of
 def set_of(text: str, read: Read) -> Answer | None:
     r"""Read `\{1, 2\}`, which with a bar or colon is a condition: that of an interval, or a formula."""
     if text == "\\emptyset":
-        return Answer(Kind.SET, "")
+        return Answer(Kind.SET)
     plain = re.search(r",|\\in(?![A-Za-z]).*[|:]", text) is not None
     inside = inside_of(text, "\\{", "\\}") or (inside_of(text, "{", "}") if plain else None)
     if inside is None:
@@ -32,7 +32,7 @@ def set_of(text: str, read: Read) -> Answer | None:
     if len(conditions) > 1:
         return Answer(Kind.FORMULA, " ".join(formula.tokens(text.replace(":", "|"))))
     entries = entries_in(inside)
-    return None if entries is None else Answer(Kind.SET, "", parts=tuple(part_of(entry, read) for entry, _ in entries))
+    return None if entries is None else Answer(Kind.SET, parts=tuple(part_of(entry, read) for entry, _ in entries))
 
 
 def tuple_of(text: str, read: Read) -> Answer | None:
@@ -60,8 +60,8 @@ def tuple_of(text: str, read: Read) -> Answer | None:
         return parts[0] if opened + closed == "()" else None
     ends = len(parts) == 2 and all(part.one_value or part.infinite for part in parts)
     if ends and (opened + closed != "()" or any(part.infinite for part in parts)):
-        return Answer(Kind.INTERVAL, "", parts=parts, mark=opened + closed)
-    return Answer(Kind.TUPLE, "", parts=parts, mark=opened + closed)
+        return Answer(Kind.INTERVAL, parts=parts, mark=opened + closed)
+    return Answer(Kind.TUPLE, parts=parts, mark=opened + closed)
 
 
 def as_interval(answer: Answer) -> Answer | None:
@@ -76,7 +76,7 @@ def union(text: str, read: Read) -> Answer | None:
     if re.fullmatch(
         r"\\mathbb\{R\}|(?:\\text\{)?(?:all |the )?real numbers\}?|(?:\\text\{)?all reals\}?", text, re.IGNORECASE
     ):
-        return Answer(Kind.INTERVAL, "", parts=INFINITE, mark="()")
+        return Answer(Kind.INTERVAL, parts=INFINITE, mark="()")
     removed = re.fullmatch(r"\\mathbb\{R\}\s?(?:\\setminus|-|\\backslash)\s?(\\\{.*\\\})", text)
     if (
         removed
@@ -94,13 +94,13 @@ def union(text: str, read: Read) -> Answer | None:
     intervals = [as_interval(one) or (one if one.kind is Kind.SET else None) for one in answers]
     if any(one is None for one in intervals):
         return None
-    return Answer(Kind.UNION, "", parts=tuple(one for one in intervals if one))
+    return Answer(Kind.UNION, parts=tuple(one for one in intervals if one))
 
 
 def all_but(numbers: list[Answer]) -> Answer:
     """Make the real numbers without some: the intervals between them."""
     ends = [INFINITE[0], *sorted(numbers, key=lambda one: one.number or 0), INFINITE[1]]
-    return Answer(Kind.UNION, "", parts=tuple(Answer(Kind.INTERVAL, "", "", pair, "()") for pair in pairwise(ends)))
+    return Answer(Kind.UNION, parts=tuple(Answer(Kind.INTERVAL, parts=pair, mark="()") for pair in pairwise(ends)))
 
 
 _MATRIX = re.compile(r"\\begin\{([bpBvV]?(?:small)?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
@@ -113,7 +113,5 @@ def matrix(text: str, read: Read) -> Answer | None:
     if match is None or "\\begin" in match.group(2):
         return None
     rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", match.group(2)) if row.strip()]
-    parts = [
-        Answer(Kind.TUPLE, "", parts=tuple(part_of(entry.strip(), read) for entry in row.split("&"))) for row in rows
-    ]
-    return Answer(Kind.MATRIX, "", parts=tuple(parts), mark=match.group(1)[0] if match.group(1)[0] in "vV" else "")
+    parts = [Answer(Kind.TUPLE, parts=tuple(part_of(entry.strip(), read) for entry in row.split("&"))) for row in rows]
+    return Answer(Kind.MATRIX, parts=tuple(parts), mark=match.group(1)[0] if match.group(1)[0] in "vV" else "")
