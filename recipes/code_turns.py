@@ -24,9 +24,9 @@ from typing import Any, ClassVar, Self
 import groupwise
 from groupwise import Demonstration, Sample, UsageError
 
-#: How a program that fails a test is answered, and the seconds that finding the words may take.
+#: The answer to a program that fails a test, and the seconds that finding the words may take.
 WRONG_ANSWER, MARGIN = "wrong answer", 2.0
-#: What a slip puts in place of what: in the last statement, which every generated function has.
+#: A slip: the right text and the wrong one, in the last statement, which every generated function has.
 SLIPS = (("return x", "retun x"), ("return x", "return n"))
 #: Every character that Python's messages are written with.
 _PRINTABLE = string.digits + string.ascii_letters + string.punctuation + " \n"
@@ -105,16 +105,13 @@ class CodeTurns:
         """
         if not self._code.alphabet:
             return self._code.demonstrations(count, seed)
-        rng, turns, answers = random.Random(seed), list[Demonstration](), self._answers()
+        rng, turns, sample = random.Random(seed), list[Demonstration](), self.samples("train")[0]
+        # A program with a slip fails in the same way, whatever the function.
+        answers = [self._code.explained(sample, sample.answer.replace(*slip))[1] for slip in SLIPS]
         solutions = {sample.prompt: sample.answer for sample in self.samples("train")}
         for first in self._code.demonstrations(count, seed):
             turns += self._episode(first, solutions[first.prompt], answers, rng)
         return turns[:count]
-
-    def _answers(self) -> list[str]:
-        """Find out how a program with each of the slips fails, whatever the function."""
-        sample = self.samples("train")[0]
-        return [self._code.explained(sample, sample.answer.replace(*slip))[1] for slip in SLIPS]
 
     def _episode(
         self, first: Demonstration, right: str, answers: Sequence[str], rng: random.Random

@@ -136,7 +136,8 @@ class GridWorld:
             if len(seen) == wanted:
                 return
             grid, start = Grid(self.size, frozenset(rng.sample(inner, self.walls))), rng.choice(places)
-            goals = [goal for goal, path in grid.shortest(start).items() if self._is_far_enough(path)]
+            fewest, most = self.distance
+            goals = [goal for goal, path in grid.shortest(start).items() if fewest <= len(path) <= most]
             if goals and grid.walls not in seen:
                 seen.add(grid.walls)
                 yield _problem(grid, start, rng.choice(goals))
@@ -145,9 +146,6 @@ class GridWorld:
                 f"task.settings.distance = {list(self.distance)}: of {DRAWS * wanted} layouts only {len(seen)} have a "
                 f"goal that far; {wanted} are needed"
             )
-
-    def _is_far_enough(self, path: str) -> bool:
-        return self.distance[0] <= len(path) <= self.distance[1]
 
     def reset(self, sample: Sample) -> None:
         """Begin an episode: the walls are the sample's answer, start and goal stand in its prompt."""
@@ -162,16 +160,12 @@ class GridWorld:
             return NO_MOVE, 0.0, False
         there = self._grid.after(self._place, move)
         if there is None:
-            self._bump(move)
+            behind = self._grid.beside(self._place, move)
+            if behind is not None:  # the edge is not noted: it is the same in every problem
+                self._known.add(between(self._place, behind))
             return WALL, 0.0, False
         self._place = there
         return ("", 1.0, True) if there == self._goal else (f"{there}\n", 0.0, False)
-
-    def _bump(self, move: str) -> None:
-        """Note the wall, which is known from here on. The edge is not noted: it is the same in every problem."""
-        there = self._grid.beside(self._place, move)
-        if there is not None:
-            self._known.add(between(self._place, there))
 
     def state(self) -> str:
         """Say the place and the walls bumped into: with other knowledge another move is right, so that turns of the

@@ -53,7 +53,7 @@ def playable(
     score: Score | None = None,
     reward: Callable[..., Any] | None = None,
 ) -> Callable[[], Playable]:
-    """What makes an episode of a class, or of tools alone. Raises UsageError where the class has none of the forms.
+    """Return the maker of episodes of a class, or of tools alone. Raises UsageError if the class has none of the forms.
 
     fields  given to the class for each episode
     score   of a last turn, where there is no class that rewards it
@@ -95,15 +95,16 @@ def role_of(kind: type | None) -> str:
 
 
 def begun(episode: Playable, sample: Sample) -> Reply:
-    """How an episode opens: the answer before the first turn."""
+    """Open an episode -> the answer before the first turn."""
     text = episode.reset(sample)
     if text is not None and not isinstance(text, str):
         return Reply(cause=Cause.WRONG_TYPE, detail=f"reset returned {_shape(text)}, not a text or None")
-    return _spoken((Says("user", text),) if text else (), 0.0, False, _state(episode))
+    state = episode.state() if isinstance(episode, _Stepped) else ""
+    return _spoken((Says("user", text),) if text else (), 0.0, False, state)
 
 
 def ended(episode: Playable, reply: Reply) -> Reply:
-    """The answer to a turn behind which there is none: with what the class gives at the end of an episode."""
+    """Add to the answer to an episode's last turn what the class gives at its end."""
     if isinstance(episode, _Called) and not reply.done and reply.cause is None:
         return episode.with_outcome(reply)
     return reply
@@ -122,7 +123,7 @@ class _Finish:
         return finisher(self._runner)(value)
 
     def close(self, inner: Any) -> None:
-        """The episode is over."""
+        """Close what the episode holds."""
         close = getattr(inner, "close", None)
         try:
             if callable(close):
@@ -146,13 +147,14 @@ class _Stepped:
         if not isinstance(result, tuple) or len(result) != 3:
             return _misshapen(result)
         observation, reward, done = result
-        if not isinstance(observation, str) or not _is_bool(done):
+        is_bool = isinstance(done, bool) or str(getattr(done, "dtype", "")) == "bool"  # numpy's
+        if not isinstance(observation, str) or not is_bool:
             return _misshapen(result)
         messages = (Says(role_of(type(self._inner)), observation),) if observation else ()
         return _spoken(messages, reward, bool(done), self.state())
 
     def state(self) -> str:
-        """Where it stands; "" where the class names no states."""
+        """Say where the episode stands; "" if the class names no states."""
         state = getattr(self._inner, "state", None)
         return str(self._finish(state())) if callable(state) else ""
 
@@ -170,7 +172,7 @@ class _OfOne:
         return _Stepped(self._first.fresh())
 
     def start_inside(self, starting: Starting) -> None:
-        """From now on what it shares starts inside of `starting()`, where it says that it starts something."""
+        """Let what episodes share start inside of `starting()`, if it says that it starts something."""
         if isinstance(self._first, Starts):
             self._first.start_inside(starting)
 
@@ -213,7 +215,7 @@ class _Called:
             return reply if calls or reply.cause is not None else self.with_outcome(replace(reply, done=True))
 
     def with_outcome(self, reply: Reply) -> Reply:
-        """The last answer, with what is known at the end."""
+        """Complete the last answer with what is known at the end."""
         results = [score_result(self._finish(self._inner.get_reward()))] if self._rewards_itself else []
         results += [] if self._reward is None else [self._read(self._reward)]
         wrong = next((one for one in results if one.cause is not None or not one.votes), None)
@@ -230,14 +232,14 @@ class _Called:
         return callable(getattr(self._inner, "get_reward", None))
 
     def _read(self, reward: Bound) -> ScoreResult:
-        """What a reward function of TRL's says of this episode, the only one of its batch."""
+        """Ask a reward function of TRL's about this episode, the only one of its batch."""
         episode = {"environments": [self._inner], "completions": [self._messages]}
         attempt = Attempt(self._sample, self._messages[-1]["content"] if self._messages else "")
         ((result,),) = replace(reward, settings=episode).score([attempt], self._finish)
         return result
 
     def _rewarded(self, messages: Sequence[Says], said: str) -> Reply:
-        """The answer with the reward of this turn."""
+        """Make the answer with the reward of this turn."""
         if self._rewards_itself or self._reward is not None:
             return _spoken(messages, 0.0, False, "")
         if hasattr(self._inner, "reward") and not callable(self._inner.reward):
@@ -252,7 +254,7 @@ class _Called:
         return _spoken((), 0.0 if self._score is None else self._score(self._sample, said), False, "")
 
     def _changed(self, messages: Sequence[Says], value: Any) -> Reply:
-        """The answer with what is missing in the turns' rewards until they add up to `value`."""
+        """Make the answer with what is missing in the turns' rewards until they add up to `value`."""
         now = _spoken(messages, value, False, "")
         if now.cause is not None:
             return now
@@ -263,7 +265,7 @@ class _Called:
 
     @contextlib.contextmanager
     def _random_numbers(self) -> Iterator[None]:
-        """Numbers of the module `random` are, inside, a function of the sample and of how many answers there were."""
+        """Make numbers of the module `random`, inside, a function of the sample and of how many answers there were."""
         before = random.getstate()
         random.seed(derive(self._sample.seed, "random", self._answers))
         self._answers += 1
@@ -274,7 +276,7 @@ class _Called:
 
 
 def _spoken(messages: Sequence[Says], reward: Any, done: bool, state: str) -> Reply:
-    """An answer of checked parts: harmless texts that are not too long, and a finite reward."""
+    """Make an answer of checked parts: harmless texts that are not too long, and a finite reward."""
     longest = max((len(message.text) for message in messages), default=0)
     if longest > LONGEST:
         return Reply(cause=Cause.TOO_LARGE, detail=f"it says {longest:,} characters at once; {LONGEST:,} are the most")
@@ -293,7 +295,7 @@ def _misshapen(result: Any) -> Reply:
 
 
 def _shape(value: Any) -> str:
-    """What a value is, in words: `(str, float)`.
+    """Say what a value is: `(str, float)`.
 
     >>> _shape(("", 1.0)), _shape(None)
     ('(str, float)', 'NoneType')
@@ -303,17 +305,8 @@ def _shape(value: Any) -> str:
     return type(value).__name__
 
 
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"  # numpy's
-
-
-def _state(episode: Playable) -> str:
-    state: Any = getattr(episode, "state", None)
-    return str(state()) if state is not None else ""
-
-
 def _taken(reset: Callable[..., Any], sample: Sample) -> dict[str, Any]:
-    """The columns of a sample's row that `reset` takes: all of them where it has **kwargs."""
+    """Choose the columns of a sample's row that `reset` takes: all of them where it has **kwargs."""
     row = {"prompt": prompt_of(sample), "seed": sample.seed, **columns(sample)}
     parameters = inspect.signature(reset).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -322,7 +315,7 @@ def _taken(reset: Callable[..., Any], sample: Sample) -> dict[str, Any]:
 
 
 def _methods(kind: type | None) -> dict[str, Callable[..., Any]]:
-    """The public methods of a class that are tools, as an instance has them."""
+    """Find the public methods of a class that are tools, as an instance has them."""
     if kind is None:
         return {}
     every = inspect.getmembers_static(
@@ -336,14 +329,14 @@ def _methods(kind: type | None) -> dict[str, Callable[..., Any]]:
 
 
 def _tools(kind: type | None, tools: Sequence[Callable[..., Any]]) -> tuple[Tool, ...]:
-    """All tools, as they are before there is an instance. Raises UsageError."""
+    """List all tools, as they are before there is an instance. Raises UsageError."""
     what = "" if kind is None else f"task.use: {kind.__name__} has no step(text), so its public methods are tools"
     own = [(method, what) for method in _methods(kind).values()]
     return as_tools([*own, *((tool, "task.tools") for tool in tools)])
 
 
 def _require_form(kind: type | None, tools: Sequence[Callable[..., Any]]) -> None:
-    """Raises UsageError where a class has neither `step` nor tools, or both."""
+    """Raises UsageError if a class has neither `step` nor tools, or both."""
     if kind is None:
         if not tools:
             raise UsageError("task.use and task.tools are both missing: name a class, or functions that are tools")
@@ -359,7 +352,7 @@ def _require_form(kind: type | None, tools: Sequence[Callable[..., Any]]) -> Non
 
 
 def _require_reads(reward: Callable[..., Any], kind: type | None) -> None:
-    """Raises UsageError where there is no environment that a reward function could read, or it reads none."""
+    """Raises UsageError if there is no environment that a reward function could read, or it reads none."""
     if kind is None or has_step(kind):
         why = "tools alone have no environment" if kind is None else f"{kind.__name__} rewards its turns in step(text)"
         raise UsageError(f"task.reward: set, but {why}; a reward of texts is a table [rewards.NAME]")

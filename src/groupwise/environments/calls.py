@@ -27,11 +27,11 @@ _VALUE = re.compile(r"[\s;,]*+(?=[{\[])")
 _FUNCTION = re.compile(r"\s*+<function=([^>\s]+)>")
 _NAMED = re.compile(r"\s*+([\w.-]++)\s*+(?:\[CALL_ID\]\s*+\w++)?\s*+(?:\[ARGS\])?\s*+(?=\{)")
 _BARE = re.compile(r'\s*+\[?\s*+\{\s*+"(?:name|type|function)"\s*+:')
-#: What chat templates end a turn with, where special tokens are written out, and how long it is at most.
+#: The special token that ends a turn, if those are written out, and its characters at most.
 _END = re.compile(r"(?:<\|[a-zA-Z_]{1,40}\|>|<｜[^｜<>]{1,40}｜>|</s>|<eos>|<end_of_turn>|<turn\|>)$")
 _LONGEST_END = 48
 _ARGUMENTS = ("arguments", "parameters")
-#: How the reason begins why what should be JSON is none.
+#: The beginning of the reason why a text that should be JSON is none.
 _BROKEN = "the call is no JSON"
 
 
@@ -49,7 +49,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Malformed:
-    """What begins as a call and is none, and why, in words for the policy."""
+    """A text that begins as a call and is none, and why, in words for the policy."""
 
     why: str
 

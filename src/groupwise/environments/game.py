@@ -1,4 +1,4 @@
-"""What is played: a user's class, or tools alone, by name, so that any process can load it."""
+"""The game that is played: a user's class, or tools alone, by name, so that any process can load it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -47,12 +47,12 @@ class Game:
         scorer: Scorer | None = None,
         reward: str = "",
     ) -> "Game":
-        """The game with its files, read. Raises UsageError where there is no such file."""
+        """Make a game and read its files. Raises UsageError if there is no such file."""
         every = (source(name, f"{key} = {brief(name)}", files) for key, name in _names(use, tools, reward))
         return cls(use, settings, tools, {file.path: file for file in every if file is not None}, scorer, reward)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Its fields alone: another process loads the class itself."""
+        """Return the fields alone: another process loads the class itself."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @property
@@ -62,7 +62,7 @@ class Game:
 
     @cached_property
     def kind(self) -> Any:
-        """The class; None where tools alone are the environment. Raises UsageError where it is none."""
+        """The class; None if tools alone are the environment. Raises UsageError if it is none."""
         if not self.use:
             return None
         what = f"task.use = {brief(self.use)}"
@@ -73,12 +73,12 @@ class Game:
 
     @property
     def quick(self) -> bool:
-        """Whether it says of itself that it takes microseconds and cannot hang: then it is played where the run is."""
+        """True if the class says that it takes microseconds and cannot hang: then it is played in the run's process."""
         return self.kind is not None and not self.tools and bool(getattr(self.kind, "quick", False))
 
     @cached_property
     def functions(self) -> list[Callable[..., Any]]:
-        """The tools that are no methods of the class. Raises UsageError where one cannot be loaded."""
+        """The tools that are no methods of the class. Raises UsageError if one cannot be loaded."""
         return [load(name, f"task.tools: {brief(name)}", self.files) for name in self.tools]
 
     @cached_property
@@ -114,13 +114,13 @@ class Game:
         return ", ".join(name for _, name in _names(self.use, self.tools))
 
     def load(self) -> Callable[[], Playable]:
-        """What makes an environment. Raises UsageError where the class is none, or does not take `settings`."""
+        """Return the maker of environments. Raises UsageError if the class is none, or does not take `settings`."""
         score = None if self.scorer is None else self.scorer.score
         reward = load(self.reward, f"task.reward = {brief(self.reward)}", self.files) if self.reward else None
         return playable(self.kind, self.settings, self.functions, score, reward)
 
 
 def _names(use: str, tools: tuple[str, ...], reward: str = "") -> list[tuple[str, str]]:
-    """(key of the recipe, name) of each."""
+    """List (key of the recipe, name) of each."""
     every = [("task.use", use), *(("task.tools", name) for name in tools), ("task.reward", reward)]
     return [(key, name) for key, name in every if name]

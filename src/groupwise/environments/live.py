@@ -32,7 +32,7 @@ class LiveEpisodes:
         self._episodes: dict[int, _Episode] = {}
 
     def answer(self, conversation: Conversation) -> Reply:
-        """What the environment answers to what was said last, or how it opens. A fault is a reply with its cause."""
+        """Answer what was said last, or open the episode. A fault is a reply with its cause."""
         start = time.monotonic()
         if conversation.round != self._round:
             self._round = conversation.round
@@ -61,7 +61,7 @@ class LiveEpisodes:
         return ended(episode.playable, reply) if conversation.last else reply
 
     def _leave(self, *numbers: int) -> None:
-        """These episodes are over; an environment that holds something may have a `close`."""
+        """Close these episodes; an environment that holds something may have a `close`."""
         for number in numbers:
             episode = self._episodes.pop(number, None)
             close: Any = getattr(episode and episode.playable, "close", None)
@@ -93,7 +93,7 @@ class InlineEnvironments:
 
 
 def _play_again(episode: _Episode, conversation: Conversation) -> Reply | None:
-    """Everything that was answered before is answered again -> a fault where an answer is another than it was."""
+    """Answer again everything that was answered before -> a fault if an answer is another than it was."""
     for number, before in enumerate(conversation.answered):
         if not before:  # a fault: the environment is taken to have heard nothing
             episode.answers += 1
@@ -111,7 +111,7 @@ def _play_again(episode: _Episode, conversation: Conversation) -> Reply | None:
 
 
 def _next(episode: _Episode, conversation: Conversation) -> Reply:
-    """The answer that comes next in the episode."""
+    """Make the answer that comes next in the episode."""
     number = episode.answers
     episode.answers += 1
     if number:

@@ -18,13 +18,13 @@ from groupwise.rewards.pool.pool import Pool, ScorePool
 
 @dataclass(frozen=True)
 class _OneByOne:
-    """How a process is to call what it has: with one conversation after the other."""
+    """The form of a player: it is called with one conversation after the other."""
 
     batched: ClassVar[bool] = False
 
 
 class _Player:
-    """What a process of the pool answers conversations with."""
+    """A player, which answers conversations in a process of the pool."""
 
     form = _OneByOne()
     asynchronous = False
@@ -36,17 +36,17 @@ class _Player:
         self._live = LiveEpisodes(new)
 
     def check(self, sample: Sample) -> None:
-        """Nothing of a sample is asked for before an episode begins."""
+        """Do nothing: no sample is needed before an episode begins."""
 
     def score(self, attempts: Sequence[Conversation], run: Callable[[Any], Any]) -> Iterator[list[ScoreResult]]:
-        """The answers as results, one after the other."""
+        """Yield the answers as results, one after the other."""
         for conversation in attempts:
             yield [_as_result(self._live.answer(conversation))]
 
 
 @dataclass(frozen=True)
 class _Loads:
-    """What the processes are sent: the game, to be loaded there."""
+    """The message to the processes: the game, to be loaded there."""
 
     game: Game
 
@@ -63,30 +63,30 @@ class PoolEnvironments:
     def __init__(
         self, game: Game, limits: Limits, pool: Callable[[Mapping[str, Any], Limits], ScorePool] = Pool
     ) -> None:
-        """`pool` makes what plays them. Raises UsageError where the class or a tool cannot be played."""
+        """Start the processes, which `pool` makes. Raises UsageError if the class or a tool cannot be played."""
         game.load()  # what is wrong with it is said here, and not by every process
         self.with_special, self.tools = game.with_special, game.tool_names
         self._pool = pool({ENVIRONMENT: _Loads(game)}, limits)
 
     def check(self) -> str:
-        """Loads it in a process -> what it is, in words. Raises UsageError where that cannot be done."""
+        """Load the game in a process -> its description. Raises UsageError if that cannot be done."""
         return self._pool.check()[ENVIRONMENT]
 
     def begin(self, conversation: Conversation) -> int:
-        """Hands it over -> the ticket of its answer."""
+        """Hand a conversation over -> the ticket of its answer."""
         return self._pool.submit(ENVIRONMENT, [conversation])[0]
 
     def wait(self, tickets: Sequence[int]) -> list[Reply]:
-        """The answers, once all are there. Each ticket is good for one wait."""
+        """Wait until all answers are there. Each ticket is good for one wait."""
         return [_as_reply(result) for result in self._pool.wait(tickets)]
 
     def close(self) -> None:
-        """Ends every process."""
+        """End every process."""
         self._pool.close()
 
 
 def _as_result(reply: Reply) -> ScoreResult:
-    """An answer as processes send results."""
+    """Write an answer as processes send results."""
     cost = {"seconds": reply.seconds, "calls": json.dumps([astuple(call) for call in reply.calls])}
     if reply.cause is not None:
         return ScoreResult(cause=reply.cause, detail=reply.detail, columns=cost)
@@ -96,7 +96,7 @@ def _as_result(reply: Reply) -> ScoreResult:
 
 
 def _as_reply(result: ScoreResult) -> Reply:
-    """The answer that a result is."""
+    """Read the answer that a result is."""
     columns: Mapping[str, Any] = result.columns
     calls = tuple(ToolCall(*call) for call in json.loads(columns.get("calls", "[]")))
     seconds = columns.get("seconds", 0.0)

@@ -16,7 +16,7 @@ from groupwise.core.errors import UsageError, brief, listed, one_line, shortened
 from groupwise.core.files.jsonl import writable
 from groupwise.environments.calls import Call, Malformed
 
-#: What JSON calls the types of Python.
+#: JSON's names of Python's types.
 JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object"}
 #: The failure of what begins as a call and is none.
 MALFORMED = "malformed"
@@ -46,8 +46,8 @@ class Tool:
         return {name: hint for name, hint in get_type_hints(self.function).items() if name in self._parameters}
 
     def answer(self, call: Call, finish: Callable[[Any], Any]) -> tuple[str, str]:
-        """What the call is answered: the result, or {"error": ...} where the arguments are wrong or it raises; and the
-        failure, as ToolCall has it.
+        """Answer a call -> the result, or {"error": ...} where the arguments are wrong or it raises; and the failure,
+        as ToolCall has it.
 
         finish  (awaitable) -> its result, for a function that is async
         What is no mistake of the policy's comes through: no memory, sys.exit, a result that is no text.
@@ -65,9 +65,9 @@ class Tool:
         return as_text(result, self.name), ""
 
     def schema(self) -> dict[str, Any]:
-        """The function as chat templates take it, from its type hints and its docstring.
+        """Describe the function as chat templates take it, from its type hints and its docstring.
 
-        Raises UsageError where transformers cannot make it.
+        Raises UsageError if transformers cannot make it.
         """
         from transformers.utils.chat_template_utils import get_json_schema  # of runs with tools only: it loads torch
 
@@ -85,7 +85,7 @@ class Tool:
         return parameters
 
     def _arguments(self, call: Call) -> dict[str, Any]:
-        """The arguments of a call, checked. Raises ValueError for the first that is wrong."""
+        """Check the arguments of a call. Raises ValueError for the first that is wrong."""
         if not isinstance(call.arguments, Mapping):
             raise ValueError(f"the arguments of {self.name} must be an object of names and values")
         for name in call.arguments:
@@ -98,11 +98,12 @@ class Tool:
         values = {name: self._value(name, value, call.texts) for name, value in call.arguments.items()}
         for name, value in values.items():
             if not fits(value, self.hints[name]):
-                raise ValueError(f"{self.name}: {name} must be {_words(self.hints[name])}, not {brief(value)}")
+                wanted = JSON_TYPES.get(self.hints[name], str(self.hints[name]).replace("typing.", ""))
+                raise ValueError(f"{self.name}: {name} must be {wanted}, not {brief(value)}")
         return values
 
     def _value(self, name: str, value: Any, is_text: bool) -> Any:
-        """The value of an argument; one that was written as text is JSON where that fits better than the text."""
+        """Read the value of an argument; one that was written as text is JSON where that fits better than the text."""
         if not is_text or self.hints[name] is str:
             return value
         try:
@@ -113,7 +114,7 @@ class Tool:
 
 
 def tool(function: Any, what: str) -> Tool:
-    """The function as a tool. Raises UsageError, `what` first, with the first thing that a policy could not know."""
+    """Make a tool of a function. Raises UsageError, `what` first, with the first thing that a policy could not know."""
     if not (inspect.isfunction(function) or inspect.ismethod(function)):
         raise UsageError(f"{what}: a {type(function).__name__}, not a function; a tool is a function or a method")
     one = Tool(function)
@@ -132,7 +133,7 @@ def tool(function: Any, what: str) -> Tool:
 
 
 def tools(functions: Sequence[tuple[Any, str]]) -> tuple[Tool, ...]:
-    """Each (function, what it is in a message) as a tool. Raises UsageError for the first that is none, or is there
+    """Make a tool of each (function, what it is in a message). Raises UsageError for the first that is none or there
     twice.
     """
     every = {}
@@ -145,7 +146,7 @@ def tools(functions: Sequence[tuple[Any, str]]) -> tuple[Tool, ...]:
 
 
 def answer(call: Call | Malformed, known: Mapping[str, Tool], finish: Callable[[Any], Any]) -> tuple[str, ToolCall]:
-    """What one call is answered, whatever is wrong with it, and its record.
+    """Answer one call, whatever is wrong with it -> the answer and its record.
 
     >>> answer(Call("sub", {}), {}, lambda awaitable: None)
     ('{"error": "there is no tool \\'sub\\'; known: "}', ToolCall(tool='', failure='unknown tool', seconds=0.0))
@@ -161,8 +162,8 @@ def answer(call: Call | Malformed, known: Mapping[str, Tool], finish: Callable[[
 
 
 def unanswered(calls: Sequence[Call | Malformed], known: Collection[str], fault: Reply) -> list[ToolCall]:
-    """The records of the calls of a turn that has no answer: the one at fault, the outermost that the fault's traceback
-    names, has its cause; what became of the others nobody heard.
+    """Record the calls of a turn that has no answer: the one at fault, the outermost that the fault's traceback names,
+    has its cause; what became of the others nobody heard.
 
     >>> from groupwise.core.reward import Cause
     >>> fault = Reply(cause=Cause.TIMEOUT, detail='File "tools.py", line 3 in wait', seconds=10.0)
@@ -179,7 +180,7 @@ def unanswered(calls: Sequence[Call | Malformed], known: Collection[str], fault:
 
 
 def _functions(detail: str) -> list[str]:
-    r"""The functions of a traceback, those of Python itself left out, the outermost first.
+    r"""List the functions of a traceback, those of Python itself left out, the outermost first.
 
     >>> _functions('File "t.py", line 2, in find\n  File "/usr/lib/python3.11/re/__init__.py", line 176, in search')
     ['find']
@@ -190,7 +191,7 @@ def _functions(detail: str) -> list[str]:
 
 
 def as_text(result: Any, name: str) -> str:
-    """A result as the policy reads it: text as it is, blocks of text joined, anything else as JSON.
+    """Write a result as the policy reads it: text as it is, blocks of text joined, anything else as JSON.
 
     Raises TypeError for a picture: observations are text.
 
@@ -210,12 +211,12 @@ def as_text(result: Any, name: str) -> str:
 
 
 def error_text(words: str) -> str:
-    """A mistake as the policy reads it."""
+    """Write a mistake as the policy reads it."""
     return json.dumps({"error": writable(shortened(words, 1_000))}, ensure_ascii=False)
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON is one of a type, as the schema of the type says.
+    """Tell whether a value of JSON is one of a type, as the schema of the type says.
 
     >>> fits(1, float), fits(True, int), fits([1, 2], list[int]), fits(None, int | None), fits("up", Literal["up"])
     (True, False, True, True, True)
@@ -242,8 +243,3 @@ def _all_fit(values: Sequence[Any], kind: type, inner: Sequence[Any]) -> bool:
     if kind is list:
         return not inner or all(fits(value, inner[0]) for value in values)
     return not inner or (len(values) == len(inner) and all(map(fits, values, inner)))
-
-
-def _words(hint: Any) -> str:
-    """`integer`, or the type as Python writes it."""
-    return JSON_TYPES.get(hint, str(hint).replace("typing.", ""))

@@ -1,1 +1,1 @@
-"""What a completion is worth: answer checkers, form, the user's own functions, and the processes they run in."""
+"""Rewards: answer checkers, form, the user's own functions, and the processes in which they score."""

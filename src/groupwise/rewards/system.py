@@ -22,7 +22,7 @@ def _checked(name: str, result: int) -> int:
 
 
 def syscall(name: str, number: int, *arguments: object) -> int:
-    """A system call by number; integers go as 64 bits."""
+    """Make a system call by number; integers go as 64 bits."""
     wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     return _checked(name, _libc.syscall(ctypes.c_long(number), *wide))
 
@@ -35,13 +35,13 @@ def prctl(option: int, second: int = 0, third: object = 0) -> int:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """The kernel sends this process the signal when its parent's thread ends, however that ends. On Linux only."""
+    """Let the kernel send this process the signal when its parent's thread ends, however that ends. On Linux only."""
     if sys.platform == "linux":
         prctl(PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:
-    """Processes below this one whose parent ends become children of this one. On Linux only."""
+    """Make processes below this one whose parent ends children of this one. On Linux only."""
     if sys.platform == "linux":
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -51,7 +51,7 @@ def unshare(flags: int) -> None:
 
 
 def unshare_user(flags: int, user: int, group: int) -> None:
-    """Unshares in a user namespace of its own, where this process goes on as this user and group."""
+    """Unshare in a user namespace of its own, where this process goes on as this user and group."""
     outer_user, outer_group = os.getuid(), os.getgid()
     unshare(flags | NEWUSER)
     maps = {"setgroups": "deny", "uid_map": f"{user} {outer_user} 1", "gid_map": f"{group} {outer_group} 1"}
@@ -70,7 +70,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def unmount(target: str) -> None:
-    """Detaches the mount now; it goes when nothing uses it."""
+    """Detach the mount now; it goes when nothing uses it."""
     _checked(f"umount {target}", _libc.umount2(target.encode(), 2))
 
 
@@ -80,7 +80,7 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """No capability is left in any set of this process, nor can one come back."""
+    """Drop every capability of this process; none can come back."""
     for number in range(64):
         try:
             prctl(PR_CAPBSET_DROP, number)

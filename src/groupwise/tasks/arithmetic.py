@@ -64,17 +64,17 @@ class Arithmetic:
         return "0123456789+-="
 
     def samples(self, split: str) -> Sequence[Sample]:
-        """The problems of "train" or "heldout", in a shuffled order that is the same in every process."""
+        """Return the problems of "train" or "heldout", in a shuffled order that is the same in every process."""
         require_split(split, "arithmetic")
         return _splits(self.operands, self.largest, self.heldout_share, self.problems, self.seed)[split]
 
     def score(self, sample: Sample, completion: str) -> float:
-        """1.0 where the last integer of the completion is the answer, else 0.0."""
+        """Return 1.0 if the last integer of the completion is the answer, else 0.0."""
         last = _INTEGER.findall(completion)[-1:]
         return 1.0 if last and _has_value(last, int(sample.answer)) else 0.0
 
     def steps(self, sample: Sample, completion: str) -> list[tuple[int, float]]:
-        """Where each part between "=" ends, and 1.0 where it brings the problem closer to its answer, else 0.0.
+        """Find where each part between "=" ends, and 1.0 if it brings the problem closer to its answer, else 0.0.
 
         It does where it has the problem's value in fewer terms than the problem and every step that earned before it,
         so that repeating and padding earn nothing, and nothing is left to earn once a single term stands.
@@ -92,11 +92,13 @@ class Arithmetic:
         return scores
 
     def gold(self, sample: Sample) -> str:
-        """The problem worked step by step: a completion that scores 1.0."""
+        """Return the problem worked step by step: a completion that scores 1.0."""
         return worked(sample.prompt)
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        """`count` demonstrations on training problems: a `worked_share` of them worked and right, the rest guesses."""
+        """Draw `count` demonstrations on training problems: a `worked_share` of them worked and right, the rest
+        guesses.
+        """
         train, rng = self.samples("train"), random.Random(seed)
         return [self._demonstrate(rng.choice(train), train, rng) for _ in range(count)]
 
@@ -107,7 +109,7 @@ class Arithmetic:
 
 
 def worked(expression: str) -> str:
-    """The step-by-step answer: `3+1-4+2=` -> `4-4+2=0+2=2`, the first two terms summed in each step."""
+    """Return the step-by-step answer: `3+1-4+2=` -> `4-4+2=0+2=2`, the first two terms summed in each step."""
     terms = TERM.findall(expression)
     steps = []
     while len(terms) > 1:
@@ -117,12 +119,12 @@ def worked(expression: str) -> str:
 
 
 def _has_value(terms: Sequence[str], value: int) -> bool:
-    """Whether the terms add up to the value; a term longer than any number of this task never does."""
+    """Tell whether the terms add up to the value; a term longer than any number of this task never does."""
     return all(len(term) <= _LONGEST_ANSWER for term in terms) and sum(map(int, terms)) == value
 
 
 def _expression(index: int, count: int, largest: int) -> str:
-    """Problem number `index` of those with `count` operands, in mixed radix: `3+1-4+2=`."""
+    """Write problem number `index` of those with `count` operands, in mixed radix: `3+1-4+2=`."""
     index, first = divmod(index, largest + 1)
     text = str(first)
     for _ in range(count - 1):
@@ -133,7 +135,7 @@ def _expression(index: int, count: int, largest: int) -> str:
 
 
 def _space(count: int, largest: int) -> int:
-    """How many different problems with `count` operands there are."""
+    """Count the different problems with `count` operands."""
     return (largest + 1) ** count * 2 ** (count - 1)
 
 

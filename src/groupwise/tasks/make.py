@@ -88,7 +88,7 @@ TASKS: Mapping[str, Any] = {
 }
 
 
-#: Where packages offer tasks: the name of an entry point of this group is the name of its task.
+#: The group of entry points by which packages offer tasks: the name of each is the name of its task.
 GROUP = "groupwise.tasks"
 
 

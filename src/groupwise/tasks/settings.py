@@ -19,13 +19,13 @@ class PickledSettings:
 
 
 def field_defaults(settings: Any) -> dict[str, Any]:
-    """Name -> default of a dataclass's fields, in their order; None where a field has none."""
+    """Name -> default of a dataclass's fields, in their order; None if a field has none."""
     return {field.name: _default(field) for field in dataclasses.fields(settings)}
 
 
 def require_type(key: str, value: object, default: object) -> None:
-    """Raises UsageError where a value is not of its default's type, or not one that a recipe can hold. A whole number
-    may stand for a number, and a list for a pair.
+    """Raises UsageError if a value is not of its default's type, or not one that a recipe can hold. A whole number may
+    stand for a number, and a list for a pair.
     """
     require_plain(key, value)
     if default == ():
@@ -52,17 +52,14 @@ def require_shares(heldout: float, worked: float, problems: int) -> None:
         raise UsageError(f"task.problems must be {bound}, not {problems}")
     if not 0 < heldout < 1:
         raise UsageError(f"task.heldout_share must lie between 0 and 1, not {heldout}")
-    require_share("worked_share", worked)
-
-
-def require_share(key: str, share: float, most: float = 1) -> None:
-    """Raises UsageError unless it is from 0 to `most`."""
-    if not 0 <= share <= most:
-        raise UsageError(f"task.{key} must be from 0 to {most}, not {share}")
+    if not 0 <= worked <= 1:
+        raise UsageError(f"task.worked_share must be from 0 to 1, not {worked}")
 
 
 def fewest_and_most(key: str, numbers: Sequence[int], limit: int) -> tuple[int, int]:
-    """The pair as a tuple, for a recipe writes a list. Raises UsageError unless 2 <= fewest <= most <= limit."""
+    """Check a pair and make it a tuple, for a recipe writes a list. Raises UsageError unless 2 <= fewest <= most <=
+    limit.
+    """
     pair = tuple(numbers)
     if len(pair) != 2 or not 2 <= pair[0] <= pair[1] <= limit:
         raise UsageError(f"task.{key} must be [fewest, most] with 2 <= fewest <= most <= {limit}, not {pair}")

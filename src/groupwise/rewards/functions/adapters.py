@@ -48,7 +48,7 @@ class Form:
 
 
 def prompt_of(sample: Sample) -> Any:
-    """The prompt as TRL's data sets have it: a text, or a conversation."""
+    """Return the prompt as TRL's data sets have it: a text, or a conversation."""
     return [dict(message) for message in sample.messages] or sample.prompt
 
 
@@ -58,7 +58,7 @@ def _completion(attempt: Attempt) -> Any:
 
 
 def ground_truth(sample: Sample, names: Sequence[str]) -> dict[str, Any]:
-    """The gold answer under these names, as the data holds it; nothing where there is none.
+    """Return the gold answer under these names, as the data holds it; nothing if there is none.
 
     >>> listed, none = Sample("k", "p", '["a", "b"]', held_answer=(["a", "b"],)), Sample("k", "p", "")
     >>> ground_truth(listed, ["label"]), ground_truth(none, ["label"])
@@ -69,7 +69,7 @@ def ground_truth(sample: Sample, names: Sequence[str]) -> dict[str, Any]:
 
 
 def columns(sample: Sample) -> dict[str, Any]:
-    """A row of the data set as TRL's rewards see it: its own columns first, then what the sample has besides."""
+    """Return a row of the data set as TRL's rewards see it: its own columns first, then what the sample has besides."""
     return {**ground_truth(sample, ANSWERS), "source": sample.source, **sample.extra}
 
 
@@ -87,7 +87,7 @@ def _trl(attempts: Sequence[Attempt]) -> Arguments:
 
 
 def _extra_info(sample: Sample) -> dict[str, Any]:
-    """The column of that name where the row has one, as verl's files do; else all other columns."""
+    """Return the column of that name where the row has one, as verl's files do; else all other columns."""
     own = sample.extra.get("extra_info")
     return dict(own) if isinstance(own, Mapping) else dict(sample.extra)
 
@@ -127,7 +127,7 @@ MOST_NAMES, LONGEST_NAME, LONGEST_TEXT = 64, 100, 2_000
 
 
 class CallLog:
-    """What one call of a function for many completions logs: TRL's `log_extra` and `log_metric`.
+    """Log of one call of a function for many completions: TRL's `log_extra` and `log_metric`.
 
     >>> log = CallLog(2)
     >>> log.extra("guess", ["7", None]); log.metric("parsed", 0.5)
@@ -141,13 +141,13 @@ class CallLog:
         self.metrics: dict[str, tuple[float, ...]] = {}
 
     def extra(self, column: str, values: Sequence[object]) -> None:
-        """A value for each completion of the call. Raises ValueError where there are more or fewer."""
+        """Log a value for each completion of the call. Raises ValueError if there are more or fewer."""
         if len(values) != self.count:
             raise ValueError(f"log_extra({column!r}): {len(values)} values for {self.count} completions")
         self.columns[_name(column, self.columns)] = list(values)
 
     def metric(self, name: str, value: float) -> None:
-        """A number of the whole call; under one name there may be several. Raises ValueError where it is none."""
+        """Log a number of the whole call; under one name there may be several. Raises ValueError if it is none."""
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
@@ -158,7 +158,7 @@ class CallLog:
         self.metrics[known] = (*self.metrics.get(known, ()), number)
 
     def added_to(self, results: Sequence[ScoreResult]) -> list[ScoreResult]:
-        """The call's results with what it logged."""
+        """Add what the call logged to its results."""
         if not self.columns and not self.metrics:
             return list(results)
         return [
@@ -171,7 +171,7 @@ class CallLog:
 
 
 def logged(values: Mapping[object, object]) -> dict[str, LoggedValue]:
-    """What a function logs of one completion, as rollouts.jsonl can hold it: numbers as numbers, the rest as text.
+    """Turn what a function logs of one completion into numbers and texts, which rollouts.jsonl can hold.
 
     >>> logged({"acc": True, "pred": "42", "pair": (1, 2), "odd": math.nan})
     {'acc': 1.0, 'pred': '42', 'pair': '(1, 2)', 'odd': None}
@@ -229,7 +229,7 @@ class Bound:
         return f"{self.form.description}{', async' if self.asynchronous else ''}: {', '.join(names)}"
 
     def arguments(self, attempts: Sequence[Attempt], log: CallLog | None = None) -> Arguments:
-        """What the function is called with: of what the form gives, what its parameters take."""
+        """Choose what the function is called with: of what the form gives, what its parameters take."""
         offered = self._offered(attempts, log)
         if any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
             return offered
@@ -241,7 +241,7 @@ class Bound:
         return {**self.form.arguments(attempts), **logs, **self.settings}
 
     def check(self, sample: Sample) -> None:
-        """Raises UsageError where a parameter without a default has nothing to take from this sample."""
+        """Raises UsageError if a parameter without a default has nothing to take from this sample."""
         given = self.arguments([Attempt(sample, "")])
         for name, parameter in self.parameters.items():
             plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
@@ -254,7 +254,7 @@ class Bound:
                 )
 
     def score(self, attempts: Sequence[Attempt], run: Callable[[Any], Any]) -> Iterator[list[ScoreResult]]:
-        """Results in the order of the attempts: one list a call where calls are one by one, else all in one list.
+        """Score attempts -> results in their order: one list a call if calls are one by one, else all in one list.
 
         run  (coroutine) -> its result. An exception of a call for many attempts goes through: whose it is, is unknown.
         """
@@ -303,13 +303,13 @@ class Bound:
 
 
 def fault(error: BaseException) -> ScoreResult:
-    """A result that says what was raised, with the frames that are not ours."""
+    """Return a result that says what was raised, with the frames that are not ours."""
     cause = Cause.MEMORY if isinstance(error, MemoryError) else Cause.EXCEPTION
     return ScoreResult(cause=cause, detail=own_traceback(error))
 
 
 def bound(function: Any, where: str, settings: Mapping[str, Any]) -> Bound:
-    """The function with its form. Raises UsageError that lists the forms where it has none of them."""
+    """Find the form of a function. Raises UsageError that lists the forms if it has none of them."""
     if not callable(function):
         raise UsageError(f"reward {where} is a {type(function).__name__}, not something to call; write one of: {FORMS}")
     try:

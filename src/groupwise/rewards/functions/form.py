@@ -48,7 +48,7 @@ class Format:
         return [self.worth(attempt.completion) for attempt in attempts]
 
     def worth(self, text: str) -> float:
-        """The score of one text: 0.0 or 1.0."""
+        """Return the score of one text: 0.0 or 1.0."""
         return float(len(text) <= self.longest and re.fullmatch(self.pattern, text, re.DOTALL) is not None)
 
 
@@ -83,7 +83,7 @@ class Tags:
         return [self.worth(attempt.completion) for attempt in attempts]
 
     def worth(self, text: str) -> float:
-        """The score of one text, from 0 to 1."""
+        """Return the score of one text, from 0 to 1."""
         text = f"<{self.tags[0]}>{text}" if self.opened else text
         marks = [mark for tag in self.tags for mark in (f"<{tag}>", f"</{tag}>")]
         once = [text.count(mark) == 1 for mark in marks]
@@ -127,7 +127,7 @@ class Repetition:
         return [self.worth(one.tokens if self.tokens else one.completion.lower().split()) for one in attempts]
 
     def worth(self, units: Sequence[Hashable]) -> float:
-        """The score of one sequence of words or ids."""
+        """Return the score of one sequence of words or ids."""
         grams = [tuple(units[start : start + self.n]) for start in range(len(units) - self.n + 1)]
         repeated = len(grams) - len(set(grams))
         return self.largest * repeated / len(grams) if repeated else 0.0

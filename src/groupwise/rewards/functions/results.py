@@ -1,4 +1,4 @@
-"""What a reward returned, as results: a score for each completion, or the cause why there is none."""
+"""Results of what a reward returned: a score for each completion, or the cause why there is none."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ LARGEST = 1e9
 
 
 def score_result(value: object) -> ScoreResult:
-    """A score from whatever a reward returned for one completion.
+    """Make a score of whatever a reward returned for one completion.
 
     Numbers, numpy and torch scalars included, are scores; infinite ones count as NaN. A string is not a number here.
     None is no fault: the reward does not vote on this completion.
@@ -35,7 +35,7 @@ def score_result(value: object) -> ScoreResult:
 
 
 def score_results(values: object, count: int) -> list[ScoreResult]:
-    """One result for each of `count` completions, from the list that a batched reward returned for them.
+    """Make a result for each of `count` completions of the list that a batched reward returned for them.
 
     Where the list itself is wrong, every result is the one that says so.
 
@@ -53,7 +53,7 @@ def score_results(values: object, count: int) -> list[ScoreResult]:
 
 
 def list_is_wrong(results: Sequence[ScoreResult]) -> bool:
-    """Whether the results of one call say that its list was wrong, rather than single values in it.
+    """Tell whether the results of one call say that its list was wrong, rather than single values in it.
 
     >>> list_is_wrong(score_results([1.0], 2)), list_is_wrong(score_results(["1", "1"], 2))
     (True, False)
@@ -62,7 +62,7 @@ def list_is_wrong(results: Sequence[ScoreResult]) -> bool:
 
 
 def exhausted(result: ScoreResult) -> bool:
-    """Whether the process ran out of memory or tasks: what it still holds would fail the next completion as well.
+    """Tell whether the process ran out of memory or tasks: what it still holds would fail the next completion as well.
 
     >>> exhausted(ScoreResult(cause=Cause.EXCEPTION, detail="RuntimeError: can't start new thread"))
     True

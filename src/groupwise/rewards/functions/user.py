@@ -28,7 +28,7 @@ class User:
     quick = False
 
     def bind(self, files: Files = NO_FILES) -> Bound:
-        """The function, loaded. Raises UsageError, with the user's traceback as its note, where that cannot be done."""
+        """Load the function. Raises UsageError, with the user's traceback as its note, where that cannot be done."""
         definition = load(self.use, f"reward {self.use}", files)
         if not inspect.isclass(definition):
             function = bound(definition, self.use, self.settings)
@@ -42,7 +42,7 @@ class User:
         return bound(instance, self.use, {})
 
     def __call__(self, attempts: Sequence[Attempt]) -> Sequence[float]:
-        """Scores in this process, without a deadline; NaN where there is none."""
+        """Score in this process, without a deadline; NaN if there is none."""
         return _scores(self.bind(), attempts)
 
 
@@ -70,7 +70,7 @@ class FromFile:
 
 
 def with_file(reward: User, files: Files = NO_FILES) -> User | FromFile:
-    """The reward with its file, read; one of a module as it is. Raises UsageError where there is no such file."""
+    """Read the file of a reward; a reward of a module stays as it is. Raises UsageError if there is no such file."""
     file = source(reward.use, f"reward {reward.use}", files)
     return FromFile(reward, file) if file else reward
 
@@ -83,7 +83,7 @@ class TaskScore:
 
     @property
     def late(self) -> float | None:
-        """The score of a completion that has none in time; None where that is no score."""
+        """The score of a completion that has none in time; None if that is no score."""
         return self.task.late if isinstance(self.task, ScoresLate) else None
 
     def bind(self) -> Bound:
@@ -98,7 +98,7 @@ def _scores(bound: Bound, attempts: Sequence[Attempt]) -> list[float]:
 
 
 def finisher(runner: asyncio.Runner) -> Callable[[Any], Any]:
-    """(awaitable) -> its result, on the runner's own loop: a user's sessions stay bound to one."""
+    """Make (awaitable) -> its result, on the runner's own loop: a user's sessions stay bound to one."""
 
     async def finish(awaitable: Any) -> Any:
         return await awaitable

@@ -1,1 +1,1 @@
-"""Whether an answer is the right one."""
+"""Checks of answers."""

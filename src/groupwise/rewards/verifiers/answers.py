@@ -1,4 +1,4 @@
-"""Whether a final answer (`marks`, `stated`) is the gold one: by mathematics, as a number, as a letter, or as text."""
+"""Checkers of a final answer (`marks`, `stated`) against the gold one: as mathematics, a number, a letter or text."""
 
 import math
 import re
@@ -23,7 +23,7 @@ from groupwise.rewards.verifiers.verify import Guard, Tally
 from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SPAN, denied, statement
 
 _LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt|infty)[A-Za-z]{4,}")
-#: What a sentence has and an answer in words does not.
+#: Words that a sentence has and an answer in words does not.
 _SENTENCE = re.compile(r"\b(?:is|are|get|gets|gives|so|thus|hence|therefore|answer|equals?|have|has)\b", re.IGNORECASE)
 #: A gold answer of more words that states nothing is no answer.
 _MOST_WORDS = 12
@@ -66,7 +66,7 @@ class Numeric:
         _fraction(self.tolerance)
 
     def readable(self, answer: str) -> bool:
-        """Whether the answer is a number."""
+        """Tell whether the answer is a number."""
         return read(answer) is not None
 
     def __call__(self, completion: str, answer: str) -> float:
@@ -99,7 +99,7 @@ class Exact:
     quick = True
 
     def readable(self, answer: str) -> bool:
-        """Whether there is anything to compare with."""
+        """Tell whether there is anything to compare with."""
         return bool(answer.strip())
 
     def __call__(self, completion: str, answer: str) -> float:
@@ -138,19 +138,19 @@ class Math:
 
     @property
     def tally(self) -> Tally:
-        """How many questions to the child had no answer so far, in this process."""
+        """The questions to the child that had no answer so far, in this process."""
         return self._guard.tally
 
     def start(self) -> None:
-        """Starts the child without waiting, so that the first answer does not wait for it."""
+        """Start the child without waiting, so that the first answer does not wait for it."""
         self._guard.start()
 
     def start_inside(self, starting: Starting) -> None:
-        """From now on `starting()` is entered where an answer waits for the child to be ready."""
+        """Enter `starting()` from now on where an answer waits for the child to be ready."""
         self._guard.starting = starting
 
     def readable(self, answer: str) -> bool:
-        """Whether the answer is of sane length, with balanced braces, and no sentence that states nothing."""
+        """Tell whether the answer is of sane length, with balanced braces, and no sentence that states nothing."""
         return gold_answer(answer) is not None
 
     def __call__(self, completion: str, answer: str) -> float:
@@ -171,7 +171,7 @@ class Math:
         return float(formula != "" and judge.same(gold, _answer(formula)))
 
     def _asker(self) -> Ask:
-        """Asks the questions of one answer, which have the deadline together."""
+        """Make what asks the questions of one answer, which have the deadline together."""
         left = self.deadline
 
         def ask(*question: str) -> bool | int:
@@ -187,7 +187,7 @@ class Math:
 
 @lru_cache(maxsize=8192)
 def gold_answer(text: str) -> Answer | None:
-    r"""The answer that a gold text is, or that it states where it is a sentence; None where there is none.
+    r"""Read the answer that a gold text is, or that it states if it is a sentence; None if there is none.
 
     >>> str(gold_answer("The answer is 7.").number), str(gold_answer("We add 2 and 5. So we get $2+5=7$.").number)
     ('7', '7')
@@ -210,14 +210,14 @@ def gold_answer(text: str) -> Answer | None:
 
 
 def _answer(text: str) -> Answer:
-    """The answer that a claim is; one that is too long or whose braces do not fit is none."""
+    """Read the answer that a claim is; a claim that is too long or whose braces do not fit is none."""
     if len(text) > LONGEST_CLAIM or not text.strip() or not _level(text):
-        return Answer(Kind.FORMULA, "")
+        return Answer(Kind.FORMULA)
     return read_answer(text)
 
 
 def _right(judge: Judge, gold: Answer, claim: Claim) -> bool:
-    """Whether a claim is the gold answer, or words that state it."""
+    """Tell whether a claim is the gold answer, or words that state it."""
     text = statement(claim.text) if claim.prose else claim.text
     if gold.kind is Kind.TEXT and not text:  # `does not exist` denies nothing
         text = claim.text
@@ -252,12 +252,12 @@ CHECKERS: Mapping[str, type[Checker]] = {
     "learned": NoAnswer,
     "none": NoAnswer,
 }
-#: Those that compare with no answer.
+#: The checks that compare with no answer.
 WITHOUT_ANSWERS = frozenset(name for name, checker in CHECKERS.items() if checker is NoAnswer)
 
 
 def _last_formula(text: str) -> str:
-    """The one formula of an unmarked text: of its last line, behind a word such as `hence`, or all of the text."""
+    """Find the one formula of an unmarked text: of its last line, behind a word such as `hence`, or all of the text."""
     line = _last_line(text)
     spans = [match.group() for match in SPAN.finditer(line) if not denied(line[: match.start()])]
     if spans:
@@ -273,14 +273,14 @@ def _last_line(text: str) -> str:
 
 
 def _whole_formula(text: str) -> str:
-    """The last line where it is one formula between its delimiters and nothing else."""
+    """Return the last line if it is one formula between its delimiters and nothing else."""
     line = _last_line(text)
     match = SPAN.fullmatch(line.rstrip("."))
     return line if match and not re.fullmatch(r"\$[\d.,]+\$?", line) else ""
 
 
 def _bare(text: str) -> str:
-    """The last line where it is a formula without delimiters, and no number, calculation or prose."""
+    """Return the last line if it is a formula without delimiters, and no number, calculation or prose."""
     line = _last_line(text)
     if len(line) > LONGEST_CLAIM or not _SIGNS.search(line) or _LONG_WORD.search(line) or read(line) is not None:
         return ""
@@ -294,14 +294,14 @@ _SAYS = re.compile(
 
 
 def _unwrapped(claim: str) -> tuple[str, ...]:
-    """A marked text as it stands, and without marks of Markdown and LaTeX, quotes and a full stop."""
+    """Return a marked text as it stands, and without marks of Markdown and LaTeX, quotes and a full stop."""
     bare = claim.rstrip(".。")
     inner = untypeset(bare).strip("*_`$\"'“”‘’ ").rstrip(".。")
     return claim, bare, inner
 
 
 def _level(text: str) -> bool:
-    """Whether braces open before they close, and all close."""
+    """Tell whether braces open before they close, and all close."""
     depths = list(accumulate(1 if brace == "{" else -1 for brace in BRACE.findall(text)))
     return min(depths, default=0) >= 0 and depths[-1:] in ([], [0])
 

@@ -1,4 +1,4 @@
-"""Whether a completion names the letter of the right option, and no other."""
+"""The checker of multiple choice: a completion names the letter of the right option, and no other."""
 
 import re
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Choice:
             raise UsageError(f"letters must be capital letters such as 'ABCD', not {self.letters!r}")
 
     def readable(self, answer: str) -> bool:
-        """Whether the answer is one of the letters, bare or in brackets."""
+        """Tell whether the answer is one of the letters, bare or in brackets."""
         return self.letter(answer) != ""
 
     def __call__(self, completion: str, answer: str) -> float:
@@ -47,13 +47,13 @@ class Choice:
         return float(gold != "" and named == {gold})
 
     def letter(self, answer: str) -> str:
-        """The letter that a text is, bare or in brackets; "" where it is none."""
+        """Read the letter that a text is, bare or in brackets; "" if it is none."""
         letter = untypeset(answer).strip("().:[]*<>`_ ").upper()
         letter = letter[1:-1] if letter[:1] in tuple("'\"‘“") else letter
         return letter if len(letter) == 1 and letter in self.letters else ""
 
     def _claimed(self, claim: Claim) -> set[str]:
-        """The letters that a claim names, and those that what follows names in their place; of a formula none."""
+        """Find the letters that a claim names, and those that the text behind it names instead; of a formula none."""
         plain = untypeset(claim.text)
         if alone := self.letter(plain):
             return {alone} | self._instead(untypeset(claim.later))
@@ -67,15 +67,15 @@ class Choice:
         return self._in(plain) if first or _SAID_TO_BE.match(plain) else set()
 
     def _instead(self, behind: str) -> set[str]:
-        """The letters that a text behind an answer puts in its place. If it calls several right, they explain what is
-        false, and none of them counts.
+        """Find the letters that a text behind an answer puts in its place. If it calls several right, they explain what
+        is false, and none of them counts.
         """
         turns, right = re.finditer(rf"{_TURNS_TO}{self._letter}(?={_SETTLES})", behind), self._right(behind)
         turned = {turn[1] for turn in turns if not _supposed(behind, turn.start())}
         return turned | right if len(right) == 1 else turned
 
     def _named(self, plain: str) -> set[str]:
-        """The letters that an unmarked text names: where a line begins, behind a word for an option, or as right."""
+        """Find the letters that an unmarked text names: at the start of a line, behind a word for one, or as right."""
         several = rf"{self._several}(?!\s*[=^+*/<>?])(?!\s+{_DENIES})"
         begun = rf"^(?:[^\w\n]|_){{0,20}}(?:(?:option|choice|definitely|clearly|obviously)\s+)?{several}(?:{_NAMES})"
         chains = re.finditer(rf"{_CUES}{several}(?!\s+\S*\d)|{begun}", plain, re.MULTILINE | re.IGNORECASE)
@@ -83,12 +83,12 @@ class Choice:
         return self._right(plain).union(*(self._in(chain) for chain, at in named if not _denied(plain, at)))
 
     def _right(self, plain: str) -> set[str]:
-        """The letters of which a text says that they are right, and does not only suppose it."""
+        """Find the letters of which a text says that they are right, and does not only suppose so."""
         found = re.finditer(rf"(?<![\w'(.]){self._several}{_RIGHT}", plain)
         return set().union(*(self._in(one[1]) for one in found if not _supposed(plain, one.start())))
 
     def _in(self, plain: str) -> set[str]:
-        """The letters that stand alone in a text and are not denied."""
+        """Find the letters that stand alone in a text and are not denied."""
         return {
             match[1]
             for match in re.finditer(rf"(?<![\w']){self._letter}", plain)
@@ -108,12 +108,12 @@ class Choice:
 
 
 def _denied(plain: str, at: int) -> bool:
-    """Whether the words in front of a letter deny it."""
+    """Tell whether the words in front of a letter deny it."""
     return _DENIED.search(plain, max(0, at - 60), at) is not None
 
 
 def _supposed(plain: str, at: int) -> bool:
-    """Whether the clause in front of a letter supposes it and does not state it: `if B`, `some might say B`."""
+    """Tell whether the clause in front of a letter supposes it and does not state it: `if B`, `some might say B`."""
     return _SUPPOSED.search(plain, max(0, at - 80), at) is not None
 
 
@@ -155,7 +155,7 @@ _SAID_TO_BE = re.compile(
     r"(?:it|this|the (?:right|correct|best)? ?(?:one|option|choice|answer))(?:['’]s| is| must be)\b", re.IGNORECASE
 )
 _BOX = re.compile(r"\\f?box(?:ed)?\s?\{(?:[^{}]|\{[^{}]*\})*\}")
-#: What stands behind a letter that is settled: the end of its mark, or a reason.
+#: The text behind a letter that is settled: the end of its mark, or a reason.
 _SETTLED = re.compile(
     r"[*_]*\)?[.:;)\]](?!\w)|\)?\s*(?:(?<=\s)\(|$|\n|[-–—]\s|!|['\"’”]|,?\s+(?:because|since|as|is|not|which)\b)"
 )

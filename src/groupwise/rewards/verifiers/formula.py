@@ -13,7 +13,7 @@ from groupwise.rewards.verifiers.spelling import GREEK
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|\S")
 _OTHERS = "varepsilon vartheta varrho varphi Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega"
 _GREEK = frozenset([*GREEK, *re.findall(r"\w+", _OTHERS)])
-#: What is written in LaTeX -> sympy's name.
+#: LaTeX's name of a function -> sympy's.
 _CALLS = {
     "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "arcsin": "asin",
     "arccos": "acos", "arctan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "ln": "log", "exp": "exp",
@@ -33,7 +33,7 @@ class Unread(ValueError):
 
 
 def tokens(text: str) -> list[str]:
-    r"""The parts of a formula, blanks left out: commands, numbers, signs.
+    r"""Split a formula into its parts, blanks left out: commands, numbers, signs.
 
     >>> tokens(r"2\pi r^{2}")
     ['2', '\\pi', 'r', '^', '{', '2', '}']
@@ -42,7 +42,7 @@ def tokens(text: str) -> list[str]:
 
 
 def plausible(text: str) -> bool:
-    r"""Whether every sign of a spelled text is one that an expression may have; cheap, and without sympy.
+    r"""Tell whether every sign of a spelled text is one that an expression may have; cheap, and without sympy.
 
     >>> plausible(r"\frac{x}{2}"), plausible(r"\int_0^1 x"), plausible("Evelyn")
     (True, False, False)
@@ -51,7 +51,7 @@ def plausible(text: str) -> bool:
 
 
 def expression(text: str) -> Any:
-    r"""The sympy expression that a spelled text is. Raises Unread.
+    r"""Read the sympy expression that a spelled text is. Raises Unread.
 
     >>> expression("2ab") - expression("2ba"), expression(r"\frac{x^{2}-1}{x-1}"), expression("7!-5!")
     (0, (x**2 - 1)/(x - 1), 4920)
@@ -98,7 +98,7 @@ class _Reader:
         return value
 
     def product(self, depth: int) -> Any:
-        """Factors, no sign before the first. Behind a slash two factors without a sign between are ambiguous."""
+        """Read factors, no sign before the first. Behind a slash two factors without a sign between are ambiguous."""
         value, divided = self.power(depth), False
         while True:
             if self.next in ("\\cdot", "/", "\\div"):
@@ -208,7 +208,7 @@ class _Reader:
         raise Unread(name)
 
     def _logarithm(self, depth: int) -> Any:
-        """To a base that is written; without one it may be 10 or e, and stays open."""
+        """Read a logarithm to the base that is written; without one it may be 10 or e, and stays open."""
         base = self.sympy.Symbol("base of log")
         if self.next == "_":
             self.take()
@@ -229,7 +229,7 @@ class _Reader:
         return value if power is None else _power(value, power)
 
     def _argument(self, depth: int) -> Any:
-        """In brackets, or the factors that follow up to a sign, a bracket or another function."""
+        """Read an argument in brackets, or the factors that follow up to a sign, a bracket or another function."""
         if self.next in ("(", "{", "["):
             return self._group(_CLOSING[self.take()], depth)
         value = self.power(depth)
@@ -272,7 +272,7 @@ class _Reader:
 
 
 def _bounded(value: Any, largest: int) -> Any:
-    """The value, where neither it nor a number in it is larger. Raises Unread."""
+    """Return the value if neither it nor a number in it is larger. Raises Unread."""
     numbers = [number for number in value.atoms() if number.is_Rational]
     if any(abs(one) > largest for one in numbers) or (value.is_number and not abs(value.evalf(15)) <= largest):
         raise Unread("a number too large to be built")
@@ -280,12 +280,12 @@ def _bounded(value: Any, largest: int) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """The power, where it has not too many digits. Raises Unread."""
+    """Return the power if it has not too many digits. Raises Unread."""
     return base ** _bounded(exponent, _BITS / _bits(base))
 
 
 def _bits(value: Any) -> Any:
-    """At most the bits of a value where each letter is a short number."""
+    """Bound the bits of a value where each letter is a short number."""
     if value.is_Rational:
         return max(value.p.bit_length(), value.q.bit_length())
     if value.is_Pow and value.exp.is_Rational:

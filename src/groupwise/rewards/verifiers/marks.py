@@ -1,4 +1,4 @@
-"""What a completion marks as its answer (rules 1 and 2 of docs/answers.md, "Where the final answer is")."""
+"""The marks of an answer in a completion (rules 1 and 2 of docs/answers.md, "Where the final answer is")."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SENTENCE, doubted, taken_back
 
-#: Of a longer completion the end is read: characters.
+#: Characters at the end of a longer completion that are read.
 LONGEST_COMPLETION = 100_000
 #: More markers than this are not answers: the last ones are read.
 _MOST_BOXES = 64
@@ -23,14 +23,14 @@ _PHRASE = re.compile(
 )
 #: At the beginning of what a phrase marks: then it says what the answer is not.
 _DENIED = re.compile(r"(?:not|never)\b(?!.*\bbut\b)")
-#: Where something that may be an answer comes later.
+#: The beginning of a later text that may be an answer.
 _NEXT = re.compile(r"\d|\$|\\|\b[B-HJ-Z]\b")
-#: What is left of a phrase where another begins: `Final Answer: The final answer is`.
+#: The rest of a phrase if another begins behind it: `Final Answer: The final answer is`.
 _LEAD = re.compile(r"\W*(?:(?:so|thus|hence|therefore|the|my|our|final|correct)\W*)*", re.IGNORECASE)
 
 
 def spoken(completion: str) -> str:
-    """The part of a completion that is read: its end, without its thinking.
+    """Cut a completion to the part that is read: its end, without its thinking.
 
     >>> spoken("<think>16? no</think>It is 18."), spoken("<think>16? no")
     ('It is 18.', '')
@@ -42,7 +42,7 @@ def spoken(completion: str) -> str:
 
 
 class Claim(NamedTuple):
-    """What a marker marks.
+    """A text that a marker marks as the answer.
 
     prose  whether words mark it, and words may go on behind it
     later  what stands on the lines below it, up to the next one
@@ -54,9 +54,9 @@ class Claim(NamedTuple):
 
 
 def claims(text: str, numeric: bool) -> list[Claim]:
-    r"""What the markers of the highest kind that is present mark, in order; empty where there is no marker.
+    r"""Find what the markers of the highest kind that is present mark, in order; empty if there is no marker.
 
-    numeric  where a `answer is` without a digit ("the answer is below") marks nothing
+    numeric  whether an `answer is` without a digit ("the answer is below") marks nothing
 
     >>> [claim.text for claim in claims(r"The answer is 16. So \boxed{17} or \boxed{18}", numeric=True)]
     ['17', '18']
@@ -67,7 +67,7 @@ def claims(text: str, numeric: bool) -> list[Claim]:
 
 
 def by_marker(text: str, numeric: bool) -> Iterator[list[Claim]]:
-    """What the markers of each kind that is present mark, the highest kind first."""
+    """Find what the markers of each kind that is present mark, the highest kind first."""
     for sign, find in (("box", boxed), ("</", _ANSWER_TAG.findall), ("####", _hashed)):
         if sign in text and (marked := [Claim(claim.strip()) for claim in find(text) if claim.strip()]):
             yield marked
@@ -76,13 +76,13 @@ def by_marker(text: str, numeric: bool) -> Iterator[list[Claim]]:
 
 
 def _hashed(text: str) -> list[str]:
-    """What stands behind `####`, but for headings: those begin as one, and text follows."""
+    """Find what stands behind `####`, but for headings: those begin as one, and text follows."""
     marks = _HASHES.finditer(text)
     return [mark.group(1) for mark in marks if not (_HEADING.match(mark.group(1)) and text[mark.end() :].strip())]
 
 
 def boxed(text: str) -> list[str]:
-    r"""The insides of every `\boxed{...}` with balanced braces; of nested ones the innermost.
+    r"""Find the insides of every `\boxed{...}` with balanced braces; of nested ones the innermost.
 
     >>> boxed(r"\boxed{\frac{1}{2}} and \boxed{} and \boxed{3")
     ['\\frac{1}{2}', '']
@@ -93,7 +93,7 @@ def boxed(text: str) -> list[str]:
 
 
 def balanced(text: str, start: int, longest: int = LONGEST_CLAIM) -> str | None:
-    """What an opened brace holds, from `start` on; None where it is not closed within `longest` characters."""
+    """Find what an opened brace holds, from `start` on; None if it is not closed within `longest` characters."""
     depth = 1
     for brace in BRACE.finditer(text, start, start + longest):
         depth += 1 if brace.group() == "{" else -1
@@ -103,7 +103,7 @@ def balanced(text: str, start: int, longest: int = LONGEST_CLAIM) -> str | None:
 
 
 def _phrases(text: str, numeric: bool) -> Iterator[Claim]:
-    """What phrases mark; "?", which is no answer, for one that is taken back, or denied where nothing comes later."""
+    """Find what phrases mark; "?", which is no answer, for one taken back, or denied where nothing comes later."""
     phrases, last = list(_PHRASE.finditer(text)), 0
     for match, following in zip_longest(phrases, phrases[1:]):
         claim, _, later = text[match.end() : following.start() if following else len(text)].strip().partition("\n")

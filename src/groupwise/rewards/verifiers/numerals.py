@@ -60,7 +60,7 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z']*")
 _SAID = re.compile(r"(?=[A-Za-z']*[aeiouyAEIOU])[A-Za-z][A-Za-z']{2,}")
 _READ = re.compile(_number(_ALONE))
 _SCAN = re.compile(rf"(?<![\w.\\]){_number(_DECIMAL)}(?!(?:st|nd|rd|th)\b|\.?\d)")
-#: What may stand before the equals sign of a number: a symbol, a function's value, an angle, or words.
+#: The text before the equals sign of a number: a symbol, a function's value, an angle, or words.
 _NAME = re.compile(
     r"(?:[A-Za-z]|\\(?!frac|sqrt|sin|cos|tan|ln|log|exp)[A-Za-z]+)(?:_\{[^{}=<>]{1,30}\}|_\w)?'{0,2}"
     r"(?:\s?\((?:[^()=<>]|\([^()]*\)){1,30}\))?"
@@ -75,11 +75,6 @@ _SPELLED = str.maketrans({sign: f" {'/'.join(parts)}" for sign, parts in VULGAR.
     "\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2248": "=", "⁄": "/", "’": "'",
     "℃": "°C", "℉": "°F",
 })  # fmt: skip
-
-
-def _repeated(match: re.Match[str]) -> str:
-    """The digits that repeat, in brackets."""
-    return f"({match.group(1) or re.sub('[^0-9]', '', match.group(2))})"
 
 
 _rewrite = rewriter(
@@ -99,7 +94,10 @@ _rewrite = rewriter(
         r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?(?![\d.,])",
         lambda match: match.group().replace(".", "").replace(",", "."),
     ),
-    (r"\\(?:overline|bar|dot)\s?\{?(\d+)\}?(?:\.\.\.)?|((?:\d\u0305)+|\d\u0307)", _repeated),
+    (
+        r"\\(?:overline|bar|dot)\s?\{?(\d+)\}?(?:\.\.\.)?|((?:\d\u0305)+|\d\u0307)",
+        lambda digits: f"({digits.group(1) or re.sub('[^0-9]', '', digits.group(2))})",
+    ),
     (r"(?<=\d)(?:\{,\}|\\,|\\ |\\!,|\\thinspace\s?)(?=\d{3})", ","),
     (r"\\[,;: ]|~", " "),
     (r"\\([$%{}])", r"\1"),
@@ -140,7 +138,7 @@ class Number(NamedTuple):
 
 
 def clean(text: str) -> str:
-    r"""The text with LaTeX's and Unicode's ways to write digits, signs and units spelled plainly.
+    r"""Spell digits, signs and units plainly that LaTeX and Unicode write in their own ways.
 
     >>> clean(r"\$1{,}000 \text{ dollars}"), clean(r"\dfrac{3}{4}"), clean("48/2 = <<48/2=24>>24")
     ('$1,000  dollars', '3/4', '48/2 = 24')
@@ -167,7 +165,7 @@ class Measure(NamedTuple):
 
 
 def read(text: str) -> Fraction | None:
-    r"""The number that is all of the text, a unit and a `name =` before it apart; None where it is anything else.
+    r"""Read the number that is all of the text, a unit and a `name =` before it apart; None if it is anything else.
 
     The percent sign, currency signs and degrees are units: `10\%` is 10. A word for a size is a factor.
 
@@ -183,7 +181,7 @@ def read(text: str) -> Fraction | None:
 
 
 def measure(text: str) -> Measure | None:
-    """The number that is all of the text, with its unit and its name; None where it is anything else.
+    """Read the number that is all of the text, with its unit and its name; None if it is anything else.
 
     >>> measure("distance = 3 km").unit.size, measure("x + y = 3"), measure("3xy")
     (Fraction(1000, 1), None, None)
@@ -225,7 +223,7 @@ def measure(text: str) -> Measure | None:
 
 @lru_cache(maxsize=2048)
 def _unit_and_words(text: str) -> tuple[Unit | None, frozenset[str]]:
-    """The known unit at the beginning of what stands behind a number, and the words that say more.
+    """Find the known unit at the beginning of what stands behind a number, and the words that say more.
 
     >>> _unit_and_words(" dollars in total"), _unit_and_words(" red eggs")[1] == {"red", "egg"}
     ((Unit(measures='dollars^1', size=Fraction(1, 1)), frozenset()), True)
@@ -239,7 +237,7 @@ def _unit_and_words(text: str) -> tuple[Unit | None, frozenset[str]]:
 
 
 def is_name(text: str) -> bool:
-    r"""Whether what stands before an equals sign only names what stands behind it.
+    r"""Tell whether what stands before an equals sign only names what stands behind it.
 
     >>> [is_name(text) for text in ("x", "f(2)", "P(A)", r"\angle ABC", "Total cost", "a_1")]
     [True, True, True, True, True, True]
@@ -250,7 +248,7 @@ def is_name(text: str) -> bool:
 
 
 def is_unit(text: str) -> bool:
-    """Whether a text behind a number is a unit: it cannot change the value, and is not a product of variables.
+    """Tell whether a text behind a number is a unit: it cannot change the value, and is not a product of variables.
 
     >>> [is_unit(text) for text in (" dollars", "km", "%", " cm^2", " miles per hour", "ab", "x", "-ab", " or 19")]
     [True, True, True, True, True, False, False, False, False]
@@ -272,7 +270,7 @@ def is_unit(text: str) -> bool:
 
 
 def scan(text: str) -> list[Number]:
-    """Every number of a cleaned text, in order. A minus directly after a digit, letter or bracket is an operator.
+    """Find every number of a cleaned text, in order. A minus directly after a digit, letter or bracket is an operator.
 
     >>> [str(number.value) for number in scan("48-24 = 24, the 2nd is -3")]
     ['48', '24', '24', '-3']
@@ -281,7 +279,7 @@ def scan(text: str) -> list[Number]:
 
 
 def close(value: Fraction, gold: Fraction, tolerance: float) -> bool:
-    """Whether the two are equal, or within `tolerance` times the gold answer where it is above 0."""
+    """Tell whether the two are equal, or within `tolerance` times the gold answer where it is above 0."""
     return value == gold if tolerance == 0 else abs(value - gold) <= Fraction(tolerance) * abs(gold)
 
 
@@ -301,7 +299,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _decimal(text: str) -> Fraction:
-    r"""What the digits are: `0.1(6)` is 0.1666... without end.
+    r"""Read digits: `0.1(6)` is 0.1666... without end.
 
     >>> _decimal("0.1(6)"), _decimal("1 234.5")
     (Fraction(1, 6), Fraction(2469, 2))

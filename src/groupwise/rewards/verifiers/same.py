@@ -1,4 +1,4 @@
-r"""Whether two answers are the same: kind by kind, and two kinds together only where that is decided here.
+r"""Comparison of two answers: kind by kind, and two kinds together only if that is decided here.
 
 Left out is not another: a name, a unit, a base or a modulus that only the gold answer has may be left out where the
 rest is said; one that is said must be the gold's. A part is never the whole, and an element never its set.
@@ -30,7 +30,7 @@ class Judge:
     tolerance: float = 0.0
 
     def same(self, gold: Answer, claim: Answer) -> bool:
-        """Whether a claim is the gold answer."""
+        """Tell whether a claim is the gold answer."""
         gold = replace(gold, parts=()) if gold.one_value else gold
         if gold.one_value and gold.mark and claim.mark and gold.mark != claim.mark:
             return False
@@ -64,26 +64,28 @@ class Judge:
         return one == other and bool(self.ask("value", _text(gold), _text(claim)))
 
     def _rounded(self, gold: Answer, claim: Answer) -> bool:
-        """An exact value with its decimals behind it: those count where the gold answer has decimals, and must fit."""
+        """Compare an exact value with its decimals behind it, which count where the gold answer has decimals, and must
+        fit.
+        """
         exact, decimals = replace(claim, parts=()), claim.parts[0]
         if not self.ask("near", _text(exact), _text(decimals)):
             return False
         return self.same(gold, decimals if gold.number is not None and _decimal(gold.number) else exact)
 
     def _equations(self, gold: Answer, claim: Answer) -> bool:
-        """Both sides of one are those of the other, times a number, or moved over."""
+        """Compare equations: both sides of one are those of the other, times a number, or moved over."""
         one, other = _sides(gold), _sides(claim)
         return bool(one and other and self.ask("multiple", *one, *other))
 
     def _named(self, gold: Answer, claim: Answer) -> bool:
-        """`y = 2x` against the formula 2x that is asked for; not the other way round."""
+        """Compare `y = 2x` with the formula 2x that is asked for; not the other way round."""
         return bool(claim.name) and not gold.name and self.same(gold, replace(claim.parts[1], name=""))
 
     def _inequalities(self, gold: Answer, claim: Answer) -> bool:
         return gold.mark == claim.mark and self.ask("multiple", *map(_text, gold.parts), *map(_text, claim.parts)) == 1
 
     def _intervals(self, gold: Answer, claim: Answer) -> bool:
-        """Ends and brackets; a pair in round brackets may be one where the gold answer surely is."""
+        """Compare ends and brackets; a pair in round brackets may be one where the gold answer surely is."""
         interval = as_interval(claim)
         if interval is None or interval.kind is not Kind.INTERVAL:
             return False
@@ -107,7 +109,7 @@ class Judge:
         return gold.mark == claim.mark and self.in_order(gold.parts, claim.parts)
 
     def _named_entries(self, gold: Answer, claim: Answer) -> bool:
-        """`(3, -2)` and `x = 3, y = -2`: entries in the order of the names, or of letters where it has none."""
+        """Compare `(3, -2)` and `x = 3, y = -2`: entries in the order of the names, or of letters where it has none."""
         entries, pair = (gold, claim) if gold.kind is Kind.LIST else (claim, gold)
         names = pair.name.strip("() ").split(" , ") if "," in pair.name else sorted(part.name for part in entries.parts)
         by_name = {part.name: replace(part, name="") for part in entries.parts}
@@ -117,7 +119,7 @@ class Judge:
         return self.in_order(pair.parts, ordered) if pair is gold else self.in_order(ordered, pair.parts)
 
     def _column(self, gold: Answer, claim: Answer) -> bool:
-        """A column and a tuple in any brackets: a vector by its components."""
+        """Compare a column and a tuple in any brackets: a vector by its components."""
         matrix, entries = (gold, claim) if gold.kind is Kind.MATRIX else (claim, gold)
         column = [row.parts[0] for row in matrix.parts if len(row.parts) == 1]
         if matrix.mark or entries.mark != "()" or len(column) != len(matrix.parts):
@@ -125,7 +127,7 @@ class Judge:
         return self.in_order(column, entries.parts) if gold is matrix else self.in_order(entries.parts, column)
 
     def _congruences(self, gold: Answer, claim: Answer) -> bool:
-        """The modulus, and the residues, one or several, less multiples of it."""
+        """Compare the modulus, and the residues, one or several, less multiples of it."""
         if gold.mark != claim.mark:
             return False
         one, other = ([part.number for part in a.parts[0].parts or a.parts[:1]] for a in (gold, claim))
@@ -135,13 +137,15 @@ class Judge:
         return residues[0] == residues[1]
 
     def _residue(self, gold: Answer, claim: Answer) -> bool:
-        """The residue alone, where the gold answer names no unknown; or with its modulus, where the gold has none."""
+        """Accept the residue alone if the gold answer names no unknown, or with its modulus if the gold answer has
+        none.
+        """
         if claim.kind is Kind.CONGRUENCE:
             return not claim.name and self.same(gold, claim.parts[0])
         return not gold.name and self.same(gold.parts[0], claim)
 
     def _bases(self, gold: Answer, claim: Answer) -> bool:
-        """The digits without their base; or a number in base ten."""
+        """Accept the digits without their base; or a number in base ten."""
         if claim.kind is Kind.BASE:
             return claim.mark == "10" and self.same(gold, claim.parts[0])
         return gold.parts[0].letters == claim.letters and not claim.name
@@ -154,7 +158,7 @@ class Judge:
         return all(a * other[0] == b * one[0] for a, b in zip(one, other, strict=True))
 
     def _quotient(self, gold: Answer, claim: Answer) -> bool:
-        """A ratio of two numbers as their quotient."""
+        """Compare a ratio of two numbers with their quotient."""
         numbers = [part.number for part in gold.parts]
         return len(numbers) == 2 and bool(numbers[1]) and numbers[0] == (claim.number or 0) * numbers[1]
 
@@ -165,14 +169,14 @@ class Judge:
         return same and gold.unit.measures == claim.unit.measures
 
     def _times(self, gold: Answer, claim: Answer) -> bool:
-        """Half of the day: where the gold answer says none, either is right."""
+        """Compare times that say not both which half of the day: if the gold answer says none, either is right."""
         if gold.mark or not claim.mark:
             return False
         hours = [int(one.letters[:2]) % 12 for one in (gold, claim)]
         return hours[0] == hours[1] and gold.letters[2:] == claim.letters[2:]
 
     def _options(self, gold: Answer, claim: Answer) -> bool:
-        """A letter is compared with a letter; what stands behind it, with an answer that has none."""
+        """Compare a letter with a letter; what stands behind it, with an answer that has none."""
         if gold.kind is claim.kind:
             both = gold.parts and claim.parts
             return gold.mark == claim.mark and (not both or self.same(gold.parts[0], claim.parts[0]))
@@ -182,12 +186,12 @@ class Judge:
         return self.same(option.parts[0], other) if option is gold else self.same(other, option.parts[0])
 
     def _one_solution(self, gold: Answer, claim: Answer) -> bool:
-        """`x = 5` and the set of solutions {5}."""
+        """Compare `x = 5` with the set of solutions {5}."""
         unknown = re.fullmatch("[a-z]", gold.name) is not None
         return unknown and len(claim.parts) == 1 and self.same(gold, claim.parts[0])
 
     def in_order(self, gold: Sequence[Answer], claim: Sequence[Answer]) -> bool:
-        """Whether each entry is the gold one at its place."""
+        """Tell whether each entry is the gold one at its place."""
         return len(gold) == len(claim) and all(map(self.same, gold, claim))
 
     def _each_in(self, some: Sequence[Answer], others: Sequence[Answer]) -> bool:
@@ -203,19 +207,19 @@ class Judge:
         return not left
 
     def _alike(self, one: Answer, other: Answer) -> bool:
-        """The same, with the same name: in a list an entry without one is not any of them."""
+        """Tell whether entries have one value and one name: in a list an entry without a name is not any of them."""
         return one.name == other.name and self.same(one, other)
 
 
 def _text(answer: Answer) -> str:
-    """The spelled text of a value; a plain number as a fraction, its unit and its separators apart."""
+    """Return the spelled text of a value; a plain number as a fraction, its unit and its separators apart."""
     if answer.number is None:
         return answer.letters
     return f"({answer.number.numerator})/{answer.number.denominator}"
 
 
 def _decimal(number: Fraction) -> bool:
-    """Whether a number is no integer and has finitely many decimals: what a rounded value is."""
+    """Tell whether a number is no integer and has finitely many decimals: what a rounded value is."""
     rest = number.denominator
     for prime in (2, 5):
         while rest % prime == 0:
@@ -224,7 +228,7 @@ def _decimal(number: Fraction) -> bool:
 
 
 def _sides(answer: Answer) -> tuple[str, str] | None:
-    """The two sides of an equation, or a name and its value."""
+    """Return the two sides of an equation, or a name and its value."""
     if answer.kind is Kind.EQUATION:
         return _text(answer.parts[0]), _text(answer.parts[1])
     return (answer.name, _text(answer)) if answer.name and answer.one_value else None

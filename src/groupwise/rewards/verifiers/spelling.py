@@ -51,7 +51,7 @@ _SPELLED = str.maketrans(_SIGNS | _LETTERS | {sign: rf"\frac{{{one}}}{{{of}}}" f
 
 _NAMED = "|".join(FUNCTIONS)
 _WRAPPER = r"\\(?:text|textrm|textsf|mathrm|mathsf|mathit|textit|mbox|hbox|operatorname\*?)\s?"
-#: What sets the type of the text in it, of words too.
+#: Commands that set the type of the text in them, of words too.
 _SET = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol)\s?\{([^{}]{0,200})\}")
 _BOLD = re.compile(r"\\(?:textbf|mathbf|boldsymbol|bm|pmb)\s?\{((?:[^{}]|\{[^{}]*\})*)\}")
 _UPRIGHT = re.compile(_WRAPPER + rf"\{{\s*(?:([eid])|({_NAMED}))\s*\}}")
@@ -60,7 +60,7 @@ _WORDS = re.compile(_WRAPPER + r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 _END = "(?![A-Za-z])"
 #: A pattern, and what stands in place of what it matches.
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
-#: What only sets type, in numbers too.
+#: Rules that remove what only sets type, in numbers too.
 TYPESETTING: tuple[Rule, ...] = (
     (rf"\\(?:left|right|[bB]igg?[lrm]?){_END}\s?\.?(?=[^\d]|$)", ""),
     (rf"\\(?:displaystyle|textstyle|limits|nolimits){_END}|\\!\s*", ""),
@@ -130,9 +130,9 @@ _rewrite = rewriter(
         r"\1(\\frac{\3\\pi}{180})",
     ),
 )  # fmt: skip
-#: Of vectors the cross and the dot are two products, with nabla too.
+#: Signs of vectors, whose cross and dot are two products.
 _VECTOR = re.compile(rf"\\(?:vec|overrightarrow|mathbf|boldsymbol|bm|nabla){_END}|∇")
-#: Of several dots none is a full stop.
+#: A full stop, which none of several dots is.
 _STOP = re.compile(r"(?<!\.)\.$")
 _TIMES = re.compile(rf"\\times{_END}")
 _ROOT_SHORT = re.compile(r"(\\sqrt\s*(?:\[[^\]]*\])?)\s*(\d+(?:\.\d+)?|\\[A-Za-z]+|[A-Za-z])")
@@ -147,7 +147,7 @@ _OPENED = re.compile(r"(?:\^|\\sqrt(?:\[[^\]]*\])?)\s*(\()")
 
 @lru_cache(maxsize=8192)
 def spelled(text: str) -> str:
-    r"""The text in the one spelling, without the delimiters of a formula and a closing full stop.
+    r"""Return the text in the one spelling, without the delimiters of a formula and a closing full stop.
 
     >>> spelled("4√2"), spelled("½"), spelled("x²"), spelled("1.5 × 10⁻³"), spelled(r"\dfrac12\pi")
     ('4\\sqrt{2}', '\\frac{1}{2}', 'x^{2}', '1.5 \\cdot 10^{-3}', '\\frac{1}{2}\\pi')
@@ -171,7 +171,7 @@ def spelled(text: str) -> str:
 
 
 def outer(text: str) -> str:
-    """The text without the delimiters of a formula around it, and without a full stop.
+    """Return the text without the delimiters of a formula around it, and without a full stop.
 
     >>> outer("$$x$$."), outer("$x$ or $y$")
     ('x', 'x or y')
@@ -188,18 +188,18 @@ def outer(text: str) -> str:
 
 
 def untypeset(text: str) -> str:
-    """The text without what only sets type."""
+    """Return the text without what only sets type."""
     text = _SET.sub(r"\1", _SET.sub(r"\1", text)).replace("**", "").replace("$", "")
     return re.sub(r"\\[,;: ()\[\]]|\\(?:left|right|quad)(?![A-Za-z])|~", " ", text).strip()
 
 
 def _text(match: re.Match[str]) -> str:
-    """Words stay words: `\\text{...}`, one blank between them."""
+    """Keep words as words: `\\text{...}`, one blank between them."""
     return rf" \text{{{' '.join(match.group(1).replace('~', ' ').split())}}} "
 
 
 def _both_arguments(text: str) -> str:
-    r"""`\frac12`, `\frac{1}2` and `\frac\pi 2` with all their braces."""
+    r"""Write `\frac12`, `\frac{1}2` and `\frac\pi 2` with all their braces."""
     place = 0
     while command := _TWO.search(text, place):
         place = end = command.end()
@@ -213,7 +213,7 @@ def _both_arguments(text: str) -> str:
 
 
 def _in_braces(text: str) -> str:
-    r"""`^(...)` and `\sqrt(...)` with braces in place of the brackets."""
+    r"""Write `^(...)` and `\sqrt(...)` with braces in place of the brackets."""
     place = 0
     while opened := _OPENED.search(text, place):
         start, end = opened.start(1), closing(text, opened.start(1))
@@ -224,7 +224,7 @@ def _in_braces(text: str) -> str:
 
 
 def closing(text: str, start: int) -> int:
-    """Where the group ends that opens at `start`, blanks before it apart; `start` where none opens or it never ends."""
+    """Find the end of the group that opens at `start`, blanks before it apart; `start` if none opens or ends."""
     opened = re.compile(r"\s*[({\[]").match(text, start)
     if opened is None:
         return start

@@ -8,7 +8,7 @@ from groupwise.rewards.verifiers.numerals import SIZES, Number, clean, read, sca
 from groupwise.rewards.verifiers.units import unit
 from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SAYS_NOTHING, SENTENCE, backwards, denied
 
-#: Of an unmarked completion the end is read: characters.
+#: Characters at the end of an unmarked completion that are read.
 LONGEST_ENDING = 4_000
 _SIGN = re.compile(r"(?<![\d)]\s)(?<!\b[A-Za-z]\s)\b(?:minus|negative)\s+(?=[$€£]?\.?\d)", re.IGNORECASE)
 _CLAUSE = re.compile(r"\n|(?<=[.!?])\s+|[,;]\s+|\bor\b|\band\b", re.IGNORECASE)
@@ -68,14 +68,15 @@ _OPERATORS = "+*/×÷^<>!≤≥"
 _ALGEBRA = re.compile(
     r"\d[²³⁴-⁹]|-\s?\(\s?-?\d|(?<![A-Za-z])[A-Za-z]'*\(\d|\\[A-Za-z]|[\^_π√≠≡{}|]|[<>!]\s?=|[<>≤≥]|\d(?![mglLshCFKVWJN]\b)[A-Za-z]\b|\d\s?[a-z]+illion\b|\d\s?(?:hundred|thousand)\b"
 )
-#: Of those who do not ..., up to the verb of the sentence.
+#: A clause such as `of those who do not ...`, up to the verb of the sentence.
 _RELATIVE = re.compile(r"\b(?:who|which|that)\s+\w+(?:\s+not|n['’]t)\s+[A-Za-z]+\b[^\d]*(?=\b(?:is|are|was|were)\s*$)")
 _ENDING = re.compile(r"[\s.,;:!?)\]\"'$%°€£*]*")
 _NUMERAL = re.compile(r"[+-]?[$£€]?\d[\d,]*(?:\.\d+)?")
 
 
 def signed(text: str) -> str:
-    """The text with `minus` and `negative` in front of a number as its sign; between two numbers it is an operation.
+    """Return the text with `minus` and `negative` in front of a number as its sign; between two numbers it is an
+    operation.
 
     >>> signed("It is minus 3, or negative $5: 9 minus 4")
     'It is -3, or -$5: 9 minus 4'
@@ -84,7 +85,7 @@ def signed(text: str) -> str:
 
 
 def ending(text: str) -> Fraction | None:
-    """The number that an unmarked completion ends by stating; None where it states none, or lists guesses.
+    """Return the number that an unmarked completion ends by stating; None if it states none, or lists guesses.
 
     >>> str(ending("She has 16 eggs, eats 3.\\nSo she earns 9 * 2 = $18 every day. Great!"))
     '18'
@@ -97,7 +98,7 @@ def ending(text: str) -> Fraction | None:
 
 
 def stated(sentence: str) -> Fraction | None:
-    """The number that one sentence states: after its last `=`, its only one, or the one at its end.
+    """Return the number that one sentence states: after its last `=`, its only one, or the one at its end.
 
     >>> [str(stated(text)) for text in ("So 48+24 = 72 clips.", "He is 18 now.", "After 3 days she has 18.")]
     ['72', '18', '18']
@@ -123,20 +124,20 @@ def stated(sentence: str) -> Fraction | None:
 
 
 def _unequal(left: str, right: str) -> bool:
-    """Whether two sides are whole numbers, and not the same: `6 = 36` states nothing."""
+    """Tell whether two sides are whole numbers, and not the same: `6 = 36` states nothing."""
     sides = [read(side) for side in (left, right)] if re.fullmatch(r"[\s$€£\d,]*", left) else []
     return len(set(sides)) == 2 and all(side is not None and side.denominator == 1 for side in sides)
 
 
 def _measured(text: str, numbers: list[Number]) -> Fraction | None:
-    """The one number of a sentence, which ends with its unit: also with a quotient or a power of units."""
+    """Return the one number of a sentence, which ends with its unit: also with a quotient or a power of units."""
     if not numbers or _ALGEBRA.search(text[: numbers[0].start]) or unit(text[numbers[0].end :].strip(" .!")) is None:
         return None
     return _picked(text[: numbers[0].end], numbers[:1], after_equals=False)
 
 
 def listed(text: str, numbers: list[Number]) -> bool:
-    """Whether two of its numbers that follow each other in a cleaned text are alternatives, or entries of a list.
+    """Tell whether two of its numbers that follow each other in a cleaned text are alternatives, or entries of a list.
 
     >>> [listed(text, scan(text)) for text in ("17 or 18", "16, 17", "After 3 days she has 18")]
     [True, True, False]
@@ -145,7 +146,7 @@ def listed(text: str, numbers: list[Number]) -> bool:
 
 
 def claimed(claim: str, prose: bool = True) -> Fraction | None:
-    """The number that a marked text gives: the text itself, or what its first clause states.
+    """Return the number that a marked text gives: the text itself, or what its first clause states.
 
     prose  whether words mark it: then it may stand in brackets, or behind an equals sign
 
@@ -186,7 +187,7 @@ def _picked(text: str, numbers: list[Number], after_equals: bool) -> Fraction | 
 
 
 def _unknown(side: str) -> bool:
-    """Whether a side of an equation ends in an expression with an unknown: then the other side is no answer.
+    """Tell whether a side of an equation ends in an expression with an unknown: then the other side is no answer.
 
     >>> _unknown("so x + y "), _unknown("that is 60 x .75 "), _unknown("400 m + 500 m")
     (True, False, False)
@@ -195,7 +196,7 @@ def _unknown(side: str) -> bool:
 
 
 def _calculates(text: str, pick: Number) -> bool:
-    """Whether a number is a part of a calculation or a comparison."""
+    """Tell whether a number is a part of a calculation or a comparison."""
     before, after = text[: pick.start].rstrip(), text[pick.end :]
     if re.search(r"[A-Za-z]{2}", before) and re.fullmatch(r"!+\s*", after):
         return False  # the end of a sentence
@@ -204,7 +205,7 @@ def _calculates(text: str, pick: Number) -> bool:
 
 
 def _repeats(text: str) -> bool:
-    """Whether the last two clauses with a number say the same of two different ones. A calculation is no guess."""
+    """Tell whether the last two clauses with a number say the same of two different ones. A calculation is no guess."""
     clauses = list(islice(filter(_NUMERAL.search, backwards(_CLAUSE, text)), 2))[::-1]
     if len(clauses) < 2 or any(re.search(r"\d[^=]*=", clause) for clause in clauses):
         return False

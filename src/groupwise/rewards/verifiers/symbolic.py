@@ -1,4 +1,4 @@
-r"""Whether two sympy expressions are equal, exactly where they are rational and to eighty digits elsewhere.
+r"""Comparison of two sympy expressions, exact if they are rational, and to eighty digits else.
 
 Numbers are compared relative to their size: 1/2004! is not 1/2006!. Expressions with symbols are equal if they are at
 several points: two different analytic functions agree at points chosen beforehand only by a coincidence of all digits.
@@ -16,7 +16,7 @@ from groupwise.rewards.verifiers.formula import Unread, expression
 _DIGITS, _AGREE = 100, 80
 #: So many points are tried, and so many must have a value.
 _NEEDED = 3
-#: Where symbols are put, none an integer: at the first points all are positive.
+#: The values of symbols, none an integer: at the first points all are positive.
 _PLACES = tuple(Fraction(top, bottom) for top, bottom in ((17, 13), (7, 11), (23, 9), (31, 29), (19, 17), (5, 43)))
 _SIGNS = ((1, 1, 1), (1, 1, 1), (1, 1, 1), (-1, 1, -1), (1, -1, 1), (-1, -1, 1))
 _STEP = Fraction(10, 37)
@@ -26,7 +26,7 @@ _SYMBOLS, _DEGREE = 3, 32
 
 @lru_cache(maxsize=4096)
 def parsed(text: str) -> Any:
-    """The expression of a spelled text, None where it cannot be read."""
+    """Return the expression of a spelled text, None if it cannot be read."""
     try:
         return expression(text)
     except (Unread, RecursionError, OverflowError):
@@ -34,7 +34,7 @@ def parsed(text: str) -> Any:
 
 
 def same_value(gold: str, claim: str) -> bool:
-    r"""Whether two spelled expressions are equal for all values of their symbols.
+    r"""Tell whether two spelled expressions are equal for all values of their symbols.
 
     >>> same_value("x^{2}+2x+1", "(x+1)^{2}"), same_value(r"\frac{1}{2004!}", r"\frac{1}{2006!}"), same_value("f'", "f")
     (True, False, False)
@@ -44,7 +44,7 @@ def same_value(gold: str, claim: str) -> bool:
 
 
 def near(exact: str, decimals: str) -> bool:
-    r"""Whether a number is another one rounded, to a digit at least.
+    r"""Tell whether a number is another one rounded, to a digit at least.
 
     >>> near(r"\sqrt{2}", "1.4"), near("7", "8")
     (True, False)
@@ -56,7 +56,8 @@ def near(exact: str, decimals: str) -> bool:
 
 
 def multiple(*sides: str) -> int:
-    r"""1 or -1: the difference of the last two sides is that of the first two, times a number above or below 0; else 0.
+    r"""Return 1 or -1 if the difference of the last two sides is that of the first two, times a number above or below
+    0; else 0.
 
     >>> multiple("x+y", "5", "y", "5-x"), multiple("x", "3", "3", "x"), multiple("x+y", "5", "x-y", "5")
     (1, -1, 0)
@@ -78,7 +79,7 @@ def multiple(*sides: str) -> int:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two sympy expressions are equal for all values of their symbols.
+    """Tell whether two sympy expressions are equal for all values of their symbols.
 
     >>> from sympy import exp, pi, sqrt, symbols
     >>> x, y = symbols("x y")
@@ -105,7 +106,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def zero_polynomial(difference: Any) -> bool | None:
-    """Whether a polynomial with rational coefficients is 0; None where it is none, or a large one."""
+    """Tell whether a polynomial with rational coefficients is 0; None if it is none, or a large one."""
     symbols = sorted(difference.free_symbols, key=str)
     if len(symbols) > _SYMBOLS or _degree(difference) > _DEGREE:
         return None
@@ -117,7 +118,7 @@ def zero_polynomial(difference: Any) -> bool | None:
 
 
 def _values(one: Any, other: Any) -> list[tuple[Any, Any]]:
-    """Both at the same points, those where both are finite."""
+    """Return both at the same points, those where both are finite."""
     from sympy import Rational
 
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
@@ -133,7 +134,7 @@ def _values(one: Any, other: Any) -> list[tuple[Any, Any]]:
 
 
 def _near(one: Any, other: Any) -> bool:
-    """Whether two numbers agree relative to their size. What is noise beside the digits computed is 0."""
+    """Tell whether two numbers agree relative to their size. What is noise beside the digits computed is 0."""
     size = max(abs(one), abs(other))
     return bool(_finite(size) and abs(one - other) <= size * 10**-_AGREE)
 
@@ -143,7 +144,7 @@ def _finite(value: Any) -> bool:
 
 
 def _degree(expression: Any) -> float:
-    """At least the degree of a polynomial with rational coefficients; infinite for anything else."""
+    """Bound the degree of a polynomial with rational coefficients; infinite for anything else."""
     if expression.is_Symbol:
         return 1
     if expression.is_Add or expression.is_Mul:
@@ -153,5 +154,5 @@ def _degree(expression: Any) -> float:
     return 0 if expression.is_Rational else float("inf")
 
 
-#: What the child is asked -> the function that answers.
+#: The question to the child -> the function that answers.
 QUESTIONS: dict[str, Callable[..., bool | int]] = {"value": same_value, "multiple": multiple, "near": near}

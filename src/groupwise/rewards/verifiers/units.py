@@ -18,7 +18,7 @@ _PREFIXES = {
     "n": "1e-9",
     "kilo": "1000", "mega": "1e6", "giga": "1e9", "centi": "1/100", "milli": "1/1000", "micro": "1e-6", "nano": "1e-9",
 }  # fmt: skip
-#: What is measured -> its metric units, symbols and words, which take prefixes.
+#: A quantity -> its metric units, symbols and words, which take prefixes.
 _METRIC = {
     "length": "m meter metre", "mass": "g gram", "time": "s second", "volume": "l L liter litre", "energy": "J joule",
     "force": "N newton", "power": "W watt", "voltage": "V volt", "current": "A ampere", "frequency": "Hz hertz",
@@ -64,7 +64,7 @@ UNITS = _units()
 
 @lru_cache(maxsize=2048)
 def unit(text: str) -> Unit | None:
-    """The unit that a text is; None where it has a word that is none.
+    """Return the unit that a text is; None if it has a word that is none.
 
     >>> unit("cm").size, unit("km/h") == unit("kilometers per hour"), unit("square feet") == unit("ft^2"), unit("eggs")
     (Fraction(1, 100), True, True, None)

@@ -35,7 +35,7 @@ _WARM = (
 
 @dataclass
 class Tally:
-    """How many questions had no answer: too late, or with the end of the child (a crash, or out of memory)."""
+    """Counts of questions that had no answer: too late, or with the end of the child (a crash, or out of memory)."""
 
     late: int = 0
     died: int = 0
@@ -62,12 +62,13 @@ class Guard:
         return Guard, (self.deadline,)
 
     def start(self) -> None:
-        """Starts the child without waiting for it, so that the first question need not."""
+        """Start the child without waiting for it, so that the first question need not."""
         with self._lock:
             self._running()
 
     def ask(self, *question: str, seconds: float) -> tuple[bool | int, float]:
-        """The child's answer, and the seconds that it took; False where it was late or died, which `tally` tells apart.
+        """Ask the child -> its answer, False if it was late or died (`tally` tells these apart), and the seconds that
+        it took.
 
         Neither the start of the child nor the questions of other threads count. Raises RunError.
         """
@@ -108,7 +109,7 @@ class Guard:
 
 
 def prepare() -> Callable[..., bool | int]:
-    """Loads sympy and gives the function that answers questions."""
+    """Load sympy and return the function that answers questions."""
 
     @lru_cache(maxsize=4096)
     def answer(kind: str, *texts: str) -> bool | int:
@@ -123,7 +124,7 @@ def prepare() -> Callable[..., bool | int]:
 
 
 def main(parent: Channel) -> None:
-    """Answers questions until the parent is gone."""
+    """Answer questions until the parent is gone."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answer = prepare()

@@ -1,4 +1,4 @@
-"""What the words around an answer say: that it is so, is not, or is taken back (rule 6 of docs/answers.md)."""
+"""The words around an answer, which say that it is so, is not, or is taken back (rule 6 of docs/answers.md)."""
 
 import re
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _WRONG = re.compile(
     r"|\bcontradict\w+",
     re.IGNORECASE,
 )
-#: What may be an answer: a formula, a number, a letter that is no article and no pronoun.
+#: A text that may be an answer: a formula, a number, a letter that is no article and no pronoun.
 _CANDIDATE = re.compile(r"\$[^$\n]+\$|\d+(?:[.,]\d+)*|\b[A-HJ-Z]\b(?!(?<=A)\s+(?!and|or|is|but|looks|seems)[a-z])")
 _INSTEAD_OF = re.compile(rf"\b(?:not|instead of|rather than)\s+[($]*?({_CANDIDATE.pattern})")
 #: In front of a phrase, in its clause: then it does not say what the answer is.
@@ -94,7 +94,7 @@ def backwards(pattern: re.Pattern[str], text: str) -> Iterator[str]:
 
 
 def doubted(before: str) -> bool:
-    """Whether the clause before a phrase such as `answer is` says that it does not hold.
+    """Tell whether the clause before a phrase such as `answer is` says that it does not hold.
 
     >>> doubted("I do not think that the "), doubted("If the "), doubted("It is not 5, so the ")
     (True, True, False)
@@ -106,7 +106,7 @@ def doubted(before: str) -> bool:
 
 
 def taken_back(claim: str, later: str = "") -> bool:
-    """Whether what stands behind a phrase, or on later lines, says that it is wrong: it, and not another answer.
+    """Tell whether what stands behind a phrase, or on later lines, says that it is wrong: it, and not another answer.
 
     >>> taken_back("18. Wait, that is wrong"), taken_back("18, since 2 * 9 = 18"), taken_back("18.", "Sorry, it is 17.")
     (True, False, True)
@@ -124,8 +124,8 @@ def taken_back(claim: str, later: str = "") -> bool:
 
 
 def _another(before: str, own: str) -> bool:
-    """Whether `that is wrong` behind a text is about another candidate than `own`: one in its sentence, or the letter
-    named last.
+    """Tell whether `that is wrong` behind a text is about another candidate than `own`: one in its sentence, or the
+    letter named last.
     """
     named = _CANDIDATE.findall(SENTENCE.split(before)[-1])
     letters = [one for one in _CANDIDATE.findall(before) if one.isalpha()] if own.isalpha() else []
@@ -133,7 +133,7 @@ def _another(before: str, own: str) -> bool:
 
 
 def statement(text: str) -> str:
-    r"""What words mark, without the words around it; "" where they deny it.
+    r"""Find what words mark, without the words around it; "" if they deny it.
 
     >>> statement("$x = 5$, since it is odd."), statement("that $x^2$ holds. So"), statement("not $x$")
     ('$x = 5$', '$x^2$', '')
@@ -164,7 +164,7 @@ def statement(text: str) -> str:
 
 
 def denied(before: str) -> bool:
-    """Whether the words before a formula say that it is not so.
+    """Tell whether the words before a formula say that it is not so.
 
     >>> denied("It is not "), denied("It is ")
     (True, False)

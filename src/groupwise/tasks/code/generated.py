@@ -24,7 +24,7 @@ _INPUTS = (-7, -1, 0, 2, 5)
 
 @lru_cache(maxsize=8)
 def splits(steps: tuple[int, int], heldout_share: float, problems: int, seed: int) -> dict[str, tuple[Sample, ...]]:
-    """The samples of "train" and "heldout", at most `problems` together."""
+    """Return the samples of "train" and "heldout", at most `problems` together."""
     rng = random.Random(seed)
     prompts: set[str] = set()
     counts = range(steps[0], steps[1] + 1)
@@ -37,24 +37,24 @@ def splits(steps: tuple[int, int], heldout_share: float, problems: int, seed: in
 
 
 def demonstrations(train: Sequence[Sample], worked_share: float, count: int, seed: int) -> list[Demonstration]:
-    """`count` demonstrations on these problems, a `worked_share` of them right."""
+    """Draw `count` demonstrations on these problems, a `worked_share` of them right."""
     rng = random.Random(seed)
     chosen = [(rng.choice(train).prompt, rng.random() < worked_share) for _ in range(count)]
     return [Demonstration(prompt, right(prompt) if works else hasty(prompt)) for prompt, works in chosen]
 
 
 def right(prompt: str) -> str:
-    """Step after step: `+3*2:` -> `x+=3;x*=2;return x`."""
+    """Take step after step: `+3*2:` -> `x+=3;x*=2;return x`."""
     return "".join(f"x{step[0]}={step[1]};" for step in _STEP.findall(prompt)) + "return x"
 
 
 def hasty(prompt: str) -> str:
-    """The steps as they stand: `+3*2:` -> `return x+3*2`, which adds 6."""
+    """Write the steps as they stand: `+3*2:` -> `return x+3*2`, which adds 6."""
     return "return x" + prompt.rstrip(":")
 
 
 def value(prompt: str, x: int) -> int:
-    """What the steps make of x.
+    """Compute what the steps make of x.
 
     >>> value("+3*2:", 1)
     8
@@ -66,7 +66,7 @@ def value(prompt: str, x: int) -> int:
 
 
 def _haste_fails(chain: Sequence[str]) -> bool:
-    """Whether a multiplication comes after a sum: Python would do it first."""
+    """Tell whether a multiplication comes after a sum: Python would do it first."""
     sums = [i for i, step in enumerate(chain) if step[0] != "*"]
     return bool(sums) and any(step[0] == "*" for step in chain[sums[0] :])
 

@@ -94,12 +94,12 @@ class Code(PickledSettings):
         return self.seconds + MARGIN
 
     def start_inside(self, starting: Starting) -> None:
-        """From now on the sandbox starts inside of `starting()`."""
+        """Let the sandbox start inside of `starting()`, from now on."""
         self._box.starting = starting
 
     @property
     def layers(self) -> Layers:
-        """What protects this machine from the completions. Raises UsageError where that is too little."""
+        """The protection of this machine from the completions. Raises UsageError if that is too little."""
         return self._box.layers
 
     @property
@@ -109,11 +109,11 @@ class Code(PickledSettings):
         return hashlib.sha256(repr(samples).encode()).hexdigest()
 
     def notes(self) -> list[str]:
-        """What stands between the completions and this machine. Raises UsageError where that is too little."""
+        """Say what stands between the completions and this machine. Raises UsageError if that is too little."""
         return [f"sandbox: {self.layers}"]
 
     def samples(self, split: str) -> Sequence[Sample]:
-        """The problems of "train" or "heldout", in the same order in every process.
+        """Return the problems of "train" or "heldout", in the same order in every process.
 
         Raises UsageError naming file and line for a row that is no problem.
         """
@@ -123,18 +123,18 @@ class Code(PickledSettings):
         return generated.splits(self.steps, self.heldout_share, self.problems, self.seed)[split]
 
     def score(self, sample: Sample, completion: str) -> float:
-        """1.0 where the completion passes every test, else 0.0; with `partial` the share of tests passed."""
+        """Return 1.0 if the completion passes every test, else 0.0; with `partial` the share of tests passed."""
         return self._worth(self._judged(sample, completion)[2])
 
     def explained(self, sample: Sample, completion: str) -> tuple[float, str]:
-        """The score, and in a line of `sandbox.words` why a test failed: the first one; "" where all passed."""
+        """Return the score, and in a line of `sandbox.words` why a test failed: the first one; "" if all passed."""
         program, tests, results = self._judged(sample, completion)
         first = next((failure for failure in results if failure is not None), None)
         called = [name for test in tests for name in judge.called(test)]
         return self._worth(results), "" if first is None else words.in_words(self._box, first, program, called)
 
     def _judged(self, sample: Sample, completion: str) -> tuple[str, Sequence[Test], list[Failure | None]]:
-        """The program of a completion, its tests and why each of them failed."""
+        """Return the program of a completion, its tests and why each of them failed."""
         extra = sample.extra
         entry = str(extra.get("entry_point", ""))
         program, tests = assemble(completion, str(extra.get("prefix", "")), entry), cases.parse(extra["tests"], entry)
@@ -145,11 +145,13 @@ class Code(PickledSettings):
         return sum(passed) / len(passed) if self.partial else float(all(passed))
 
     def gold(self, sample: Sample) -> str:
-        """The problem's solution, "" where its row has none."""
+        """Return the problem's solution, "" if its row has none."""
         return sample.answer
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        """`count` demonstrations: of generated functions a mixture of right and hasty ones, of a file its solutions."""
+        """Draw `count` demonstrations: of generated functions a mixture of right and hasty ones, of a file its
+        solutions.
+        """
         train = self.samples("train")
         if not self.path:
             return generated.demonstrations(train, self.worked_share, count, seed)
@@ -169,7 +171,7 @@ class Code(PickledSettings):
         return {"train": tuple(self._read(self.path)), "heldout": tuple(self._read(self.heldout))}
 
     def _read(self, path: str) -> Iterator[Sample]:
-        """The file's problems, line by line."""
+        """Return the file's problems, line by line."""
         file = location(path, "task.path")
         require_regular(file, path)
         row, source = None, JsonLines(str(file))
@@ -199,8 +201,8 @@ class Code(PickledSettings):
 
 
 def assemble(completion: str, prefix: str, entry_point: str) -> str:
-    """The program of a completion, after the prefix: the last block in fences that defines the entry point, which
-    stands alone; else its blocks of Python, and with a prefix the last of them; without fences all of it.
+    """Return the program of a completion, after the prefix: the last block in fences that defines the entry point,
+    which stands alone; else its blocks of Python, and with a prefix the last of them; without fences all of it.
 
     >>> assemble("x+1", "def f(x): return ", "f")
     'def f(x): return x+1'
@@ -220,6 +222,6 @@ def assemble(completion: str, prefix: str, entry_point: str) -> str:
 
 
 def _blocks(completion: str) -> Iterator[tuple[str, str]]:
-    """The language and the code of each block in fences; code is indented as far as its fence is."""
+    """Return the language and the code of each block in fences; code is indented as far as its fence is."""
     for indent, _, language, code in _FENCE.findall(completion):
         yield language.lower(), re.sub(rf"^[ \t]{{1,{len(indent)}}}", "", code, flags=re.MULTILINE) if indent else code

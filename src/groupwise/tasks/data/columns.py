@@ -1,4 +1,4 @@
-"""From the columns of a row to a sample. Pure; every message names the key of the recipe and the line of the file."""
+"""The reader of rows, which makes samples of columns. Pure; each message names the key of the recipe and the line."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from groupwise.tasks.data.nested import MissingColumn, has_value, value_at
 from groupwise.tasks.data.settings import DataSettings, template_columns
 
 _LETTERS = string.ascii_uppercase
-#: What becomes of a last turn of the assistant's, as a note says it.
+#: The note on a last turn of the assistant's that stays.
 CONTINUED = "the prompt ends with the assistant's turn: the policy continues it"
 #: A column of TRL's that chat templates are given row by row, and what becomes of it, as a note says it.
 KEYWORDS = "chat_template_kwargs"
@@ -76,7 +76,7 @@ class Columns:
         return named | {column: f"task.filter.{column}" for column in s.filter if column not in named}
 
     def gold(self, values: Mapping[str, Any]) -> str | None:
-        """The answer; None where the row has none (no text, no mark, no box), "" where it need not have one."""
+        """Return the answer; None if the row has none (no text, no mark, no box), "" if it need not have one."""
         s = self.settings
         if self._lacks_answer(values):
             return ""
@@ -93,8 +93,8 @@ class Columns:
         return text.strip() or None
 
     def read(self, values: Mapping[str, Any], key: str, where: str, origin: str) -> Reading:
-        """What the row says; `origin` is its source where no column says another. Columns that the sample does not hold
-        go to `extra`.
+        """Read what the row says; `origin` is its source if no column says another. Columns that the sample does not
+        hold go to `extra`.
         """
         s = self.settings
         turns, changes = self._conversation(values, where)
@@ -125,7 +125,7 @@ class Columns:
         return Reading(problem, frame(turns, tools), sample, changes)
 
     def solution(self, sample: Sample) -> str:
-        """The worked solution that the sample's row holds, "" where it holds none."""
+        """Return the worked solution that the sample's row holds, "" if it holds none."""
         s = self.settings
         try:
             text = value_at(sample.extra, s.solution)
@@ -138,7 +138,7 @@ class Columns:
         return template_columns(self.settings.prompt)
 
     def _conversation(self, values: Mapping[str, Any], where: str) -> tuple[list[Turn], list[str]]:
-        """The turns of the row, none where its prompt is a text; and what was changed.
+        """Return the turns of the row, none if its prompt is a text; and what was changed.
 
         What `messages` holds is a whole conversation, whose last answer the policy is to write itself; a prompt that
         ends with the assistant's turn is a prompt, which the policy continues.
@@ -160,7 +160,7 @@ class Columns:
         return (turns, [*changes, CONTINUED]) if begun else (asked, changes)
 
     def _text(self, values: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
-        """The problem of a row whose prompt is a text, and what was changed."""
+        """Return the problem of a row whose prompt is a text, and what was changed."""
         column = self.settings.prompt
         if not self._template:
             return _prompt_text(value_at(values, column), where, column), []
@@ -169,7 +169,7 @@ class Columns:
         return _prompt_text(text, where, column), changes
 
     def _answer(self, values: Mapping[str, Any], changes: list[str]) -> tuple[str, tuple[Any, ...]]:
-        """The gold answer as text, and (as the row holds it,), or () where the text is all there is."""
+        """Return the gold answer as text, and (as the row holds it,), or () where the text is all there is."""
         s = self.settings
         if self._lacks_answer(values):
             return "", ()
@@ -182,7 +182,7 @@ class Columns:
         return "", (None if cut else value,)
 
     def _functions(self, values: Mapping[str, Any], where: str, changes: list[str]) -> tuple[dict[str, Any], ...]:
-        """The schemas of the functions that the policy may call; none where the prompt itself shows their column."""
+        """Read the schemas of the functions that the policy may call; none if the prompt itself shows their column."""
         name = self.settings.functions
         named = self.settings.must_have_functions
         if not name or name in self._template or not (named or name in values):
@@ -201,7 +201,7 @@ class Columns:
         return tuple(schemas)
 
     def _lacks_answer(self, values: Mapping[str, Any]) -> bool:
-        """Whether the row has no column of a gold answer, and need not have one."""
+        """Tell whether the row has no column of a gold answer, and need not have one."""
         if self.settings.must_have_answer:
             return False
         return not self.settings.answer or not has_value(values, self.settings.answer)
@@ -215,7 +215,7 @@ class Columns:
 
 
 def last_boxed(text: str) -> str:
-    r"""What the last \boxed{...} of a text holds, "" where there is none or its braces do not close.
+    r"""Return what the last \boxed{...} of a text holds, "" if there is none or its braces do not close.
 
     >>> last_boxed(r"so \boxed{1}, no: $\boxed{\frac{1}{2}}$.")
     '\\frac{1}{2}'
@@ -235,7 +235,7 @@ def _prompt_text(value: object, where: str, column: str) -> str:
 
 
 def _filled(template: str, values: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """A template with the values of its columns; and the columns that hold nothing, a list of them included."""
+    """Return a template with the values of its columns; and the columns that hold nothing, a list of them included."""
     pieces = [(text, column) for text, column, _, _ in string.Formatter().parse(template)]
     filled = [(column, value_at(values, column)) for _, column in pieces if column is not None]
     lacking = [
@@ -246,12 +246,12 @@ def _filled(template: str, values: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 
 def _is_nothing(value: object) -> bool:
-    """Whether the value is null, or NaN, which is how pandas writes it."""
+    """Tell whether the value is null, or NaN, which is how pandas writes it."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _inserted(value: Any) -> str:
-    """A value as a template shows it: a list becomes lettered lines, as the choices of a question.
+    """Return a value as a template shows it: a list becomes lettered lines, as the choices of a question.
 
     >>> _inserted(["1", None, {"a": True}]), _inserted(2.5), _inserted(None)
     ('A. 1\\nB. \\nC. {"a": true}', '2.5', '')

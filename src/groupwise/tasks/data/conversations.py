@@ -11,29 +11,29 @@ from groupwise.core.errors import UsageError, brief, listed
 from groupwise.core.files.json_text import json_value
 from groupwise.tasks.data.formats import kind_of
 
-#: What may be changed on the way, as a note says it.
+#: Notes on what is changed on the way.
 WRITTEN = "a conversation, or calls of tools, written as text: read as JSON"
 WRITTEN_AGAIN = "a conversation written as text that was encoded as JSON again: read as JSON each time"
 PARTS = "what a turn says comes in parts: put together into one text, one a line"
 NULLS = "arguments of a tool's call that are nothing (null): left out"
 FUNCTIONS_WRITTEN = "functions that the policy may call, written as text: read as JSON"
 FUNCTION_NULLS = "what the schema of a function holds as nothing (null): left out"
-#: How a text begins that is a conversation and was written into one column.
+#: The beginning of a conversation that was written into one column as text.
 _BEGINS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']\s*:""")
-#: What such a text says near its beginning where another key comes first, or where it is one object.
+#: The speaker near the beginning of such a text if another key comes first, or it is one object.
 _SPEAKER = re.compile(r"""["'](?:role|from)["']\s*:\s*["'](?:system|developer|user|human|assistant|gpt|tool)["']""")
 _NEAR = 2_000
-#: How Python spells such a list, which is no JSON.
+#: Python's spelling of such a list, which is no JSON.
 _OF_PYTHON = re.compile(r"\s*\[?\s*\{\s*'")
-#: What a part of a content holds that is no text.
+#: Keys in a part of a content that is no text.
 _MEDIA = re.compile(r"image|video|audio|file|url|bytes")
 
 Turn = dict[str, Any]
 
 
 def has_turns(value: object) -> bool:
-    """Whether a prompt is a conversation: a list of objects, one at least, or such a list written as text, also as text
-    that was encoded again.
+    """Tell whether a prompt is a conversation: a list of objects, one at least, or such a list written as text, also as
+    text that was encoded again.
 
     >>> has_turns([{"role": "user", "content": "1 + 1?"}]), has_turns('[{"role": "user"'), has_turns("[1]")
     (True, True, False)
@@ -46,7 +46,8 @@ def has_turns(value: object) -> bool:
 
 
 def _unquoted(text: str) -> str:
-    """The text inside a text that is one JSON string, however often it was encoded; a text that is none as it stands.
+    """Return the text inside a text that is one JSON string, however often it was encoded; a text that is none as it
+    stands.
 
     >>> _unquoted(json.dumps(json.dumps("[]"))), _unquoted('"One" or "two"?')
     ('[]', '"One" or "two"?')
@@ -61,7 +62,7 @@ def _unquoted(text: str) -> str:
 
 
 def conversation(value: object, where: str, key: str) -> tuple[list[Turn], list[str]]:
-    """The turns, and what was changed. A last one of the assistant's is the beginning of the answer.
+    """Return the turns, and what was changed. A last one of the assistant's is the beginning of the answer.
 
     A turn keeps every key that holds something. Raises UsageError, beginning with the row's place `where` and the
     recipe's `key`, where a text model cannot read one.
@@ -90,7 +91,7 @@ def conversation(value: object, where: str, key: str) -> tuple[list[Turn], list[
 
 
 def functions(value: object, place: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """The schemas of functions that a row holds, and what was changed. None where it holds nothing.
+    """Return the schemas of functions that a row holds, and what was changed. None if it holds nothing.
 
     Raises UsageError, beginning with `place`, where it holds something else.
 
@@ -113,19 +114,19 @@ def functions(value: object, place: str) -> tuple[list[dict[str, Any]], list[str
 
 
 def _name(schema: object) -> object:
-    """The name of a function; None where it is no schema of one."""
+    """Return the name of a function; None if it is no schema of one."""
     own = schema.get("function", schema) if isinstance(schema, dict) else None
     return own.get("name") if isinstance(own, dict) else None
 
 
 def without_prefill(turns: list[Turn]) -> list[Turn]:
-    """The turns without a last one of the assistant's."""
+    """Return the turns without a last one of the assistant's."""
     return turns[:-1] if turns[-1]["role"] == "assistant" else turns
 
 
 def frame(turns: list[Turn], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-    """What stands around the question: the system prompt, the beginning of the answer, what turns hold beside what they
-    say, and the functions that may be called; "" where there is none of these.
+    """Write what stands around the question: the system prompt, the beginning of the answer, what turns hold beside
+    what they say, and the functions that may be called; "" if there is none of these.
     """
     asked = without_prefill(turns) if turns else []
     around = [turn for turn in asked if turn["role"] in _SYSTEM] + turns[len(asked) :]
@@ -140,7 +141,7 @@ _ASKED = ("role", "content", "tool_calls")
 
 
 def question(turns: list[Turn]) -> str:
-    """What a conversation asks, whatever its system prompt and the beginning of its answer: of one turn its text.
+    """Write what a conversation asks, whatever its system prompt and the beginning of its answer: of one turn its text.
 
     >>> user = {"role": "user", "content": "1 + 1?"}
     >>> question([user]), question([{"role": "system", "content": "Be brief."}, user])
@@ -153,7 +154,7 @@ def question(turns: list[Turn]) -> str:
 
 
 def inside(value: object) -> str:
-    """What a list that is no conversation holds, as a message goes on; "" of anything else.
+    """Say what a list that is no conversation holds, as a message goes on; "" of anything else.
 
     >>> inside([]), inside([[]]), inside(["1 + 1?"]), inside(3)
     ('; it is empty', '; its first entry is a list', '', '')
@@ -171,7 +172,7 @@ def _refuse(place: str, what: str) -> NoReturn:
 
 
 def _turn(turn: Mapping[str, Any], place: str, changes: list[str]) -> Turn:
-    """One turn with its content as one text."""
+    """Read one turn, its content as one text."""
     role, content = turn.get("role"), turn.get("content")
     if not isinstance(role, str):
         rename = "; rename from and value, and their human and gpt to user and assistant" * ("from" in turn)
@@ -190,7 +191,7 @@ def _turn(turn: Mapping[str, Any], place: str, changes: list[str]) -> Turn:
 
 
 def _joined(parts: Sequence[Any], place: str, changes: list[str]) -> str:
-    """The text of content that comes in parts."""
+    """Return the text of content that comes in parts."""
     texts = list[str]()
     for part in parts:
         own = part if isinstance(part, dict) else {"type": "text", "text": part}
@@ -208,7 +209,7 @@ def _joined(parts: Sequence[Any], place: str, changes: list[str]) -> str:
 
 
 def _calls(calls: object, place: str, changes: list[str]) -> list[dict[str, Any]]:
-    """Calls of tools: a list of objects, each with the name of its function."""
+    """Read calls of tools: a list of objects, each with the name of its function."""
     if isinstance(calls, str):
         calls = json_value(calls.encode(errors="surrogatepass"), f"{place}: tool_calls")
         changes.append(WRITTEN)
@@ -222,7 +223,7 @@ def _calls(calls: object, place: str, changes: list[str]) -> list[dict[str, Any]
 
 
 def _without_nulls(value: Any) -> Any:
-    """The value without keys that hold nothing: in a table of an Arrow file every row has the keys of all rows."""
+    """Leave out the keys that hold nothing: in a table of an Arrow file every row has the keys of all rows."""
     if isinstance(value, dict):
         return {key: _without_nulls(entry) for key, entry in value.items() if entry is not None}
     return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value

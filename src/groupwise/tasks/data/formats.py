@@ -57,18 +57,18 @@ class Source(ABC):
 
     @abstractmethod
     def rows(self) -> Iterator[Row]:
-        """Every row in its order, read one at a time."""
+        """Return every row in its order, read one at a time."""
 
     def read(self, number: int, offset: int) -> dict[str, Any]:
-        """The columns of row `number` once more, by its offset, where that is not IN_MEMORY."""
+        """Return the columns of row `number` once more, by its offset, where that is not IN_MEMORY."""
         raise AssertionError("rows in memory are not read again")
 
     def where(self, number: int) -> str:
-        """A row's place, for messages: "train.jsonl, line 3"."""
+        """Return a row's place, for messages: "train.jsonl, line 3"."""
         return f"{self.name}, {self.unit} {number}"
 
     def _in_memory(self) -> bool:
-        """Whether the file is so small, or packed, that its rows are held rather than read again."""
+        """Tell whether the file is so small, or packed, that its rows are held rather than read again."""
         return self.path.suffix == ".gz" or self.path.stat().st_size < SMALL_FILE
 
 
@@ -120,7 +120,7 @@ class JsonList(Source):
 
 
 def rows_inside(table: dict[str, Any]) -> str:
-    """Say where the rows of an object are that is a whole file, as a message goes on; "" where it may be a row itself.
+    """Say where the rows of an object are that is a whole file, as a message goes on; "" if it may be a row itself.
 
     >>> rows_inside({"data": [{"prompt": "1 + 1?"}]}), rows_inside({"prompt": "1 + 1?", "tags": ["a"]})
     ("; its 'data' holds 1: write that list alone", '')
@@ -156,7 +156,7 @@ class Csv(Source):
         return self._columns(header, fields, number)
 
     def _records(self, file: IO[bytes], first: int = 1) -> Iterator[tuple[int, int, list[str]]]:
-        """Line number, offset and fields of every record from where the file stands."""
+        """Yield line number, offset and fields of every record from where the file stands."""
         lines = (decoded(line, self.where(number)) for number, _, line in numbered_lines(file, self.where, first))
         reader = csv.reader(lines, delimiter="\t" if self.path.suffix == ".tsv" else ",", strict=True)
         while True:
@@ -186,7 +186,9 @@ class Csv(Source):
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The file's bytes after a byte order mark, unpacked where it is a .gz. Raises UsageError in the system's words."""
+    """Return the file's bytes after a byte order mark, unpacked where it is a .gz. Raises UsageError in the system's
+    words.
+    """
     try:
         file: Any = (gzip.open if path.suffix == ".gz" else open)(path, "rb")
         if file.read(len(BOM_UTF8)) != BOM_UTF8:
@@ -197,7 +199,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 def numbered_lines(file: IO[bytes], where: Callable[[int], str], first: int = 1) -> Iterator[tuple[int, int, bytes]]:
-    """Line number, offset and bytes of every line from where the file stands."""
+    """Yield line number, offset and bytes of every line from where the file stands."""
     number, offset = first, file.tell()
     while True:
         try:
@@ -213,14 +215,14 @@ def numbered_lines(file: IO[bytes], where: Callable[[int], str], first: int = 1)
 
 
 def json_object(value: object, where: str) -> dict[str, Any]:
-    """The value, where it is an object. Raises UsageError saying what it is otherwise."""
+    """Return the value, where it is an object. Raises UsageError saying what it is otherwise."""
     if not isinstance(value, dict):
         raise UsageError(f'{where}: {kind_of(value)}, not an object of columns; such as {{"prompt": ...}}')
     return value
 
 
 def kind_of(value: object) -> str:
-    """What a JSON value is, in words.
+    """Say what a JSON value is.
 
     >>> kind_of([1]), kind_of(None)
     ('a list', 'nothing (null)')

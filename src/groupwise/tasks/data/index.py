@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SampleIndex:
-    """Where the row of every sample stands, 30 bytes each, and the samples of rows that cannot be read again.
+    """The places of all rows, 30 bytes each, and the samples of rows that cannot be read again.
 
     digests   a hash of each problem's text, and of its row where rows are problems however alike: equal hashes are one
               problem, and they decide the split
@@ -68,7 +68,7 @@ class SampleIndex:
         return [f"{name}#{count + 1}" if count else name for name, count in zip(names, counts, strict=True)]
 
     def add(self, origin: int, row: Row) -> Sequence[str]:
-        """One more row of source number `origin` -> what was changed in it, in words."""
+        """Add one more row of source number `origin` -> what was changed in it, in words."""
         where = self.sources[origin].where(row.number)
         problem, reading = self._read(origin, row.number, row.values)
         sample = reading.sample
@@ -90,7 +90,7 @@ class SampleIndex:
         return reading.changes
 
     def sample(self, index: int) -> Sample:
-        """The sample of row `index`. Raises RunError where its file is no longer what it was."""
+        """Return the sample of row `index`. Raises RunError if its file is no longer what it was."""
         sample = self.samples[-1 - self.offsets[index]] if self.offsets[index] < 0 else self._read_again(index)
         if len(sample.extra) < len(self.named):
             sample = replace(sample, extra={**dict.fromkeys(self.named), **sample.extra})
@@ -122,7 +122,7 @@ class SampleIndex:
         return reading.sample
 
     def _read(self, origin: int, number: int, values: dict[str, Any]) -> tuple[int, Reading]:
-        """The hash of a row's problem, and what the row says."""
+        """Return the hash of a row's problem, and what the row says."""
         label, where = self.labels[origin], self.sources[origin].where(number)
         reading = self.columns.read(values, key=f"{label}:{number}", where=where, origin=label.split(".")[0])
         row = f" {label}:{number}" if self.columns.settings.repeats else ""
@@ -147,12 +147,12 @@ class IndexedSamples(Sequence[Sample]):
 
 
 def _is_bare(sample: Sample) -> bool:
-    """Whether its row has no column of a gold answer, not even an empty one."""
+    """Tell whether its row has no column of a gold answer, not even an empty one."""
     return not sample.held_answer and not sample.answer
 
 
 def digest(problem: str, where: str) -> int:
-    """64 bits of a problem's text alone, white space counted as one blank, composed and decomposed letters as one.
+    """Hash to 64 bits a problem's text alone, white space counted as one blank, composed and decomposed letters as one.
 
     >>> digest("1 + 1", "") == digest("1  +\\n1 ", ""), digest("caf\u00e9", "") == digest("cafe\u0301", "")
     (True, True)

@@ -16,7 +16,7 @@ from groupwise.tasks.data.formats import IN_MEMORY, Row, Source
 _BATCH = 1024
 #: (a value of a column) -> the value that it stands for.
 Shorten = Callable[[Any], Any]
-#: What `save_to_disk` leaves in a folder.
+#: Files that `save_to_disk` leaves in a folder.
 _SAVED = ("dataset_dict.json", "dataset_info.json")
 
 
@@ -74,25 +74,26 @@ class Dataset(Source):
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Whether `save_to_disk` of the library wrote the folder."""
+    """Tell whether `save_to_disk` of the library wrote the folder."""
     return any((folder / name).is_file() for name in _SAVED)
 
 
 def saved_splits(folder: Path) -> dict[str, Dataset]:
-    """The splits of a folder written by `save_to_disk`; one named "" where it has none."""
+    """Return the splits of a folder written by `save_to_disk`; one named "" if it has none."""
     library = need("datasets", "tasks", f"{folder}: a folder that `save_to_disk` made")
     return _splits(str(folder), lambda: library.load_from_disk(str(folder)))
 
 
 def hub_splits(key: str, name: str) -> dict[str, Dataset]:
-    """The splits of the data set `name` or `name:config`, from the hub or the library's cache."""
+    """Return the splits of the data set `name` or `name:config`, from the hub or the library's cache."""
     library = need("datasets", "tasks", f"{key} = {name!r}: no such file or folder, so a data set's id, which")
     repository, _, config = name.partition(":")
     return _splits(name, lambda: library.load_dataset(repository, config or None), f"{key} = {name!r}: no such file; ")
 
 
 def plain_row(values: Mapping[str, Any], own: Mapping[str, Shorten]) -> tuple[dict[str, Any], list[str]]:
-    """A row's columns as JSON has them, those of `own` first made by it; and the columns whose bytes are left out.
+    """Return a row's columns as JSON has them, those of `own` first made by it; and the columns whose bytes are left
+    out.
 
     >>> plain_row({"a": (1, Decimal("2.50")), "b": [b"..."]}, {})
     ({'a': [1, '2.50'], 'b': [None]}, ['b'])
@@ -106,7 +107,7 @@ def plain_row(values: Mapping[str, Any], own: Mapping[str, Shorten]) -> tuple[di
 
 
 def _plain(value: Any, lost: list[object]) -> Any:
-    """The value as JSON has it: dates and decimals as text; what is no text, such as bytes, is added to `lost`."""
+    """Return a value as JSON has it: dates and decimals as text; what is no text (bytes) is added to `lost`."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, Mapping):
@@ -120,15 +121,15 @@ def _plain(value: Any, lost: list[object]) -> Any:
 
 
 def shortened(schema: Any) -> dict[str, Shorten]:
-    """What makes the values of each column of an Arrow schema that holds floats of 16 or 32 bits: Arrow gives them in
-    64 bits, 6.1 as 6.099999904632568, and the shortest decimal that is the same float is what was written.
+    """Make what shortens the values of each column of an Arrow schema that holds floats of 16 or 32 bits: Arrow gives
+    them in 64 bits, 6.1 as 6.099999904632568, and the shortest decimal that is the same float is what was written.
     """
     makers = {field.name: _shorten(field.type) for field in schema}
     return {name: maker for name, maker in makers.items() if maker is not None}
 
 
 def _shorten(kind: Any) -> Shorten | None:
-    """Of an Arrow type; None where its values stay as they are."""
+    """Make what shortens the values of an Arrow type; None if they stay as they are."""
     import numpy as np
 
     types = need("pyarrow", "tasks", "a table").types

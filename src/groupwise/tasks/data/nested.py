@@ -12,7 +12,7 @@ class MissingColumn(LookupError):
 
 
 def value_at(values: Mapping[str, Any], path: str) -> Any:
-    """The value of a column, or inside one: names of tables and places in lists (from 0), with dots between.
+    """Return the value of a column, or inside one: names of tables and places in lists (from 0), with dots between.
 
     A column whose whole name is the path comes first. Raises MissingColumn.
 
@@ -35,7 +35,7 @@ def value_at(values: Mapping[str, Any], path: str) -> Any:
 
 
 def has_value(values: Mapping[str, Any], path: str) -> bool:
-    """Whether `value_at` finds something, null included."""
+    """Tell whether `value_at` finds something, null included."""
     try:
         value_at(values, path)
     except MissingColumn:
@@ -44,14 +44,11 @@ def has_value(values: Mapping[str, Any], path: str) -> bool:
 
 
 def _inside(value: Any, name: str, above: str) -> Any:
-    """What a table holds under the name, or a list at the place; `above` is the path to it, for the message."""
+    """Return what a table holds under the name, or a list at the place; `above` is the path to it, for the message."""
     if isinstance(value, Mapping) and name in value:
         return value[name]
     if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
         return value[int(name)]
-    there = f"there: {listed(value)}" if isinstance(value, Mapping) and value else f"it holds {_size(value)}"
+    size = f"a list of {len(value)}" if isinstance(value, list) else kind_of(value)
+    there = f"there: {listed(value)}" if isinstance(value, Mapping) and value else f"it holds {size}"
     raise MissingColumn(f"has no {name!r} in its column {above!r}; {there}")
-
-
-def _size(value: Any) -> str:
-    return f"a list of {len(value)}" if isinstance(value, list) else kind_of(value)

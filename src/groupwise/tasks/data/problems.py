@@ -50,10 +50,11 @@ class Problems:
 
 
 def read_problems(columns: Columns, readable: Callable[[str], bool], same: Callable[[str, str], bool]) -> Problems:
-    """All problems of a data set; `readable` says whether a gold answer can be checked, `same` whether two are one.
+    """Read all problems of a data set; `readable` says whether a gold answer can be checked, `same` whether two are
+    one.
 
     A problem is its text: one that comes twice in a set is taken once, and one that is trained on is never held out.
-    Raises UsageError, one line with file and line, where the files cannot be what the recipe says.
+    Raises UsageError, one line with file and line, if the files cannot be what the recipe says.
     """
     settings = columns.settings
     sources = sources_of(settings.path, settings.heldout_paths)
@@ -93,7 +94,7 @@ class _Scan:
     remedy: str = ""
 
     def read(self, origin: int, limit: int) -> None:
-        """Every row of source number `origin`, or as many as it takes to have `limit` in the index."""
+        """Read every row of source number `origin`, or as many as it takes to have `limit` in the index."""
         source, before = self.index.sources[origin], self.rows
         if limit and len(self.index) >= limit:
             return
@@ -105,14 +106,17 @@ class _Scan:
             if not keeps(self.columns.settings.filter, row.values):
                 self._filter_out(row.values)
             elif self._has_answer(row.values, where):
-                self._count([*self.index.add(origin, row), *map(_bytes_left_out, row.left_out)], where)
+                lost = "bytes, or what else is no text, in the column {!r}: left out, rewards get None"
+                for what in [*self.index.add(origin, row), *map(lost.format, row.left_out)]:
+                    count, first = self.changes.get(what, (0, where))
+                    self.changes[what] = count + 1, first
             if limit and len(self.index) >= limit:
                 return
         if self.rows == before:
             raise UsageError(f"{source.name}: empty: there is no row in it")
 
     def require_enough(self) -> None:
-        """Raises UsageError where too many gold answers cannot be read, or no row is left."""
+        """Raises UsageError if too many gold answers cannot be read, or no row is left."""
         settings, tried = self.columns.settings, self.rows - self.filtered
         if self.unreadable > settings.unreadable_limit * tried:
             raise UsageError(
@@ -133,18 +137,13 @@ class _Scan:
         return [*notes, *[f"{_rows(self.index.bare)}: {no_column}"] * some, *self._lacking()]
 
     def _lacking(self) -> Iterator[str]:
-        """A line for each column that some rows have and others lack, the first few."""
+        """Write a line for each column that some rows have and others lack, the first few."""
         every = [(name, where) for name, where in self.index.lacking.items()]
         for name, where in every[:_LISTED]:
             count = len(self.index) - self.index.named[name]
             yield f"{_rows(count)}: no column {name!r}: rewards get None (first: {where})"
         if others := every[_LISTED:]:
             yield f"{len(others):,} more columns that not every row has: {listed(name for name, _ in others)}"
-
-    def _count(self, changes: Sequence[str], where: str) -> None:
-        for what in changes:
-            count, first = self.changes.get(what, (0, where))
-            self.changes[what] = count + 1, first
 
     def _filter_out(self, values: Mapping[str, Any]) -> None:
         self.filtered += 1
@@ -171,7 +170,7 @@ class _Scan:
         return False
 
     def _remedy(self, answer: object, nothing: bool) -> str:
-        """What to do about a gold answer that cannot be read, as a message goes on; "" where that is not known.
+        """Say what to do about a gold answer that cannot be read, as a message goes on; "" if that is not known.
 
         nothing  whether the keys that cut an answer out of its column found none
         """
@@ -198,10 +197,10 @@ class _Scan:
 
 
 def _split(index: SampleIndex, trained: int, settings: DataSettings, same: Callable[[str, str], bool]) -> Problems:
-    """By the digest of every row's problem; the first `trained` rows are not from a held-out set.
+    """Split by the digest of every row's problem; the first `trained` rows are not from a held-out set.
 
     Where there is no held-out set, a problem's digest alone decides whether it is held out, whatever else the file
-    holds. Of the same problem in the same frame one row is kept. Raises UsageError where nothing is left to train on.
+    holds. Of the same problem in the same frame one row is kept. Raises UsageError if nothing is left to train on.
     """
     import numpy as np  # not at the top: processes that only score never come here
 
@@ -242,7 +241,7 @@ def _split(index: SampleIndex, trained: int, settings: DataSettings, same: Calla
 
 
 def disputes(disputed: Sequence[str]) -> str:
-    """What to say of problems with several gold answers."""
+    """Say that there are problems with several gold answers."""
     problems = "1 problem has" if len(disputed) == 1 else f"{len(disputed):,} problems have"
     examples = "; ".join([*disputed[:_LISTED], *["..."] * (len(disputed) > _LISTED)])
     return f"{problems} different gold answers ({examples}): the first is kept; take the wrong rows out"
@@ -251,7 +250,7 @@ def disputes(disputed: Sequence[str]) -> str:
 def _disputed(
     index: SampleIndex, hashes: np.ndarray, again: np.ndarray, same: Callable[[str, str], bool]
 ) -> Iterator[str]:
-    """Of each problem that comes `again` with another gold answer, where it stands with which."""
+    """Say of each problem that comes `again` with another gold answer where it stands with which."""
     import numpy as np
 
     answers = np.array(index.answers, dtype=np.uint32)
@@ -271,19 +270,15 @@ def _rows(count: int) -> str:
     return f"{count:,} row{'s' * (count != 1)}"
 
 
-def _bytes_left_out(column: str) -> str:
-    return f"bytes, or what else is no text, in the column {column!r}: left out, rewards get None"
-
-
 def _firsts(rows: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    """Of the rows, the first of each that have equal hashes, in their order."""
+    """Choose, of the rows that have equal hashes, the first of each, in their order."""
     import numpy as np
 
     return rows[np.sort(np.unique(hashes[rows], return_index=True)[1])]
 
 
 def _shuffled(rows: np.ndarray, hashes: np.ndarray, seed: int) -> np.ndarray:
-    """The rows in an order that depends on seed and texts alone: new rows come between the old ones."""
+    """Put the rows in an order that depends on seed and texts alone: new rows come between the old ones."""
     odd = int.from_bytes(blake2b(f"order {seed}".encode(), digest_size=8).digest(), "big") | 1
     return rows[(hashes[rows] * hashes.dtype.type(odd)).argsort(kind="stable")]
 

@@ -16,7 +16,7 @@ from groupwise.tasks.settings import PickledSettings, field_defaults
 
 #: The column of gold answers in verl's files, of which those that a model judges have none.
 VERL_ANSWER = "reward_model.ground_truth"
-#: What a table under a column of the filter may say.
+#: Keys of a table under a column of the filter.
 _RANGE = ("min", "max")
 
 
@@ -116,13 +116,13 @@ class DataSettings(PickledSettings):
 
     @property
     def must_have_answer(self) -> bool:
-        """Whether every row must have the column of the answer: something compares with it, or a person named it."""
+        """True if every row must have the column of the answer: something compares with it, or a person named it."""
         named = self.answer not in (DataSettings.answer, VERL_ANSWER)
         return bool(self.answer) and (self.check not in WITHOUT_ANSWERS or named)
 
     @property
     def must_have_functions(self) -> bool:
-        """Whether every row must have the column of functions: a person named it."""
+        """True if every row must have the column of functions: a person named it."""
         return bool(self.functions) and self.functions != DataSettings.functions
 
     @property
@@ -131,14 +131,14 @@ class DataSettings(PickledSettings):
         return {"": self.heldout} if self.heldout else self.heldout_sets
 
     def __repr__(self) -> str:
-        """The keys that differ from their defaults: most recipes set few."""
+        """Write the keys that differ from their defaults: most recipes set few."""
         defaults = field_defaults(self)
         changed = [f"{k}={v!r}" for k, v in self.__getstate__().items() if v != defaults[k]]
         return f"{type(self).__name__}({', '.join(changed)})"
 
 
 def template_columns(prompt: str) -> list[str]:
-    """The columns that a template names; none where the prompt is the name of a column.
+    """List the columns that a template names; none if the prompt is the name of a column.
 
     >>> template_columns("{question} Choose from: {extra.choices}"), template_columns("question")
     (['question', 'extra.choices'], [])
@@ -156,7 +156,7 @@ def template_columns(prompt: str) -> list[str]:
 
 
 def _require_filter(filter: Mapping[str, Any]) -> None:
-    """Raises UsageError where a condition is not one of these: a value, a list of values, or a table of min and max."""
+    """Raises UsageError if a condition is not one of these: a value, a list of values, or a table of min and max."""
     for column, wanted in filter.items():
         if isinstance(wanted, Mapping):
             for key, bound in wanted.items():
@@ -170,7 +170,7 @@ def _require_filter(filter: Mapping[str, Any]) -> None:
 
 
 def keeps(filter: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Whether a row fulfils every condition.
+    """Tell whether a row fulfils every condition.
 
     >>> row = {"level": "Level 2", "points": "3"}
     >>> keeps({"level": ["Level 1", "Level 2"], "points": {"max": 3}}, row), keeps({"points": 2}, row)
@@ -192,7 +192,7 @@ def _fits(wanted: Any, value: Any) -> bool:
 
 
 def _spelled(text: str) -> Any:
-    """The number, or true or false in any case, that a text is; the text itself where it is neither.
+    """Read the number, or true or false in any case, that a text is; the text itself where it is neither.
 
     >>> [_spelled(text) for text in ("3.0", "TRUE", "9007199254740993", "1_000", "Level 3")]
     [3.0, True, 9007199254740993, '1_000', 'Level 3']

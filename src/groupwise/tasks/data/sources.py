@@ -1,4 +1,4 @@
-"""Where rows come from: a path in a recipe -> sources of training rows, and of held-out rows where it has some."""
+"""The sources of rows: a path in a recipe -> sources of training rows, and of held-out rows if it has some."""
 
 import re
 from codecs import BOM_UTF8
@@ -24,7 +24,7 @@ from groupwise.tasks.data.formats import (
 from groupwise.tasks.data.libraries import Parquet, hub_splits, is_saved_dataset, saved_splits
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
-#: What held-out rows are called, first the one that is taken where there are several.
+#: Names of held-out rows, first the one that is taken if there are several.
 HELDOUT = ("heldout", "test", "validation", "valid", "val", "dev", "eval")
 #: Data files of a folder, at most.
 MOST_FILES = 10_000
@@ -46,14 +46,15 @@ class Sources:
 
 
 def sources_of(path: str, heldout: Mapping[str, str]) -> Sources:
-    """The sources of both splits; held-out sets that the recipe names come before one that the path has.
+    """Find the sources of both splits; held-out sets that the recipe names come before one that the path has.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is none.
     """
     train = sources_at("task.path", path)
     if not heldout:
         return train
-    others = {name: sources_at(_heldout_key(name), place) for name, place in heldout.items()}
+    keys = {name: f"task.heldout_sets.{name}" if name else "task.heldout" for name in heldout}
+    others = {name: sources_at(keys[name], place) for name, place in heldout.items()}
     chosen = [(name, source) for name, other in others.items() for source in other.heldout or other.train]
     unread = [*train.unread, *(source.name for source in train.heldout)]
     unread += [name for other in others.values() for name in other.unread]
@@ -65,12 +66,8 @@ def sources_of(path: str, heldout: Mapping[str, str]) -> Sources:
     )
 
 
-def _heldout_key(name: str) -> str:
-    return f"task.heldout_sets.{name}" if name else "task.heldout"
-
-
 def sources_at(key: str, path: str) -> Sources:
-    """The sources behind a file, a folder or a `datasets` id. `key` is the recipe's, for messages."""
+    """Find the sources behind a file, a folder or a `datasets` id. `key` is the recipe's, for messages."""
     place = location(path, key)
     if place.is_dir():
         return _dataset(path, saved_splits(place)) if is_saved_dataset(place) else _folder(key, place)
@@ -82,8 +79,8 @@ def sources_at(key: str, path: str) -> Sources:
 
 
 def _folder(key: str, folder: Path) -> Sources:
-    """Files in whose names "train" or, say, "test" is the first such word are what they say, where both are there; else
-    all files are training rows.
+    """Sort files by their names: those in which "train" or, say, "test" is the first such word are what they say, if
+    both are there; else all files are training rows.
     """
     files = sorted(file for file in folder.glob("[!.]*") if not file.is_dir() and file.name.endswith(SUFFIXES))
     if not files:
@@ -108,7 +105,7 @@ def _folder(key: str, folder: Path) -> Sources:
 
 
 def _dataset(path: str, splits: Mapping[str, Source]) -> Sources:
-    """The splits of a data set, by their names."""
+    """Choose the splits of a data set by their names."""
     if len(splits) == 1:
         return Sources(list(splits.values()))
     if "train" not in splits:
@@ -134,7 +131,7 @@ def _file(key: str, file: Path) -> Source:
 
 
 def _object_a_line(file: Path) -> bool:
-    """Whether a .json file holds an object a line, as many do, and not a list or one object of all rows."""
+    """Tell whether a .json file holds an object a line, as many do, and not a list or one object of all rows."""
     with open_bytes(file) as text:
         lines = (line for _, _, line in numbered_lines(text, lambda number: f"{file}, line {number}") if line.strip())
         line, alone = next(lines, b""), next(lines, None) is None

@@ -35,17 +35,17 @@ class Data(DataSettings):
 
     @property
     def quick(self) -> bool:
-        """Whether scoring takes microseconds and cannot hang."""
+        """True if scoring takes microseconds and cannot hang."""
         return self._checker.quick
 
     def start_inside(self, starting: Starting) -> None:
-        """From now on what the checker asks starts inside of `starting()`."""
+        """Let what the checker asks start inside of `starting()`, from now on."""
         if not self.quick:
             self._checker.start_inside(starting)
 
     @property
     def has_answers(self) -> bool:
-        """Whether there are gold answers that completions are compared with."""
+        """True if there are gold answers that completions are compared with."""
         return self.check not in WITHOUT_ANSWERS
 
     @property
@@ -54,21 +54,21 @@ class Data(DataSettings):
         return self._problems.contents
 
     def samples(self, split: str) -> IndexedSamples:
-        """The problems of "train" or "heldout", in a shuffled order that is the same in every process."""
+        """Return the problems of "train" or "heldout", in a shuffled order that is the same in every process."""
         require_split(split, "a data set")
         return self._problems.train if split == "train" else self._problems.heldout
 
     def score(self, sample: Sample, completion: str) -> float:
-        """1.0 where the answer of the assistant's turn, what is begun of it included, is the gold answer, else 0.0."""
+        """Return 1.0 if the assistant's turn, what is begun of it included, has the gold answer, else 0.0."""
         return self._checker(sample.begun + completion, sample.answer)
 
     def notes(self) -> Sequence[str]:
-        """What a person should know about the files: rows read, and rows left out, with the reason."""
+        """Say what a person should know about the files: rows read, and rows left out, with the reason."""
         return self._problems.notes
 
     @property
     def sets(self) -> Mapping[str, IndexedSamples]:
-        """The held-out problems by the name of their set; empty where it has none."""
+        """The held-out problems by the name of their set; empty if it has none."""
         return self._problems.sets
 
     @property
@@ -83,12 +83,12 @@ class Data(DataSettings):
 
     @property
     def disputed(self) -> Sequence[str]:
-        """Of each problem that comes again with another gold answer, where it stands with which."""
+        """The problems that come again with another gold answer: where each stands, with which."""
         return self._problems.disputed
 
     def gold(self, sample: Sample) -> str:
-        """The row's solution, or its answer where there is none, behind the prefill: a completion that should score
-        1.0; "" where the answer is a list or a table.
+        """Return the row's solution, or its answer where there is none, behind the prefill: a completion that should
+        score 1.0; "" if the answer is a list or a table.
         """
         of_parts = isinstance(sample.ground_truth, (list, dict))
         text = _behind(sample.prefill, self._solution(sample) or ("" if of_parts else sample.answer))
@@ -96,7 +96,7 @@ class Data(DataSettings):
         return f"{_CLOSE}\n{text}" if unfinished else text
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        """`count` solutions of training problems, drawn with replacement. Raises UsageError where there are none."""
+        """Draw `count` solutions of training problems, with replacement. Raises UsageError if there are none."""
         if not self.solution:
             raise UsageError("task.solution is not set: a warm start needs a column of worked solutions to imitate")
         train, rng = self.samples("train"), random.Random(seed)
@@ -126,7 +126,7 @@ class Data(DataSettings):
         return read_problems(self._columns, self._checker.readable, self._same)
 
     def _same(self, answer: str, other: str) -> bool:
-        """Whether two gold answers are one, as far as that is known without mathematics."""
+        """Tell whether two gold answers are one, as far as that is known without mathematics."""
         compare = self._checker if self.has_answers and self.quick else Numeric()
         return answer == other or compare(answer, other) == 1.0
 
@@ -135,7 +135,7 @@ _CLOSE = "</think>"
 
 
 def _behind(prefill: str, text: str) -> str:
-    """What of a text comes behind the beginning of an answer: a word behind a word is a word of its own.
+    """Return what of a text comes behind the beginning of an answer: a word behind a word is a word of its own.
 
     >>> _behind("It is", "It is 4."), _behind("It is", "4"), _behind("It is ", "4"), _behind("", "4")
     (' 4.', ' 4', '4', '4')

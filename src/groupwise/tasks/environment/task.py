@@ -96,12 +96,12 @@ class EnvironmentTask(DataSettings):
 
     @property
     def limits(self) -> EpisodeLimits:
-        """Where its episodes end."""
+        """The limits at which episodes end."""
         return EpisodeLimits(self.max_turns, self.turn_tokens, self.seconds, self.on_fault)  # type: ignore[arg-type]
 
     @property
     def alphabet(self) -> str:
-        """Every character of prompts, turns and answers, where the class says so; empty where it does not."""
+        """Every character of prompts, turns and answers, where the class says so; empty if it does not."""
         alphabet = getattr(self.game.kind, "alphabet", "")
         return str(self._own.alphabet if isinstance(alphabet, property) else alphabet)
 
@@ -111,7 +111,7 @@ class EnvironmentTask(DataSettings):
         return float(self._shared.longest) if hasattr(self._shared, "longest") else 0.0
 
     def notes(self) -> Sequence[str]:
-        """Lines for the user, of the environment and of the file of problems. Raises UsageError where it cannot be
+        """Write lines for the user, of the environment and of the file of problems. Raises UsageError if it cannot be
         played on this machine.
         """
         own = self._shared.notes() if hasattr(self._shared, "notes") else []
@@ -132,18 +132,22 @@ class EnvironmentTask(DataSettings):
         return hashlib.sha256(repr((dict(self.settings), self.seed, files, code, problems)).encode()).hexdigest()
 
     def samples(self, split: str) -> Sequence[Sample]:
-        """The problems of "train" or "heldout"; an environment's random numbers are a function of a problem's key."""
+        """Return the problems of "train" or "heldout"; an environment's random numbers are a function of a problem's
+        key.
+        """
         require_split(split, "environment")
         return self._problems[split]
 
     def score(self, sample: Sample, completion: str) -> float:
-        """What an episode brings whose only turn is the completion."""
+        """Score an episode whose only turn is the completion."""
         playable = self._new()
         playable.reset(sample)
         return float(playable.reply(completion).reward)
 
     def demonstrations(self, count: int, seed: int) -> Iterable[Demonstration]:
-        """Those of the environment's class: each a turn, after all that was said before it. Raises UsageError."""
+        """Return the demonstrations of the environment's class: each a turn, after all that was said before it. Raises
+        UsageError.
+        """
         show = getattr(self._own, "demonstrations", None)
         if show is None:
             raise UsageError(
@@ -153,7 +157,7 @@ class EnvironmentTask(DataSettings):
 
     @cached_property
     def _new(self) -> Callable[[], Playable]:
-        """What makes an episode in this process."""
+        """The maker of episodes in this process."""
         return self.game.load()
 
     @cached_property
@@ -169,8 +173,8 @@ class EnvironmentTask(DataSettings):
 
     @property
     def _shared(self) -> Any:
-        """What episodes are made from, of a class with `step` and `fresh`; None of others, whose methods may be tools,
-        or called the same and mean something else.
+        """The instance that episodes are made from, of a class with `step` and `fresh`; None of others, whose methods
+        may be tools, or called the same and mean something else.
         """
         kind = self.game.kind
         return self._own if callable(getattr(kind, "step", None)) and callable(getattr(kind, "fresh", None)) else None
@@ -199,7 +203,7 @@ class EnvironmentTask(DataSettings):
         return self._playable(splits)
 
     def _playable(self, splits: Mapping[str, Sequence[Sample]]) -> dict[str, Sequence[Sample]]:
-        """The problems with their seeds. Raises UsageError where one offers functions of its own."""
+        """Give the problems their seeds. Raises UsageError if one offers functions of its own."""
         if offering := [sample.key for samples in splits.values() for sample in samples if sample.tools]:
             raise UsageError(
                 f"{offering[0]}: it has functions of its own that the policy may call, and no environment answers such "
@@ -213,7 +217,7 @@ class EnvironmentTask(DataSettings):
 
 
 def _with_whole_paths(names: Mapping[str, Any], files: Files) -> dict[str, Any]:
-    """The same names, as they can be found from any folder. Raises UsageError where there is no such file."""
+    """Make the names of files whole, for use from any folder. Raises UsageError if there is no such file."""
     use, tools, reward = names["use"], names["tools"], names["reward"]
     return {
         "use": whole_use(use, f"task.use = {brief(use)}", files) if use else "",
@@ -223,5 +227,5 @@ def _with_whole_paths(names: Mapping[str, Any], files: Files) -> dict[str, Any]:
 
 
 def _seeded(sample: Sample, seed: int) -> Sample:
-    """The sample with a seed for its environment, where it has none."""
+    """Give a sample a seed for its environment if it has none."""
     return sample if sample.seed else dataclasses.replace(sample, seed=derive(seed, "environment", sample.key))

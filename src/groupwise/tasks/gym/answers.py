@@ -1,4 +1,4 @@
-"""Which part of a completion is the answer, and which answers must not reach a scorer that runs them as code."""
+"""The answer in a completion, and the answers that must not reach a scorer that runs them as code."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ _FUNCTIONS = frozenset({*_TRIGONOMETRIC, *_HYPERBOLIC, "exp", "log", "ln", "sqrt
 
 
 def final_answer(completion: str, after: str, tags: bool) -> str | None:
-    """The answer in a completion, stripped: in the last <answer> tags (None where there are none), behind the last
+    """Find the answer in a completion, stripped: in the last <answer> tags (None if there are none), behind the last
     `after` (all of it where there is none), or all of it.
 
     >>> final_answer("12-4=8", "=", False), final_answer("so <answer>8</answer>.", "", True)
@@ -32,8 +32,8 @@ def final_answer(completion: str, after: str, tags: bool) -> str | None:
 
 
 def harmless(generator: str, answer: str) -> bool:
-    """Whether the generator's scorer may see the answer. Nine scorers hand it to Python's or sympy's evaluation, so
-    that it could do anything; these get an answer only if it is a literal, or a formula of known functions.
+    """Tell whether the generator's scorer may see the answer. Nine scorers hand it to Python's or sympy's evaluation,
+    so that it could do anything; these get an answer only if it is a literal, or a formula of known functions.
 
     >>> harmless("countdown", "3*(4 + 5)"), harmless("countdown", "__import__('os').abort()")
     (True, False)
@@ -43,7 +43,7 @@ def harmless(generator: str, answer: str) -> bool:
 
 
 def _is_literal(answer: str) -> bool:
-    """Text that is no Python at all is fine: evaluation refuses it before anything runs."""
+    """Tell whether an answer is a literal, or no Python at all, which evaluation refuses before anything runs."""
     try:
         return all(isinstance(node, _LITERAL) for node in ast.walk(ast.parse(answer, mode="eval")))
     except SyntaxError:
@@ -53,7 +53,7 @@ def _is_literal(answer: str) -> bool:
 
 
 def _is_formula(answer: str, allowed: tuple[type[ast.AST], ...] = _FORMULA) -> bool:
-    """Sympy reads more than Python does (`5!`), so here what is no Python is refused."""
+    """Tell whether an answer is a formula. Sympy reads more than Python (`5!`), so what is no Python is refused."""
     try:
         nodes = list(ast.walk(ast.parse(answer, mode="eval")))
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -68,7 +68,7 @@ def _is_tame(node: ast.AST) -> bool:
 
 
 def _height(node: ast.AST) -> float:
-    """The largest product of nested exponents, 1 where there are none."""
+    """Find the largest product of nested exponents, 1 where there are none."""
     operands = (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
     inner = max(map(_height, operands), default=1.0)
     is_power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
@@ -76,7 +76,7 @@ def _height(node: ast.AST) -> float:
 
 
 def _bound(node: ast.AST) -> float:
-    """No value of an exponent is larger, its symbols taken as 1; a division may only be by a whole number."""
+    """Bound the value of an exponent, its symbols taken as 1; a division may only be by a whole number."""
     if isinstance(node, ast.Constant):
         return abs(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.UnaryOp):

@@ -12,7 +12,7 @@ from groupwise.core.errors import UsageError, nearest, need, one_line
 from groupwise.core.samples import Sample
 from groupwise.tasks.settings import field_defaults
 
-#: What reasoning_gym itself calls an item of a generator: {"question", "answer", "metadata"}.
+#: The type that reasoning_gym itself calls an item of a generator: {"question", "answer", "metadata"}.
 Entry = Mapping[str, Any]
 
 #: Parameters that the task sets for all generators together, and the keys of the recipe that do.
@@ -35,7 +35,7 @@ class Generator:
 
 
 def library(module: str = "reasoning_gym") -> Any:
-    """A module of the library. Raises UsageError where it is not installed."""
+    """Import a module of the library. Raises UsageError if it is not installed."""
     return need(module, "tasks", "task reasoning_gym")
 
 
@@ -47,7 +47,7 @@ def dataset_classes() -> Mapping[str, tuple[type, type]]:
 
 
 def make_generator(name: str, table: Mapping[str, Any], where: str) -> Generator:
-    """A generator with its table of the recipe, checked. Raises UsageError."""
+    """Check a generator's table of the recipe and make the generator. Raises UsageError."""
     known = dataset_classes()
     if name not in known:
         raise UsageError(f"{where}: reasoning_gym has no generator {name!r}; {nearest(name, known)}")
@@ -62,8 +62,8 @@ def make_generator(name: str, table: Mapping[str, Any], where: str) -> Generator
 
 
 def make_dataset(generator: Generator, parameters: Mapping[str, Any], seed: int, size: int) -> Any:
-    """reasoning_gym's own object, which makes problems and scores answers. Raises UsageError with the generator's
-    reason where it refuses the parameters.
+    """Make reasoning_gym's own object, which makes problems and scores answers. Raises UsageError with the generator's
+    reason if it refuses the parameters.
     """
     create = library().create_dataset
     try:
@@ -75,7 +75,7 @@ def make_dataset(generator: Generator, parameters: Mapping[str, Any], seed: int,
 
 @contextmanager
 def steady(seed: int) -> Iterator[None]:
-    """Python's shared random numbers, from which a few generators draw: seeded inside, as they were afterwards."""
+    """Seed Python's shared random numbers, from which a few generators draw, inside; afterwards they are as before."""
     before = random.getstate()
     random.seed(seed)
     try:
@@ -87,9 +87,9 @@ def steady(seed: int) -> Iterator[None]:
 def distinct_samples(
     generator: Generator, dataset: Any, level: int, prompt: Callable[[Entry], str]
 ) -> tuple[Sample, ...]:
-    """The different problems of a dataset: of those with an equal prompt the first.
+    """List the different problems of a dataset: of those with an equal prompt the first.
 
-    Raises UsageError where the generator finds no problem with its parameters.
+    Raises UsageError if the generator finds no problem with its parameters.
     """
     samples: dict[str, Sample] = {}
     for index in range(len(dataset)):
@@ -105,21 +105,14 @@ def distinct_samples(
 
 
 def entry_of(sample: Sample) -> dict[str, Any]:
-    """The generator's entry, as its scorer wants it."""
+    """Make the generator's entry, as its scorer wants it."""
     extra = sample.extra
     answer = sample.answer if extra["answered"] else None
     return {"question": extra["question"], "answer": answer, "metadata": unpacked(extra["metadata"])}
 
 
-def level_of(sample: Sample) -> int:
-    """The problem's level in the curriculum."""
-    level = sample.extra["level"]
-    assert isinstance(level, int)
-    return level
-
-
 def packed(value: Any) -> Any:
-    """As JSON values, from which `unpacked` makes equal ones: scorers care for tuples and for keys that are numbers.
+    """Make JSON values, from which `unpacked` makes equal ones: scorers care for tuples and for keys that are numbers.
 
     >>> packed({1: (2, 3)})
     {'dict': [[1, {'tuple': [2, 3]}]]}
@@ -138,7 +131,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """The value that `packed` was given.
+    """Make the value that `packed` was given.
 
     >>> unpacked(packed({1: (2, 3)}))
     {1: (2, 3)}
@@ -167,7 +160,7 @@ def _sample(name: str, prompt: str, entry: Entry, level: int) -> Sample:
 
 
 def _parameter(where: str, key: str, value: Any, defaults: Mapping[str, Any]) -> Any:
-    """A recipe's value as the generator wants it: TOML has no tuples and no enumerations."""
+    """Turn a recipe's value into the generator's: TOML has no tuples and no enumerations."""
     if key in _SHARED:
         raise UsageError(f"{where}: it is set for all generators together; use {_SHARED[key]}")
     if key not in defaults:

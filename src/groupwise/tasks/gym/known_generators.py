@@ -1,4 +1,4 @@
-"""What is known of single generators: a short question, and how an answer is worked out step by step.
+"""Texts for single generators: a short question, and how an answer is worked out step by step.
 
 For tiny policies, which read and write one character at a time. Every other generator's questions are in its own words,
 and its demonstrations show answers without work.
@@ -29,7 +29,7 @@ class KnownGenerator:
 
 
 def chain_sum_steps(expression: str) -> str:
-    """The first two terms summed in each step but the last, whose result is the answer.
+    """Sum the first two terms in each step but the last, whose result is the answer.
 
     >>> chain_sum_steps("4 + 7 - 1 + 2")
     '11-1+2=10+2'
@@ -38,7 +38,7 @@ def chain_sum_steps(expression: str) -> str:
 
 
 def euclid(numbers: Sequence[int]) -> str:
-    """Remainders down to the greatest common divisor of all numbers.
+    """Write remainders down to the greatest common divisor of all numbers.
 
     >>> euclid([12, 18]), euclid([7])
     ('12,18=6,12=0,6', '')
@@ -55,7 +55,7 @@ def euclid(numbers: Sequence[int]) -> str:
 
 
 def first_sum(expression: str) -> str:
-    """Where a chain of sums ends if it stops after one step.
+    """Compute where a chain of sums ends if it stops after one step.
 
     >>> first_sum("4 + 7 - 1 + 2")
     '11'
@@ -85,18 +85,13 @@ KNOWN: Mapping[str, KnownGenerator] = {
 }
 
 
-def full_question(entry: Entry) -> str:
-    """The entry's problem in the generator's own words."""
-    return entry["question"]
-
-
 def short_question(entry: Entry) -> str:
-    """The entry's problem in a few characters."""
+    """Return the entry's problem in a few characters."""
     return KNOWN[entry["metadata"]["source_dataset"]].question(entry["metadata"])
 
 
 def right_completion(sample: Sample, after: str, tags: bool) -> str:
-    """The work, where the generator is known and the answer can be separated from it, then the answer.
+    """Write the work, if the generator is known and the answer can be separated from it, then the answer.
 
     `after` and `tags` say where an answer is looked for, as in `answers.final_answer`.
     """
@@ -108,7 +103,7 @@ def right_completion(sample: Sample, after: str, tags: bool) -> str:
 
 
 def mistaken_completion(sample: Sample, others: Sequence[Sample], tags: bool, rng: random.Random) -> str:
-    """A completion that answers at once: the generator's mistake where one is known, else what is the answer of
+    """Write a completion that answers at once: the generator's mistake if one is known, else what is the answer of
     another problem, which cannot be learned. Both are mostly wrong, and now and then right.
     """
     known = KNOWN.get(sample.source)

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from groupwise.core.errors import UsageError, nearest
@@ -18,14 +19,12 @@ from groupwise.tasks.gym.generators import (
     Generator,
     distinct_samples,
     entry_of,
-    level_of,
     library,
     make_dataset,
     make_generator,
 )
 from groupwise.tasks.gym.known_generators import (
     KNOWN,
-    full_question,
     mistaken_completion,
     right_completion,
     short_question,
@@ -38,7 +37,7 @@ _SEEDS = 2**31  # numpy takes no larger seed than twice this
 
 @dataclass(frozen=True)
 class Curriculum:
-    """When a generator's level moves. Without levels nothing does.
+    """The rule by which a generator's level moves. Without levels nothing does.
 
     levels        how many there are, level 0 the easiest; a generator that has fewer stays at its last
     up, down      pass rates of a step: at or above `up` one level up, at or below `down` one down
@@ -64,7 +63,7 @@ class Curriculum:
             )
 
     def moved(self, levels: Mapping[str, int], rates: Mapping[str, tuple[float, int]]) -> dict[str, int]:
-        """The levels after a step with these (pass rate, completions); a source without a rate stays."""
+        """Return the levels after a step with these (pass rate, completions); a source without a rate stays."""
         return {name: self._next(level, *rates.get(name, (0.0, 0))) for name, level in levels.items()}
 
     def _next(self, level: int, rate: float, completions: int) -> int:
@@ -154,33 +153,34 @@ class Gym(PickledSettings):
         return "".join(sorted(characters))
 
     def samples(self, split: str) -> Sequence[Sample]:
-        """The problems of "train" (at level 0, each generator in proportion to its weight, as many as the scarcest
-        allows) or "heldout" (of every level, the generators in turn), the same in every process.
+        """Return the problems of "train" (at level 0, each generator in proportion to its weight, as many as the
+        scarcest allows) or "heldout" (of every level, the generators in turn), the same in every process.
         """
         require_split(split, "reasoning_gym")
         return self._mixture if split == "train" else self._in_turn
 
     def score(self, sample: Sample, completion: str) -> float:
-        """The generator's own scorer on the answer in the completion; some give part of a point when wrong.
+        """Score by the generator's own scorer the answer in the completion; some give part of a point when wrong.
 
-        0.0 where the scorer fails: a text it cannot read is no answer.
+        0.0 if the scorer fails: a text it cannot read is no answer.
         """
         answer = final_answer(completion, self.answer_after, self.tags)
         if answer is None or not harmless(sample.source, answer):
             return 0.0
-        scorer, entry = self._datasets[sample.source, level_of(sample)], entry_of(sample)
+        level: Any = sample.extra["level"]
+        scorer, entry = self._datasets[sample.source, level], entry_of(sample)
         try:
             return float(scorer.score_answer(answer, entry))
         except Exception:  # some scorers take for granted that an answer looks like one
             return 0.0
 
     def gold(self, sample: Sample) -> str:
-        """A right completion, in the form that answers are looked for; "" where the generator names no answer."""
+        """Write a right completion, in the form that answers are looked for; "" if the generator names no answer."""
         return self._right(sample) if sample.extra["answered"] else ""
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        """`count` demonstrations on training problems of all levels, the generators by weight: a `worked_share` of them
-        right, the others mistaken. Raises UsageError where no generator names its answers.
+        """Draw `count` demonstrations on training problems of all levels, the generators by weight: a `worked_share` of
+        them right, the others mistaken. Raises UsageError if no generator names its answers.
         """
         answered = {
             key: tuple(s for s in samples if s.extra["answered"]) for key, samples in self._splits["train"].items()
@@ -200,14 +200,14 @@ class Gym(PickledSettings):
         return right_completion(sample, self.answer_after, self.tags)
 
     def draw(self, index: int, seed: int, levels: Mapping[str, int]) -> Sample:
-        """Training problem number `index` of a stream: its generator by weight, at that generator's level."""
+        """Draw training problem number `index` of a stream: its generator by weight, at that generator's level."""
         rng = random.Random(_seed("draw", seed, index))
         weights = [generator.weight for generator in self._generators.values()]
         name = rng.choices(self.sources, weights)[0]
         return rng.choice(self._splits["train"][name, min(levels.get(name, 0), self._curriculum.levels - 1)])
 
     def moved(self, levels: Mapping[str, int], rates: Mapping[str, tuple[float, int]]) -> Mapping[str, int]:
-        """Each generator's level after a step with these (pass rate, completions) of it."""
+        """Return each generator's level after a step with these (pass rate, completions) of it."""
         return self._curriculum.moved(levels, rates)
 
     @cached_property
@@ -248,7 +248,7 @@ class Gym(PickledSettings):
         """Split -> (generator, level) -> its different problems, in a shuffled order."""
         splits: dict[str, dict[tuple[str, int], tuple[Sample, ...]]] = {split: {} for split in SPLITS}
         for (name, level), dataset in self._datasets.items():
-            question = short_question if self.question == "short" else full_question
+            question = short_question if self.question == "short" else itemgetter("question")
             samples = self._shuffled("order", distinct_samples(self._generators[name], dataset, level, question))
             for split, members in split_by_prompt(samples, self.heldout_share, separator="\0").items():
                 if not members:
@@ -288,5 +288,5 @@ class Gym(PickledSettings):
 
 
 def _seed(*parts: object) -> int:
-    """A seed that depends on the parts' text alone."""
+    """Make a seed that depends on the parts' text alone."""
     return int(hash_fraction("seed", *parts) * _SEEDS)

@@ -1,1 +1,1 @@
-"""What kind of answer a text is, and of which parts."""
+"""The kinds of answers, and their parts."""

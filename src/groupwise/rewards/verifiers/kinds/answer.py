@@ -9,7 +9,7 @@ from groupwise.rewards.verifiers.units import Unit
 
 
 class Kind(StrEnum):
-    """What an answer is."""
+    """The kinds of answers."""
 
     NUMBER = "number"
     EXPRESSION = "expression"
@@ -36,7 +36,7 @@ class Answer:
     """An answer that was read.
 
     kind     what it is
-    letters  its text in the one spelling, part by part
+    letters  its text in the one spelling, part by part; "" where its parts say it all
     name     what stands before its equals sign; "" where nothing does
     parts    its entries, its two sides, or what stands behind an option's letter
     mark     what else tells it from others of its kind: brackets, a relation's sign, the modulus, base or letter
@@ -46,7 +46,7 @@ class Answer:
     """
 
     kind: Kind
-    letters: str
+    letters: str = ""
     name: str = ""
     parts: tuple["Answer", ...] = ()
     mark: str = ""
@@ -56,7 +56,7 @@ class Answer:
 
     @property
     def one_value(self) -> bool:
-        """Whether it is one number or one expression."""
+        """True if it is one number or one expression."""
         return self.kind in (Kind.NUMBER, Kind.EXPRESSION)
 
     @property
@@ -65,6 +65,6 @@ class Answer:
         return {"\\infty": 1, "+ \\infty": 1, "- \\infty": -1}.get(self.letters, 0)
 
 
-#: How the parts of an answer are read.
+#: The reader of the parts of an answer.
 Read = Callable[[str], Answer]
 INFINITE = (Answer(Kind.EXPRESSION, "- \\infty"), Answer(Kind.EXPRESSION, "\\infty"))

@@ -18,7 +18,8 @@ _NEVER = re.compile(r"(?!)")
 
 
 def split(text: str, at: re.Pattern[str]) -> list[tuple[str, str]] | None:
-    r"""(part, what stands behind it) for each part between matches outside of brackets; None where those do not fit.
+    r"""Split a text -> (part, what stands behind it) for each part between matches outside of brackets; None if those
+    do not fit.
 
     >>> split("(1, 2), 3", COMMA)
     [('(1, 2)', ','), ('3', '')]
@@ -41,7 +42,7 @@ def split(text: str, at: re.Pattern[str]) -> list[tuple[str, str]] | None:
 
 
 def inside_of(text: str, opening: str, ending: str) -> str | None:
-    """What one pair of brackets around all of a text holds; None where they are not one pair, or not there."""
+    """Return what one pair of brackets around all of a text holds; None if they are not one pair, or not there."""
     inside = text[len(opening) : -len(ending)]
     if not (text.startswith(opening) and text.endswith(ending) and len(text) >= len(opening) + len(ending)):
         return None
@@ -49,7 +50,7 @@ def inside_of(text: str, opening: str, ending: str) -> str | None:
 
 
 def entries_in(text: str) -> list[tuple[str, str]] | None:
-    """The entries of a list; where blanks stand behind the commas between them, others are of thousands."""
+    """List the entries of a list; if blanks stand behind the commas between them, others are of thousands."""
     if re.search(r"[,;]\s", text):
         text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     entries = split(text, COMMA)
@@ -59,7 +60,7 @@ def entries_in(text: str) -> list[tuple[str, str]] | None:
 
 
 def entries_of(text: str, read: Read) -> Answer | None:
-    r"""Entries between commas, `and`, `or`; also those of `\pm`."""
+    r"""Read entries between commas, `and`, `or`; also those of `\pm`."""
     if len(re.findall(r"\\(?:pm|mp)(?![A-Za-z])", text)) == 1 and not re.search(r"[,;]|\\text", text):
         return _both_signs(text, read)
     text = re.sub(r"&\s*(?==)", "", text) if "cases" in text or "aligned" in text else text
@@ -83,32 +84,36 @@ def entries_of(text: str, read: Read) -> Answer | None:
     names = {part.name for part in parts}
     if all("or" in sign for sign in joined) and all(map(_related, parts)):
         if len(names) > 1 or any(part.kind is not Kind.INTERVAL for part in parts):
-            return Answer(Kind.FORMULA, "")
-        return Answer(Kind.UNION, "", parts[0].name, tuple(replace(part, name="") for part in parts))
+            return Answer(Kind.FORMULA)
+        return Answer(Kind.UNION, name=parts[0].name, parts=_unnamed(parts))
     if measures := _measures(parts):
         return measures
     if ranged := _with_range(parts, entries[-1][0]):
         return ranged
     words = [part for part in parts if part.kind is Kind.TEXT]
     if words and (len(words) < len(parts) or any(re.search(r"\d", part.letters) for part in words)):
-        return words_of(text) or Answer(Kind.FORMULA, "")
+        return words_of(text) or Answer(Kind.FORMULA)
     if any(part.kind is Kind.FORMULA and re.search(r"[A-Za-z] [A-Za-z] [A-Za-z]", part.letters) for part in parts):
-        return Answer(Kind.FORMULA, "")
+        return Answer(Kind.FORMULA)
     name = names.pop() if len(names) == 1 else ""
     either = "or" in " ".join(joined)
     mark = "" if name or not all(part.name for part in parts) else "either" if either else "named"
     if any(map(_related, parts)):
         mark = "?" if either else "all of"
-    return Answer(Kind.LIST, "", name, tuple(replace(part, name="") for part in parts) if name else tuple(parts), mark)
+    return Answer(Kind.LIST, name=name, parts=_unnamed(parts) if name else tuple(parts), mark=mark)
+
+
+def _unnamed(parts: list[Answer]) -> tuple[Answer, ...]:
+    return tuple(replace(part, name="") for part in parts)
 
 
 def _related(part: Answer) -> bool:
-    """Whether an entry is an inequality, or an interval, which one may be."""
+    """Tell whether an entry is an inequality, or an interval, which one may be."""
     return part.kind in (Kind.INTERVAL, Kind.INEQUALITY)
 
 
 def _with_range(parts: list[Answer], last: str) -> Answer | None:
-    r"""`\pi + 2k\pi, k \in \mathbb{Z}`: a value, and which values a letter in it takes."""
+    r"""Read `\pi + 2k\pi, k \in \mathbb{Z}`: a value, and which values a letter in it takes."""
     ranged = re.fullmatch(r"([A-Za-z])\s?(?:\\in\s?\\mathbb\{[A-Z]\}|(?:\\text\{)?\s?is an integer\}?)", last)
     first = parts[0]
     said = " ".join(part.letters for part in (first, *first.parts)).split()
@@ -118,7 +123,7 @@ def _with_range(parts: list[Answer], last: str) -> Answer | None:
 
 
 def _one_name(parts: list[Answer]) -> list[Answer]:
-    """`x = 1, 2` names both; `x_1 = 1, x_2 = 2` numbers the solutions of one unknown."""
+    """Name entries: `x = 1, 2` names both; `x_1 = 1, x_2 = 2` numbers the solutions of one unknown."""
     if parts[0].name and all(not part.name and part.kind is parts[0].kind for part in parts[1:]):
         return [replace(part, name=parts[0].name) for part in parts]
     bare = {re.sub(r" _ \{ \d \}$", "", part.name) for part in parts}
@@ -128,7 +133,7 @@ def _one_name(parts: list[Answer]) -> list[Answer]:
 
 
 def _both_bounds(parts: list[Answer], joined: set[str]) -> Answer | None:
-    """`x > 2 and x < 7` is the interval between."""
+    """Read `x > 2 and x < 7`, which is the interval between."""
     if len(parts) != 2 or any("or" in sign for sign in joined) or parts[0].name != parts[1].name:
         return None
     if any(part.kind is not Kind.INTERVAL for part in parts):
@@ -137,11 +142,11 @@ def _both_bounds(parts: list[Answer], joined: set[str]) -> Answer | None:
     if not (below.parts[1].infinite and above.parts[0].infinite) or below.parts[0].infinite or above.parts[1].infinite:
         return None
     ends = (below.parts[0], above.parts[1])
-    return Answer(Kind.INTERVAL, "", parts[0].name, ends, below.mark[0] + above.mark[1])
+    return Answer(Kind.INTERVAL, name=below.name, parts=ends, mark=below.mark[0] + above.mark[1])
 
 
 def _signed(entry: str, read: Read) -> tuple[Answer, ...]:
-    """An entry, or the two that one with a double sign stands for."""
+    """Read an entry, or the two that one with a double sign stands for."""
     if len(re.findall(r"\\(?:pm|mp)(?![A-Za-z])", entry)) == 1 and (both := _both_signs(entry, read)).name == "":
         return both.parts
     return (part_of(entry, read),)
@@ -154,26 +159,25 @@ def _both_signs(text: str, read: Read) -> Answer:
         for put in ("+-", "-+")
     )
     parts = [read(re.sub(r"(^|[=(]\s*)\+", r"\1", one.strip())) for one in (plus, minus)]
-    name = parts[0].name
-    return Answer(Kind.LIST, "", name, tuple(replace(part, name="") for part in parts))
+    return Answer(Kind.LIST, name=parts[0].name, parts=_unnamed(parts))
 
 
 def _measures(parts: list[Answer]) -> Answer | None:
-    """Hours and minutes, feet and inches, degrees and minutes: several units of one kind are one quantity."""
+    """Add hours and minutes, feet and inches, degrees and minutes: several units of one kind are one quantity."""
     units = [part.unit for part in parts if part.number is not None and part.unit is not None]
     if len(units) < 2 or len(units) < len(parts) or len({one.measures for one in units}) > 1:
         return None
     if len({one.size for one in units}) < len(units):
         return None
     total = sum((part.number or 0) * one.size for part, one in zip(parts, units, strict=True))
-    return Answer(Kind.MEASURES, "", number=Fraction(total), unit=Unit(units[0].measures, Fraction(1)))
+    return Answer(Kind.MEASURES, number=Fraction(total), unit=Unit(units[0].measures, Fraction(1)))
 
 
 _TWO_MEASURES = re.compile(r"(\d+(?:\.\d+)?\s?(?:\\text\{[^\d{}]+\}|[A-Za-z]+\.?))\s*(?=\d)")
 
 
 def side_by_side(text: str, read: Read) -> Answer | None:
-    """Several units without a word between: 5 feet 6 inches."""
+    """Read several units without a word between: 5 feet 6 inches."""
     parts = [part for part in _TWO_MEASURES.split(text) if part.strip()]
     return _measures([read(part) for part in parts]) if len(parts) > 1 else None
 
@@ -183,4 +187,4 @@ def ratio(text: str, read: Read) -> Answer | None:
     if len(parts) < 2:
         return None
     values = tuple(read(part) for part, _ in parts)
-    return Answer(Kind.RATIO, "", parts=values) if all(value.one_value for value in values) else None
+    return Answer(Kind.RATIO, parts=values) if all(value.one_value for value in values) else None

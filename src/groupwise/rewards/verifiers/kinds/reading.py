@@ -1,4 +1,4 @@
-"""What kind of answer a text is.
+"""The reader of answers: a text's kind and parts.
 
     text -> `spelled` -> `read` -> Answer(kind, parts) -> `same.Judge` -> right or wrong
 
@@ -23,7 +23,7 @@ from groupwise.rewards.verifiers.spelling import outer, spelled
 
 @lru_cache(maxsize=8192)
 def read(text: str) -> Answer:
-    r"""The answer that a text is.
+    r"""Read the answer that a text is.
 
     >>> [str(read(text).kind) for text in ("1,000", "x+1", "x + y = 5", "x < 3", r"\{1, 2\}", "(1, 2)", "1, 2")]
     ['number', 'expression', 'equation', 'interval', 'set', 'tuple', 'list']
@@ -58,7 +58,7 @@ _JOINS = re.compile(r"[-+*/^=<>_!'(,|]|\\(?!text|frac|sqrt|pi|\$|infty)[A-Za-z]|
 
 
 def letter(text: str, read: Read) -> Answer | None:
-    """`B`, `(B)`, `(B) 12`, `B. 12`: the letter of an option, and what stands behind it."""
+    """Read `B`, `(B)`, `(B) 12`, `B. 12`: the letter of an option, and what stands behind it."""
     plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip()
     match = _LETTER.match(plain)
     if match is None:
@@ -71,14 +71,14 @@ def letter(text: str, read: Read) -> Answer | None:
         return None
     value = re.sub(rf"^(?:\\text\{{)?\s*\(?{letter}[.):]*\s*(?:\}})?\s*", "", text)
     value = value if value.count("{") == value.count("}") else behind
-    return Answer(Kind.LETTER, "", parts=(read(value),), mark=letter)
+    return Answer(Kind.LETTER, parts=(read(value),), mark=letter)
 
 
 _TIME = re.compile(r"(\d{1,2})(?::(\d{2}))?(?::(\d{2}))?\s?(?:o'clock)?\s?(a\.?m\.?|p\.?m\.?)?", re.IGNORECASE)
 
 
 def time_of_day(text: str, read: Read) -> Answer | None:
-    """Hour, minute and half of the day, written on the clock of 24 hours where the half is known."""
+    """Read hour, minute and half of the day, written on the clock of 24 hours if the half is known."""
     plain = re.sub(r"\\text\{([^{}]*)\}|\{:\}", lambda match: match.group(1) or ":", text)
     plain = re.sub(r"\s+", " ", re.sub(r"\s*:\s*", ":", plain)).strip()
     match = _TIME.fullmatch(plain)
@@ -104,7 +104,7 @@ _DATE = re.compile(rf"(?:the\s)?(?:{_DAY}\s(?:of\s)?({_MONTH})|({_MONTH})\.?\s(?
 
 
 def date(text: str) -> Answer | None:
-    """A day and its month, in either order, with its year or without: words, the month first.
+    """Read a day and its month, in either order, with its year or without: words, the month first.
 
     >>> [date(text).letters for text in ("4 July", "July 4th", "the 4th of July, 1776")], date("14 eggs")
     (['july 4', 'july 4', 'july 4 1776'], None)
@@ -123,7 +123,7 @@ _MODULUS = re.compile(
 
 
 def congruence(text: str, read: Read) -> Answer | None:
-    r"""A residue and its modulus: `x \equiv 3 \pmod 5`, `3 \pmod{5}`, `3 mod 5`."""
+    r"""Read a residue and its modulus: `x \equiv 3 \pmod 5`, `3 \pmod{5}`, `3 mod 5`."""
     text = re.sub(r"\\text\{\s*\(?\s*mod\s*\}", "mod ", re.sub(r"\\text\{(\(?mod \w+\)?)\}", r"\1", text))
     match = _MODULUS.fullmatch(text)
     modulus = next((group for group in match.groups()[1:] if group), "").strip(" ()") if match else ""
@@ -137,7 +137,7 @@ def congruence(text: str, read: Read) -> Answer | None:
     values, mark, left = read(residue), " ".join(formula.tokens(modulus)), " ".join(formula.tokens(name))
     if name and not name_of(name) and not is_closed(name):  # a condition for letters in it, and no residue
         return Answer(Kind.FORMULA, f"{left} \\equiv {values.letters} \\pmod {mark}")
-    return Answer(Kind.CONGRUENCE, "", left, (values,), mark)
+    return Answer(Kind.CONGRUENCE, name=left, parts=(values,), mark=mark)
 
 
 _WORDS_FOR_BASES = {
@@ -148,7 +148,7 @@ _BASE = re.compile(r"(-?)\(?([0-9A-F][0-9A-F ]*)\)?_\{?\(?(?:base)?([a-z]+|\d{1,
 
 
 def in_a_base(text: str, read: Read) -> Answer | None:
-    """Digits and the base that they are written in."""
+    """Read digits and the base that they are written in."""
     text = re.sub(r"(\w+) (?:\\text\{)?(?:in |\()*base\}? ?(\w+)\)?\}?", r"\1_{\2}", text)
     match = _BASE.fullmatch(re.sub(r"\\text\{([^{}]*)\}|\s+", r"\1", text))
     if match is None:
@@ -170,7 +170,7 @@ _RELATION = re.compile(
 
 
 def relation(text: str, read: Read) -> Answer | None:
-    """Sides and the signs between them."""
+    """Read sides and the signs between them."""
     sides = split(text, _RELATION)
     if sides is None or len(sides) < 2 or not all(side for side, _ in sides):
         return None
@@ -193,7 +193,7 @@ def relation(text: str, read: Read) -> Answer | None:
 
 
 def _equation(sides: list[str], read: Read) -> Answer | None:
-    """`name = value`, a calculation, or an equation of two sides."""
+    """Read `name = value`, a calculation, or an equation of two sides."""
     left, right = sides[0], sides[-1]
     if len(sides) == 2 and not name_of(left) and name_of(right) and is_closed(left):
         left, right = right, left
@@ -208,23 +208,23 @@ def _equation(sides: list[str], read: Read) -> Answer | None:
         if derived and derived.group(1) in value.letters.split():
             return None
         if name in ("x", "y", "z") and _curve(name, value):
-            return Answer(Kind.EQUATION, "", name, (read(left), value), "=")
+            return Answer(Kind.EQUATION, name=name, parts=(read(left), value), mark="=")
         if value.kind in (Kind.EQUATION, Kind.INEQUALITY):
             return None
         return replace(value, name=name)
     if len(sides) > 2:
         return None
     parts = part_of(left, read), part_of(right, read)
-    return Answer(Kind.EQUATION, "", "", parts, "=") if all(part.one_value for part in parts) else None
+    return Answer(Kind.EQUATION, parts=parts, mark="=") if all(part.one_value for part in parts) else None
 
 
 def _curve(name: str, value: Answer) -> bool:
-    """Whether `y = 2x + 1` relates the coordinates x, y, z: then it is an equation, and no value with a name."""
+    """Tell whether `y = 2x + 1` relates the coordinates x, y, z: then it is an equation, and no value with a name."""
     return value.one_value and not ({"x", "y", "z"} - {name}).isdisjoint(value.letters.split())
 
 
 def _chain(sides: list[str], signs: list[str], read: Read) -> Answer | None:
-    """An inequality; of one symbol between bounds it is an interval."""
+    """Read an inequality, which of one symbol between bounds is an interval."""
     if signs[0] in (">", "\\geq"):
         sides, signs = sides[::-1], [_TURNED[sign] for sign in signs[::-1]]
     parts = [part_of(side, read) for side in sides]
@@ -238,12 +238,12 @@ def _chain(sides: list[str], signs: list[str], read: Read) -> Answer | None:
         high = parts[at + 1] if at + 1 < len(sides) else INFINITE[1]
         opened = "[" if at and signs[at - 1] == "\\leq" else "("
         closed = "]" if at + 1 < len(sides) and signs[at] == "\\leq" else ")"
-        return Answer(Kind.INTERVAL, "", name_of(sides[at]), (low, high), opened + closed)
-    return Answer(Kind.INEQUALITY, "", "", tuple(parts), " ".join(signs)) if len(sides) == 2 else None
+        return Answer(Kind.INTERVAL, name=name_of(sides[at]), parts=(low, high), mark=opened + closed)
+    return Answer(Kind.INEQUALITY, parts=tuple(parts), mark=" ".join(signs)) if len(sides) == 2 else None
 
 
 def _not_equal(sides: list[str], read: Read) -> Answer | None:
-    r"""`x \\neq 3`: all numbers but one."""
+    r"""Read `x \\neq 3`: all numbers but one."""
     for name, number in (sides, sides[::-1]):
         if name_of(name) and not is_constant(read(name)) and read(number).number is not None:
             return replace(all_but([read(number)]), name=name_of(name))

@@ -11,9 +11,9 @@ from groupwise.rewards.verifiers.kinds.values import name_of, part_of
 
 
 def set_of(text: str, read: Read) -> Answer | None:
-    r"""`\{1, 2\}`; with a bar or colon it is a condition: that of an interval, or a formula."""
+    r"""Read `\{1, 2\}`, which with a bar or colon is a condition: that of an interval, or a formula."""
     if text == "\\emptyset":
-        return Answer(Kind.SET, "")
+        return Answer(Kind.SET)
     plain = re.search(r",|\\in(?![A-Za-z]).*[|:]", text) is not None
     inside = inside_of(text, "\\{", "\\}") or (inside_of(text, "{", "}") if plain else None)
     if inside is None:
@@ -32,11 +32,13 @@ def set_of(text: str, read: Read) -> Answer | None:
     if len(conditions) > 1:
         return Answer(Kind.FORMULA, " ".join(formula.tokens(text.replace(":", "|"))))
     entries = entries_in(inside)
-    return None if entries is None else Answer(Kind.SET, "", parts=tuple(part_of(entry, read) for entry, _ in entries))
+    return None if entries is None else Answer(Kind.SET, parts=tuple(part_of(entry, read) for entry, _ in entries))
 
 
 def tuple_of(text: str, read: Read) -> Answer | None:
-    """`(1, 2)`, `[0, 1)`, `(5)`; two entries in other than round brackets, or one of them infinite, are an interval."""
+    """Read `(1, 2)`, `[0, 1)`, `(5)`; two entries in other than round brackets, or one of them infinite, are an
+    interval.
+    """
     point = re.fullmatch(r"([A-Z])\s?(\([^()]*,[^()]*\))", text)
     if point and (entries := tuple_of(point.group(2), read)):
         return replace(entries, name=point.group(1), letters="") if entries.kind is Kind.TUPLE else None
@@ -58,23 +60,23 @@ def tuple_of(text: str, read: Read) -> Answer | None:
         return parts[0] if opened + closed == "()" else None
     ends = len(parts) == 2 and all(part.one_value or part.infinite for part in parts)
     if ends and (opened + closed != "()" or any(part.infinite for part in parts)):
-        return Answer(Kind.INTERVAL, "", parts=parts, mark=opened + closed)
-    return Answer(Kind.TUPLE, "", parts=parts, mark=opened + closed)
+        return Answer(Kind.INTERVAL, parts=parts, mark=opened + closed)
+    return Answer(Kind.TUPLE, parts=parts, mark=opened + closed)
 
 
 def as_interval(answer: Answer) -> Answer | None:
-    """A pair in round brackets as the open interval that it may be, or an interval as it is."""
+    """Turn a pair in round brackets into the open interval that it may be; an interval stays as it is."""
     if answer.kind is Kind.TUPLE and len(answer.parts) == 2 and answer.mark == "()":
         return replace(answer, kind=Kind.INTERVAL)
     return answer if answer.kind in (Kind.INTERVAL, Kind.UNION) else None
 
 
 def union(text: str, read: Read) -> Answer | None:
-    r"""Intervals and sets with \cup between them; the real numbers are one interval."""
+    r"""Read intervals and sets with \cup between them; the real numbers are one interval."""
     if re.fullmatch(
         r"\\mathbb\{R\}|(?:\\text\{)?(?:all |the )?real numbers\}?|(?:\\text\{)?all reals\}?", text, re.IGNORECASE
     ):
-        return Answer(Kind.INTERVAL, "", parts=INFINITE, mark="()")
+        return Answer(Kind.INTERVAL, parts=INFINITE, mark="()")
     removed = re.fullmatch(r"\\mathbb\{R\}\s?(?:\\setminus|-|\\backslash)\s?(\\\{.*\\\})", text)
     if (
         removed
@@ -92,26 +94,24 @@ def union(text: str, read: Read) -> Answer | None:
     intervals = [as_interval(one) or (one if one.kind is Kind.SET else None) for one in answers]
     if any(one is None for one in intervals):
         return None
-    return Answer(Kind.UNION, "", parts=tuple(one for one in intervals if one))
+    return Answer(Kind.UNION, parts=tuple(one for one in intervals if one))
 
 
 def all_but(numbers: list[Answer]) -> Answer:
-    """The real numbers without some: the intervals between them."""
+    """Make the real numbers without some: the intervals between them."""
     ends = [INFINITE[0], *sorted(numbers, key=lambda one: one.number or 0), INFINITE[1]]
-    return Answer(Kind.UNION, "", parts=tuple(Answer(Kind.INTERVAL, "", "", pair, "()") for pair in pairwise(ends)))
+    return Answer(Kind.UNION, parts=tuple(Answer(Kind.INTERVAL, parts=pair, mark="()") for pair in pairwise(ends)))
 
 
 _MATRIX = re.compile(r"\\begin\{([bpBvV]?(?:small)?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
 
 
 def matrix(text: str, read: Read) -> Answer | None:
-    """Rows of entries; what stands between single or double bars is a determinant or a norm."""
+    """Read rows of entries; what stands between single or double bars is a determinant or a norm."""
     bare = re.sub(r"^[(\[]\s*(\\begin\{(?:array|matrix|smallmatrix)\}.*)[)\]]$", r"\1", text)
     match = _MATRIX.fullmatch(bare)
     if match is None or "\\begin" in match.group(2):
         return None
     rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", match.group(2)) if row.strip()]
-    parts = [
-        Answer(Kind.TUPLE, "", parts=tuple(part_of(entry.strip(), read) for entry in row.split("&"))) for row in rows
-    ]
-    return Answer(Kind.MATRIX, "", parts=tuple(parts), mark=match.group(1)[0] if match.group(1)[0] in "vV" else "")
+    parts = [Answer(Kind.TUPLE, parts=tuple(part_of(entry.strip(), read) for entry in row.split("&"))) for row in rows]
+    return Answer(Kind.MATRIX, parts=tuple(parts), mark=match.group(1)[0] if match.group(1)[0] in "vV" else "")

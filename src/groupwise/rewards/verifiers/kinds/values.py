@@ -12,7 +12,7 @@ _SENTENCE = re.compile(r"[A-Za-z0-9 ,.'\-?!()&/\u00c0-\uffff]+")
 
 
 def words_of(text: str, read: Read | None = None) -> Answer | None:
-    """Words in letters, digits beside them included: names, dates, yes and no."""
+    """Read words in letters, digits beside them included: names, dates, yes and no."""
     plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     plain = " ".join(re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", plain).split()).rstrip(".")
     plain = re.sub(r"^(?:an?|the)\s+(?=\w{2})", "", plain, flags=re.IGNORECASE)
@@ -30,7 +30,7 @@ _UNIT_BEHIND = re.compile(r"(.*[\w})!|])\s*(?:\\text\{([^{}]+)\}|(\\%|\^\\circ|(
 
 
 def expression(text: str, read: Read | None = None) -> Answer | None:
-    """A value that is no plain number, maybe with a unit behind it."""
+    """Read a value that is no plain number, maybe with a unit behind it."""
     found, value = None, text
     if behind := _UNIT_BEHIND.fullmatch(text):
         word = (behind.group(2) or {"\\%": "%", "%": "%", "^\\circ": "°"}[behind.group(3)]) + (behind.group(4) or "")
@@ -64,7 +64,7 @@ _NAME = re.compile(
 
 
 def name_of(text: str) -> str:
-    r"""A name in the one spelling; "" where the text is none.
+    r"""Spell a name in the one spelling; "" if the text is none.
 
     >>> name_of("f(2)"), name_of("x + y"), name_of(r"(x, y)"), name_of(r"\frac{dy}{dx}")
     ('f ( 2 )', '', '( x , y )', '\\frac { d y } { d x }')
@@ -77,7 +77,7 @@ def name_of(text: str) -> str:
 
 
 def is_closed(text: str) -> bool:
-    """Whether a side has a value of its own: digits or constants, and no letter."""
+    """Tell whether a side has a value of its own: digits or constants, and no letter."""
     if measure(text) is not None:
         return True
     letters = re.sub(
@@ -87,11 +87,11 @@ def is_closed(text: str) -> bool:
 
 
 def is_constant(part: Answer) -> bool:
-    """Whether it is a number, a constant included."""
+    """Tell whether it is a number, a constant included."""
     return part.kind is Kind.NUMBER or part.letters in ("e", "\\pi", "i")
 
 
 def part_of(text: str, read: Read) -> Answer:
-    """What a part is: a capital letter that stands in a formula is a symbol, and no option."""
+    """Read a part: a capital letter that stands in a formula is a symbol, and no option."""
     answer = read(text)
     return replace(answer, kind=Kind.EXPRESSION) if answer.kind is Kind.LETTER and not answer.parts else answer
