@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -123,6 +124,11 @@ def looks(name: str, rows: Rows, settings: dict[str, Any]) -> Any:
     )
 
 
+def entropy(end: float) -> Callable[[int], float]:
+    """Entropy of 1 nat, and of `end` from the fifth of the last steps on."""
+    return lambda i: 1.0 if i < 5 else end
+
+
 FORMAT_FLAT = {"rewards.format.spread_within_groups": 0.0}
 
 
@@ -149,6 +155,11 @@ LIMITS: list[tuple[str, Rows, dict[str, Any], bool]] = [
     ("completions without a score", everywhere(unscored_completions=512), JUDGED, True),
     ("groups of equal reward", planted(groups_signal_share=0.3), RECIPE, False),
     ("groups of equal reward", planted(groups_signal_share=0.6), OWN_REWARD, False),
+    ("no entropy left", planted(entropy_mean=0.002, pass_rate=0.98), RECIPE, False),
+    ("entropy cliff", planted(entropy_mean=entropy(0.1), pass_rate=lambda i: 0.5 + 0.03 * i), RECIPE, False),
+    ("entropy cliff", planted(entropy_mean=entropy(0.5), pass_rate=0.6), RECIPE, False),
+    ("entropy explosion", planted(entropy_mean=entropy(1.4), pass_rate=lambda i: 0.7 - 0.05 * i), RECIPE, False),
+    ("falling", rising_level(planted(pass_rate=0.3)), RECIPE, False),
     ("falling", rates((20, 0.6), (10, 0.55)), RECIPE, False),
     ("falling", rates((10, 0.56), (10, 0.42), spread=0.4), RECIPE, False),
     ("falling", rates((3, 0.9), (30, 0.6)), RECIPE, False),
@@ -159,6 +170,7 @@ LIMITS: list[tuple[str, Rows, dict[str, Any], bool]] = [
     ("held out apart", [*healthy(), evaluation(40, 0.6, standard_error=0.2)], RECIPE, False),
     ("held out apart", rising_level([*healthy(), evaluation(40, 0.4)]), RECIPE, False),
     ("solved", rising_level(planted(pass_rate=0.97)), RECIPE, False),
+    ("still rising", healthy(), recipe(steps=80), False),
     ("still rising", everywhere(pass_rate=lambda i: 0.6 + 0.0095 * i), RECIPE, False),
     ("still rising", rates((30, 0.5), (10, 0.55), spread=0.2), RECIPE, False),
     ("levelled off", rates((15, 0.5)), RECIPE, False),
@@ -286,34 +298,6 @@ def test_tied_groups_are_no_warning_where_the_run_earned_them_or_they_train_all_
         assert "groups all right" not in named(findings(easy, settings))
     for compares_within_group in (False, None):
         assert "groups all right" not in named(findings(easy, RECIPE, compares_within_group))
-
-
-def test_a_solved_task_may_have_no_entropy() -> None:
-    assert "no entropy left" not in named(findings(planted(entropy_mean=0.002, pass_rate=0.98), RECIPE))
-
-
-def test_entropy_that_falls_while_the_run_learns_is_no_cliff() -> None:
-    rows = planted(entropy_mean=lambda i: 1.0 if i < 5 else 0.1, pass_rate=lambda i: 0.5 + 0.03 * i)
-    assert "entropy cliff" not in named(findings(rows, RECIPE))
-
-
-def test_entropy_that_changes_a_little_is_neither_a_cliff_nor_an_explosion() -> None:
-    falls = planted(entropy_mean=lambda i: 1.0 if i < 5 else 0.5, pass_rate=0.6)
-    assert "entropy cliff" not in named(findings(falls, RECIPE))
-    rises = planted(entropy_mean=lambda i: 1.0 if i < 5 else 1.4, pass_rate=lambda i: 0.7 - 0.05 * i)
-    assert "entropy explosion" not in named(findings(rises, RECIPE))
-
-
-def test_a_curriculum_may_lower_the_pass_rate() -> None:
-    rows = planted(pass_rate=0.3)
-    for row in rows:
-        row["sources.sums.level"] = row["step"] // 31
-    assert "falling" not in named(findings(rows, RECIPE))
-
-
-def test_only_a_run_at_its_end_was_stopped_too_early() -> None:
-    assert "still rising" in named(findings(healthy(), RECIPE))
-    assert "still rising" not in named(findings(healthy(), recipe(steps=80)))
 
 
 def test_an_older_run_has_its_engine_gap_from_the_mean() -> None:

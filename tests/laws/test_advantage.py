@@ -11,7 +11,6 @@ import groupwise
 from groupwise.algorithms.parts.advantage import GroupMean, GroupZScore, LeaveOneOut, ProcessZScore
 
 ALL = [GroupZScore(), GroupMean(), LeaveOneOut()]
-EACH = pytest.mark.parametrize("part", [*ALL, GroupMean(whiten=True), ProcessZScore()], ids=repr)
 
 
 def per_row(part, rewards, group, mask=None):
@@ -39,31 +38,10 @@ def test_sums_to_zero_over_the_votes_of_each_group(part, batch):
     assert (advantage[~votes] == 0).all()
 
 
-def test_z_score_is_the_sample_deviation():
-    advantage, returns = per_row(GroupZScore(), [1.0, 0.0, 0.0, 0.0, 5.0, 7.0], [9, 9, 9, 9, -2, -2])
-    deviation = math.sqrt((0.75**2 + 3 * 0.25**2) / 3)
-    expected = [0.75 / (deviation + 1e-6), *[-0.25 / (deviation + 1e-6)] * 3]
-    expected += [-1 / (math.sqrt(2) + 1e-6), 1 / (math.sqrt(2) + 1e-6)]
-    torch.testing.assert_close(advantage, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
-    assert returns.tolist() == [1, 0, 0, 0, 5, 7]
-
-
 def test_a_masked_completion_does_not_vote():
     """[1,1,0,0] with the second masked: 2/3, 0, -1/3, -1/3 before scaling."""
     advantage, _ = per_row(GroupMean(), [1.0, 1.0, 0.0, 0.0], [0] * 4, [True, False, True, True])
     torch.testing.assert_close(advantage, torch.tensor([2 / 3, 0, -1 / 3, -1 / 3], dtype=torch.float64))
-
-
-def test_a_reward_that_is_nan_does_not_silence_its_group():
-    advantage, _ = per_row(GroupMean(), [1.0, 0.0, math.nan], [0, 0, 0])
-    assert advantage.tolist() == [0.5, -0.5, 0.0]
-
-
-def test_group_mean_is_a_fraction_of_leave_one_out():
-    rewards, group = torch.rand(10, dtype=torch.float64), [0] * 10
-    mean, _ = per_row(GroupMean(), rewards, group)
-    others, _ = per_row(LeaveOneOut(), rewards, group)
-    torch.testing.assert_close(mean, 0.9 * others)
 
 
 def test_reward_of_a_completion_is_the_sum_over_its_tokens():
@@ -87,29 +65,6 @@ def test_public_surface_takes_rewards_per_completion_and_per_token():
     assert torch.equal(algo.advantages(rewards, groups, mask), flat)
 
 
-def test_whitened_group_mean_is_of_trained_tokens_and_keeps_a_tied_group_at_zero():
-    """The token mean of the advantages is not 0, and yet the tied group 1 and the lone completion 2 must not move."""
-    lengths, totals, group = [3, 1, 1, 2, 1], [1.0, 0.0, 0.5, 0.5, 9.0], [0, 0, 1, 1, 2]
-    mask = torch.arange(3) < torch.tensor(lengths)[:, None]
-    reward = torch.zeros(5, 3, dtype=torch.float64)
-    reward[:, 0] = torch.tensor(totals)
-    advantage, returns = GroupMean(whiten=True)(reward, None, mask, torch.tensor(group), None)
-    tokens = [0.5] * 3 + [-0.5] + [0.0] * 4
-    mean = sum(tokens) / 8
-    scale = math.sqrt(sum((a - mean) ** 2 for a in tokens) / 7 + 1e-8)
-    per_row = torch.tensor([(0.5 - mean) / scale, (-0.5 - mean) / scale, 0, 0, 0], dtype=torch.float64)
-    torch.testing.assert_close(advantage, torch.where(mask, per_row[:, None], 0.0), rtol=0, atol=1e-12)
-    assert (advantage[2:] == 0).all()
-    assert torch.equal(returns, GroupMean()(reward, None, mask, torch.tensor(group), None)[1])
-
-
-def test_whitened_group_mean_of_a_batch_without_ties_has_mean_zero_and_variance_one(batch):
-    rewards, _ = steps_of(batch)
-    advantage, _ = GroupMean(whiten=True)(rewards, None, batch.mask, batch.group * 0, None)
-    assert abs(float(advantage[batch.mask].mean())) < 1e-12
-    assert float(advantage[batch.mask].var()) == pytest.approx(1, abs=1e-6)
-
-
 def process_by_hand(rewards, mask, group, ends, epsilon):
     """Lists of step rewards of each completion, pooled by group, then summed from each token to the end."""
     found = torch.zeros_like(rewards)
@@ -131,20 +86,11 @@ def process_by_hand(rewards, mask, group, ends, epsilon):
 @pytest.mark.parametrize("epsilon", [0.0, 1e-6, 0.5])
 def test_process_supervision_is_the_papers_sum_over_later_steps(batch, epsilon):
     rewards, ends = steps_of(batch)
+    rewards[rewards.abs() < 0.3] = 0.0  # a step's score of 0 is a score
     advantage, _ = ProcessZScore(epsilon)(rewards, None, batch.mask, batch.group, ends)
     expected = process_by_hand(rewards, batch.mask, batch.group, ends, epsilon)
     torch.testing.assert_close(advantage, expected, rtol=0, atol=1e-12)
     assert expected.abs().max() > 0.5
-
-
-def test_process_supervision_sums_to_zero_over_the_steps_of_a_group(batch):
-    """The advantage of a completion's first token, a trained one here, is the sum of its scaled step rewards."""
-    rewards, ends = steps_of(batch)
-    mask = batch.mask.any(-1, keepdim=True).expand_as(batch.mask)
-    advantage, returns = ProcessZScore()(rewards, None, mask, batch.group, ends)
-    for g in batch.group.unique():
-        assert advantage[batch.group == g, 0].sum().abs() < 1e-12
-    torch.testing.assert_close(returns[:, 0], torch.where(mask & ends, rewards, 0.0).sum(-1))
 
 
 def test_process_supervision_of_tied_or_single_steps_is_exactly_zero():

@@ -33,24 +33,13 @@ from groupwise.models.precision import operand
 from groupwise.planning.live_bytes import LiveBytes
 from groupwise.training.learner import Learner, LearnerSettings
 from tests.laws import moe_models
-from tests.laws.test_layout import gradient, in_double, make_batch, require_same
+from tests.laws.test_layout import SIZES, gradient, in_double, make_batch, require_same
 
-_SIZES: dict[str, Any] = {
-    "vocab_size": 32,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.4,
-}
 MODELS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES)),
-    "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, mlp_bias=True)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SIZES)),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**_SIZES, hidden_activation="silu")),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, mlp_bias=True)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, hidden_activation="silu")),
     "qwen3-moe": lambda: moe_models.build("qwen3_moe", experts_implementation="eager"),
 }
 #: What a layer has of each: norms before attention and MLP (and of queries and keys, or behind both), and an MLP.
@@ -178,11 +167,11 @@ def test_only_what_gives_the_same_is_replaced() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x).tanh())
 
-    config = LlamaConfig(**_SIZES)
+    config = LlamaConfig(**SIZES)
     others = [
         Scaled(8),
         Between(config),
-        LlamaMLP(LlamaConfig(**_SIZES, hidden_act="gelu")),
+        LlamaMLP(LlamaConfig(**SIZES, hidden_act="gelu")),
         nn.LayerNorm(8),
         GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2)),
     ]

@@ -26,7 +26,6 @@ WHITE: list[Advantage] = [
     MonteCarlo(gamma=0.9),
     Return(gamma=0.9, whiten=True),
 ]
-EACH = pytest.mark.parametrize("part", [*RAW, *WHITE], ids=repr)
 
 
 def columns(batch, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -69,15 +68,6 @@ def test_gae_is_the_sum_of_discounted_deltas(batch, gamma, lam):
     advantages, returns = gae(rewards, values, batch.mask, gamma, lam)
     close(advantages, by_hand(rewards, values, batch.mask, gamma, lam))
     close(returns, torch.where(batch.mask, advantages + values, 0.0))
-
-
-def test_gae_without_decay_is_the_return_minus_the_value(batch):
-    rewards, values = columns(batch)
-    trained = torch.where(batch.mask, rewards, 0.0)
-    to_go = trained.flip(-1).cumsum(-1).flip(-1)
-    advantages, returns = gae(rewards, values, batch.mask, gamma=1.0, lam=1.0)
-    close(advantages, torch.where(batch.mask, to_go - values, 0.0))
-    close(returns, torch.where(batch.mask, to_go, 0.0))
 
 
 def test_the_ends_of_lambda_are_one_step_td_and_monte_carlo(batch):

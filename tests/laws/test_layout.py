@@ -34,7 +34,7 @@ from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_t
 from groupwise.training.learner import Learner, LearnerSettings
 from tests.laws import moe_models
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": 32,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -46,8 +46,8 @@ _SIZES: dict[str, Any] = {
     "initializer_range": 0.4,
 }
 MODELS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES)),
-    "mistral, window 5": lambda: MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=5)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "mistral, window 5": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=5)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
     "qwen3-moe": lambda: moe_models.build("qwen3_moe", experts_implementation="eager"),
     "deepseek-v3": lambda: moe_models.build("deepseek_v3", experts_implementation="eager"),
@@ -289,7 +289,7 @@ def test_dropout_reaches_attention_in_a_line() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: Gemma2ForCausalLM(Gemma2Config(**_SIZES, attn_logit_softcapping=2.0, query_pre_attn_scalar=8)),
+        lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, attn_logit_softcapping=2.0, query_pre_attn_scalar=8)),
         lambda: moe_models.build("gpt_oss"),
     ],
     ids=["softcapping", "sinks"],

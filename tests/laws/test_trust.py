@@ -36,48 +36,6 @@ def per_token(b: Draw) -> Tensor:
     return torch.randn(b.mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 
 
-def test_dual_clip_bounds_what_a_bad_token_can_cost():
-    log_ratio = torch.tensor([[2.0, 5.0, 5.0]], dtype=torch.float64).log().requires_grad_(True)
-    advantage = torch.tensor([[-1.0, -1.0, 1.0]], dtype=torch.float64)
-    out = Clip(dual_clip=3.0)(log_ratio, advantage, log_ratio, torch.ones(1, 3, dtype=torch.bool))
-    assert out.value.tolist()[0] == pytest.approx([-2.0, -3.0, 1.2])
-    assert out.share.tolist() == [[1, 0, 0]]
-    out.value.sum().backward()
-    assert log_ratio.grad.tolist()[0] == pytest.approx([-2.0, 0.0, 0.0])
-
-
-def test_no_trust_region_passes_everything(batch):
-    ratio = batch.live - batch.old
-    out = NoTrust()(ratio, batch.advantage[:, None].expand_as(ratio), batch.live, batch.mask)
-    torch.testing.assert_close(out.value[batch.mask], (ratio.exp() * batch.advantage[:, None])[batch.mask])
-    assert torch.equal(out.share, batch.mask.double())
-
-
-def test_soft_gate_is_its_equation(batch):
-    """f = 4/tau sigmoid(tau (r - 1)) A, share 4p(1-p), tau by the sign of A, to the last digit of tau."""
-    part, advantage = SoftGate(0.7, 1.05), per_token(batch)
-    out, _ = apply(part, batch, advantage)
-    for i, t in batch.mask.nonzero().tolist():
-        a, r = float(advantage[i, t]), math.exp(batch.live[i, t] - batch.old[i, t])
-        tau = 0.7 if a > 0 else 1.05
-        p = 1 / (1 + math.exp(-tau * (r - 1)))
-        assert out.value[i, t].item() == pytest.approx(4 / tau * p * a, rel=1e-13)
-        assert out.share[i, t].item() == pytest.approx(4 * p * (1 - p), rel=1e-13)
-
-
-def test_cispo_caps_above_only_and_never_stops_a_token():
-    ratio = torch.tensor([[0.01, 1.0, 4.0, 6.0, 50.0]], dtype=torch.float64)
-    live = torch.full_like(ratio, -2.0).requires_grad_(True)
-    log_ratio = ratio.log().requires_grad_(True)
-    one = torch.ones_like(ratio)
-    out = Cispo(cap=5.0)(log_ratio, -3 * one, live, one.bool())
-    assert out.value.tolist()[0] == pytest.approx([6 * c for c in (0.01, 1, 4, 5, 5)])
-    assert out.share.tolist()[0] == pytest.approx([1, 1, 1, 5 / 6, 0.1])
-    out.value.sum().backward()
-    assert live.grad.tolist()[0] == pytest.approx([-3 * c for c in (0.01, 1, 4, 5, 5)])
-    assert log_ratio.grad is None
-
-
 def test_cispo_by_its_two_names_is_one():
     b = draw(3, spread=2.0)
     absolute, _ = apply(Cispo(cap=1.2), b, per_token(b))
