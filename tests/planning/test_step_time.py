@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaConfig, Qwen3MoeConfig
 
 from groupwise.core.errors import UsageError
+from groupwise.engines.kinds import KINDS
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.planning import step_time
@@ -114,10 +115,8 @@ def test_sampling_reads_weights_for_each_round_of_tokens_and_the_cache_of_each()
     assert sampled(NUMBERS, dataclasses.replace(shape, devices=2)).memory == 4 * (5 * 600 + cache / 2)
     prompts, new = 6 * 7, 24 * 5
     assert sampled(NUMBERS, shape).operations == NUMBERS.forward(shape, prompts, new)
-    assert (sampled(NUMBERS, shape).layers, sampled(NUMBERS, dataclasses.replace(shape, vllm_rows=24)).layers) == (
-        10,
-        0,
-    )
+    recorded = dataclasses.replace(shape, kind=KINDS["vllm"])
+    assert (sampled(NUMBERS, shape).layers, sampled(NUMBERS, recorded).layers) == (10, 0)
 
 
 def test_engines_that_share_a_device_add_no_device() -> None:

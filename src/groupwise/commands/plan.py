@@ -96,7 +96,7 @@ def _require_trainable(run: Plan, model: Any) -> None:
     """Raise UsageError for a model (device meta) that the learner or the local engine would refuse."""
     with suppress(NotImplementedError, RuntimeError, ValueError):  # a branch on a number: device meta has none
         require_plain_head(model)
-    if run.recipe.engine.name == "local":
+    if not run.recipe.engine.kind.own_layers:
         require_sampled(model)
     if run.recipe.routing.changed:
         require_routers(halves(model)[0])

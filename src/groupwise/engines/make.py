@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pkgutil import resolve_name
 
 from groupwise.core.engine import Engine, Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.processes.place import HERE, Place, started
 from groupwise.engines.address import addresses_of
-from groupwise.engines.local.make import local_engine
+from groupwise.engines.kinds import KINDS, setting
 from groupwise.engines.outside.client import Note, OutsideEngine, Published
 from groupwise.engines.outside.connection import Reaching
 from groupwise.engines.outside.placed import reach_at
@@ -19,7 +20,7 @@ from groupwise.models.load import Policy
 
 def inside(policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place) -> Engine:
     """In the run's own process."""
-    return local_engine(policy, settings, routes)
+    return resolve_name(KINDS[settings.name].build_inside)(policy, settings, routes)
 
 
 def in_child(policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place) -> Engine:
@@ -112,5 +113,5 @@ def require_engine_support(engine: Engine, sampling: Sampling) -> None:
             f"sampling.top_p = {sampling.top_p:g}, sampling.top_k = {sampling.top_k}, sampling.min_p = "
             f"{sampling.min_p:g}: the run's engine does not return the ids that were left to draw from "
             "(Completion.support), over which training renormalises; set top_p = 1, top_k = 0 and min_p = 0, or take "
-            'an engine that does: engine.name = "local"'
+            f"an engine that does: {setting(lambda kind: kind.keeps_support)}"
         )

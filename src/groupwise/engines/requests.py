@@ -5,6 +5,7 @@ from typing import Any
 
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import UsageError
+from groupwise.engines.kinds import setting
 from groupwise.models.context import positions, positions_in_words, window
 
 
@@ -15,7 +16,7 @@ def local_limit(config: Any) -> tuple[int, str]:
         return most, positions_in_words(config)
     return seen, (
         f"the sliding window of {seen} tokens in the model's attention, which the local engine does not compute "
-        '(engine.name = "vllm" does)'
+        f"({setting(lambda kind: kind.own_layers)} does)"
     )
 
 

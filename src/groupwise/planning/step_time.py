@@ -164,7 +164,7 @@ def sampled(numbers: Numbers, shape: RunShape) -> Work:
     return Work(
         operations=numbers.forward(shape, -(-shape.prompts // shape.devices) * shape.prompt, new),
         memory=(engines * steps * numbers.read(at_once) + cache) * shape.engine,
-        layers=0 if shape.vllm_rows else engines * steps * numbers.layers,  # vLLM's are recorded beforehand
+        layers=0 if shape.kind.own_layers else engines * steps * numbers.layers,  # those are recorded beforehand
         bf16=shape.engine == 2,
     )
 

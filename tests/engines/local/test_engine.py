@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -418,74 +416,6 @@ def test_a_prompt_goes_through_the_model_once(qwen: Any) -> None:
     engine._prefill = counted  # type: ignore[method-assign]
     engine.generate([Request((5, 6), 8, 0), Request((7,), 2, 1), Request((8, 9), 3, 1)], Sampling(max_new_tokens=4))
     assert seen == [(5, 6), (7,), (8, 9)]
-
-
-# Of what has weights, the modules that are run on last tokens only.
-LAST = {
-    "qwen3": {"layers.1.self_attn.o_proj", "layers.1.post_attention_layernorm", "layers.1.mlp", "norm"},
-    "llama": {"layers.1.self_attn.o_proj", "layers.1.post_attention_layernorm", "layers.1.mlp", "norm"},
-    "gpt2": {"h.1.ln_2", "h.1.mlp"},
-}
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_what_follows_the_last_keys_sees_last_tokens_only(name: str) -> None:
-    model, length = build(name), 7
-    engine = LocalEngine(model, EOS, pad=0)
-    prompts = [tuple(4 + (i + j) % 20 for j in range(length - i)) for i in range(3)]
-    seen: dict[str, int] = {}
-    asks: dict[str, bool] = {}
-    for at, module in engine._model.base_model.named_modules():
-        if re.search(r"norm$|ln_\w$|mlp$|_proj$|embed_tokens$|wte$", at) and ".mlp." not in at:
-            module.register_forward_hook(lambda module, args, out, at=at: seen.update({at: out.shape[1]}))
-        if at.endswith("self_attn"):
-            note = functools.partial(lambda at, module, args, asked, out: asks.update({at: "last_only" in asked}), at)
-            module.register_forward_hook(note, with_kwargs=True)
-    with torch.no_grad():
-        prepared = engine._prefill._plain(*engine._prefill._inputs(prompts, always_masked=True)[:3])
-        assert {at for at, width in seen.items() if width == 1} == LAST[name]
-        assert set(seen.values()) == {1, length}
-        assert asks == ({} if name == "gpt2" else {"layers.0.self_attn": False, "layers.1.self_attn": True})
-        for i, prompt in enumerate(prompts):
-            alone = model(input_ids=torch.tensor([prompt]), use_cache=True)
-            torch.testing.assert_close(prepared[0][i], alone.logits[0, -1], atol=1e-5, rtol=0)
-            for layer, theirs in enumerate(alone.past_key_values.layers):
-                keys, values = prepared[2 + 2 * layer][i], prepared[3 + 2 * layer][i]
-                torch.testing.assert_close(keys[:, i:], theirs.keys[0], atol=1e-5, rtol=0)
-                torch.testing.assert_close(values[:, i:], theirs.values[0], atol=1e-5, rtol=0)
-
-
-class Mixing(nn.Module):
-    """A module that looks at every token of a row."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.inner(hidden + hidden.mean(1, keepdim=True))
-
-
-class Flat(Mixing):
-    """A module that demands all tokens of a call."""
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        if hidden.shape[1] == 1:
-            raise ValueError("whole sequences, please")
-        return self.inner(hidden)
-
-
-@pytest.mark.parametrize("kind", [Mixing, Flat])
-@pytest.mark.parametrize(
-    "at", ["layers.1.mlp", "layers.1.post_attention_layernorm", "layers.1.self_attn.o_proj", "norm"]
-)
-def test_a_module_that_needs_the_other_tokens_gets_them(kind: type[Mixing], at: str) -> None:
-    model = build()
-    model.model.set_submodule(at, kind(model.model.get_submodule(at)))
-    engine, prompts = LocalEngine(model, EOS, pad=0), [(4, 5, 6), (7, 8, 9)]
-    with torch.no_grad():
-        expected = model(input_ids=torch.tensor(prompts)).logits[:, -1]
-        torch.testing.assert_close(engine._prefill(prompts).logits, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("max_rows", [4, 512])

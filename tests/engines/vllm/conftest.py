@@ -12,7 +12,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from groupwise.core.engine import Engine
 from groupwise.engines.make import make_engine
 from groupwise.engines.outside.client import OutsideEngine
-from groupwise.engines.settings import VLLM_PYTHON, EngineSettings
+from groupwise.engines.settings import EngineSettings
+from groupwise.engines.vllm import PYTHON as VLLM_PYTHON
 from groupwise.models.load import Policy, load_policy, save_policy
 from groupwise.models.tiny import EOS_ID, PAD_ID, TinySpec
 

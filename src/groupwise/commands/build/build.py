@@ -386,7 +386,7 @@ def too_long(plan: Plan, config: Any, longest: int, sampled: bool = True) -> str
     sampled  by the run's engine: a reference is not, and no window of the local engine's limits it
     """
     limit = plan.recipe.sampling.max_new_tokens
-    here = sampled and plan.recipe.engine.name == "local"
+    here = sampled and not plan.recipe.engine.kind.own_layers
     most, within = local_limit(config) if here else (positions(config), positions_in_words(config))
     if longest + limit <= most:
         return ""

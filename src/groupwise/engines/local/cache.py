@@ -270,7 +270,6 @@ def row_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    last_only: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one new token per row, two batched products; other prompts go to transformers' own sdpa function.
@@ -279,13 +278,7 @@ def row_attention(
     key-value head are one matrix, so grouped-query attention copies no key. On a CPU this is 2 to 6 times as fast as
     scaled_dot_product_attention at one token, whose kernels are made for long queries. Whatever is recorded
     (recording.py) runs this, so short prompts do too.
-
-    last_only  the last query's answer for all of them (prefill.py): the others are not read
     """
-    if last_only:
-        mask = None if attention_mask is None else attention_mask[:, :, -1:]
-        last, _ = row_attention(module, query[:, :, -1:], key, value, mask, scaling, **kwargs)
-        return last.expand(-1, query.shape[2], -1, -1), None
     # A recording may not branch on a size.
     short = torch.jit.is_tracing() or query.shape[2] == 1  # type: ignore[reportPrivateImportUsage]
     if not short or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:

@@ -34,7 +34,6 @@ from groupwise.engines.local.experts import make_experts_recordable
 from groupwise.engines.local.held import Store
 from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.prefill import Prefill, require_sampled
-from groupwise.engines.local.rotary import fuse_rotation
 from groupwise.engines.local.rules import Rulebook, Rules
 from groupwise.engines.local.scheduler import Queue, Scheduler, Take
 from groupwise.engines.requests import limits_of, local_limit
@@ -90,7 +89,6 @@ class LocalEngine:
         self._always_masked = self._model.config._attn_implementation != ATTENTION
         make_experts_recordable(self._model)
         require_sampled(self._model)
-        fuse_rotation(self._model)
         self.version, self.routes, self.tokens_run = 0, routes, 0
         self.precision: Precision = "bf16" if self._model.dtype == torch.bfloat16 else "fp32"
         self._step: Any = Step(self._model, routes)

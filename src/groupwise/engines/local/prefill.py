@@ -11,8 +11,7 @@ Shapes: P prompts, W tokens of the longest, padded on the left.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,18 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.core.errors import UsageError
+from groupwise.engines.kinds import setting
 from groupwise.engines.local.cache import PrefilledPrompts, PromptCache
 from groupwise.engines.local.experts import logits_and_experts
 from groupwise.engines.local.held import Held, first_tokens, routes_after
 from groupwise.engines.local.recording import Forward, recorded
 from groupwise.models.files.folder import error_line
-from groupwise.models.moe.record import Router, record_routes, require_routers, routers
+from groupwise.models.moe.record import Router, record_routes, require_routers
 
 # The longest prompt whose pass is recorded: its attention holds every score, [P,heads,W,W].
 SHORT = 128
 #: The layers that the engine knows, as configurations name them.
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-OTHER_ENGINE = 'set engine.name = "vllm"'
+OTHER_ENGINE = f"set {setting(lambda kind: kind.own_layers)}"
 
 
 def require_sampled(model: Any) -> None:
@@ -68,11 +68,9 @@ class Prefill:
         self._model, self._pad = model, pad
         self._plain = _Forward(model, require_routers(model) if routes else ())
         self._short: Forward | None = None
-        with torch.inference_mode():
-            self._leave_out()
-            if routes:
-                with record_routes(model):  # refuses routers whose output is not understood
-                    self._plain(*self._example((1,)))
+        if routes:
+            with torch.inference_mode(), record_routes(model):  # refuses routers whose output is not understood
+                self._plain(*self._example((1,)))
 
     def __call__(self, prompts: Sequence[tuple[int, ...]]) -> PrefilledPrompts:
         short = max(map(len, prompts)) <= SHORT and self._model.dtype == torch.float32
@@ -93,24 +91,6 @@ class Prefill:
         if self._plain.routers:
             routes = routes_after(held, _without_padding(chosen, torch.tensor(new)))
         return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
-
-    def _leave_out(self) -> None:
-        """Run what follows the last keys and values on last tokens only, in a dense model in float32.
-
-        Each module of the last layer and behind it that could is tried, and kept where the model answers the same.
-        """
-        if routers(self._model) or self._model.dtype != torch.float32:
-            return
-        example, last = self._example((5, 3, 4)), []
-        answer = self._plain(*example)
-        for module in _last_modules(self._model):
-            shorter = _Forward(self._model, (), [*last, module])
-            try:
-                pairs = zip(answer, shorter(*example), strict=True)
-                if all(torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in pairs):
-                    self._plain, last = shorter, [*last, module]
-            except Exception:  # a module that takes or gives something else runs as it is
-                pass
 
     def _recording(self) -> Forward:
         if self._short is None:
@@ -144,14 +124,11 @@ class Prefill:
 class _Forward(nn.Module):
     """Ids, positions, mask, what is before them -> logits [P,V], experts [P,W,L,K] (empty for no routers), keys and
     values of each layer.
-
-    last  modules that are to run on last tokens only: what they make of others is not read. An attention
-          still makes every key and value.
     """
 
-    def __init__(self, model: Any, routers: Sequence[Router], last: Sequence[nn.Module] = ()) -> None:
+    def __init__(self, model: Any, routers: Sequence[Router]) -> None:
         super().__init__()
-        self.model, self.routers, self.last = model, routers, last
+        self.model, self.routers = model, routers
         self.keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         self.eval()
 
@@ -160,39 +137,8 @@ class _Forward(nn.Module):
     ) -> tuple[Tensor, ...]:
         cache = PromptCache(past)
         inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask, "past_key_values": cache}
-        with _on_last_tokens(self.last):
-            logits, experts = logits_and_experts(self.model, self.routers, **inputs, **self.keep)
+        logits, experts = logits_and_experts(self.model, self.routers, **inputs, **self.keep)
         return logits, tokens[:0] if experts is None else experts.unflatten(0, tokens.shape), *cache.memory
-
-
-def _last_modules(model: Any) -> list[nn.Module]:
-    """The parts of the last layer, and what is beside the layers, such as the last norm: those that have weights."""
-    for parent in model.modules():
-        for child in parent.children():
-            if isinstance(child, nn.ModuleList) and len(child) == model.config.get_text_config().num_hidden_layers:
-                parts = [*child[-1].children(), *(other for other in parent.children() if other is not child)]
-                return [part for part in parts if any(True for _ in part.parameters())]
-    return []
-
-
-@contextmanager
-def _on_last_tokens(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """[P,1,D] of what a module would be given, [P,W,D]; an attention asks for the last token only."""
-    with ExitStack() as stack:
-        for module in modules:
-            output = getattr(module, "o_proj", None)
-            if output is not None:
-                stack.callback(module.register_forward_pre_hook(_ask_last, with_kwargs=True).remove)
-            stack.callback((output or module).register_forward_pre_hook(_give_last).remove)
-        yield
-
-
-def _ask_last(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, {**kwargs, "last_only": True}
-
-
-def _give_last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return args[0][:, -1:], *args[1:]
 
 
 def _mask(positions: Tensor, even: bool, dtype: torch.dtype, last: int) -> Tensor:

@@ -11,6 +11,7 @@ from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampli
 from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
 from groupwise.core.peer import PeerLost
 from groupwise.core.records import Completion
+from groupwise.engines.kinds import KINDS
 from groupwise.engines.outside.line import Reach
 from groupwise.engines.outside.process import Declared, EngineProcess
 from groupwise.engines.outside.shared_weights import SharedWeights
@@ -19,8 +20,6 @@ from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 
 T = TypeVar("T")
-#: Versions of libraries whose interface is not a stable one; others are not asked for theirs.
-TESTED = {"vllm": "0.32."}
 #: Says a line to whoever watches the run.
 Note = Callable[[str], None]
 
@@ -84,7 +83,7 @@ class OutsideEngine:
         self.routes, self.keeps_support = declared.routes, declared.keeps_support
         self.options = frozenset(declared.options)
         self.precision: Precision = declared.precision
-        self.library = _tested(declared.library)
+        self.library = _tested(declared.library, KINDS[settings.name].tested)
 
     @property
     def pid(self) -> int | None:
@@ -180,11 +179,10 @@ class OutsideEngine:
             raise RunError("the engine is closed")
 
 
-def _tested(library: str) -> str:
-    """The library, and whether it is one that is tested."""
-    name, _, version = library.partition(" ")
-    known = TESTED.get(name)
-    return library if known is None or version.startswith(known) else f"{library}, which is not tested: {known} is"
+def _tested(library: str, known: str) -> str:
+    """Add to a library and its version that it is not tested, unless the version begins as those that are."""
+    _, _, version = library.partition(" ")
+    return library if version.startswith(known) else f"{library}, which is not tested: {known} is"
 
 
 def _with_notes(error: GroupwiseError, lost: PeerLost) -> GroupwiseError:

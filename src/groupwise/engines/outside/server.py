@@ -2,11 +2,13 @@
 
 import dataclasses
 import os
+import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,8 +19,8 @@ from groupwise.core.channel import Channel
 from groupwise.core.engine import Engine, Finished
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, listed, one_line
 from groupwise.core.files.dataclass_json import from_json
+from groupwise.engines.kinds import KINDS
 from groupwise.engines.outside import wire
-from groupwise.engines.outside.builders import BUILDERS, library_of
 from groupwise.engines.outside.shared_weights import Stamp, mapped, read_weights
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.outside.wire import Message
@@ -83,18 +85,19 @@ class Server:
         torch.set_num_threads(spec.threads)
         self._parameters = spec.parameters
         weights = self._arrived(question, descriptors, stamp)
-        build = BUILDERS[spec.settings["name"]]
+        kind = KINDS[spec.settings["name"]]
         with tempfile.TemporaryDirectory(prefix="groupwise-engine-") as folder:
             wire.write_files(Path(folder), question.arrays)
-            self._engine = build(spec, Path(folder), weights, self._progress)
-        self._engine.load_weights(weights.items(), stamp.version)
+            self._engine = resolve_name(kind.build)(spec, Path(folder), weights, self._progress)
+        engine = self._started
+        engine.load_weights(weights.items(), stamp.version)
         declared = {
-            "routes": self._engine.routes,
-            "keeps_support": self._engine.keeps_support,
-            "options": sorted(self._engine.options),
-            "precision": self._engine.precision,
-            "version": self._engine.version,
-            "library": library_of(spec.settings["name"]),
+            "routes": engine.routes,
+            "keeps_support": engine.keeps_support,
+            "options": sorted(engine.options),
+            "precision": engine.precision,
+            "version": engine.version,
+            "library": f"{kind.library} {sys.modules[kind.library].__version__}",
         }
         return Message(declared, {})
 

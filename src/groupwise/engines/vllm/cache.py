@@ -1,4 +1,4 @@
-"""How large vLLM's cache of keys and values is made, and what its process takes beside it."""
+"""How large vLLM's cache of keys and values is made."""
 
 from typing import Any
 
@@ -10,12 +10,10 @@ MIB = 2**20
 MOST = 1024 * MIB
 #: Tokens of a block; the last of a row is rarely full.
 BLOCK = 128
-#: What a process on a CPU takes beside weights and cache; and how often it holds the weights, packed ones among them.
-PROCESS, WEIGHTS = 760 * MIB, 2
 
 
 def cache_bytes(config: Any, rows: int, cache_mib: int | None, itemsize: int, on_cpu: bool) -> int:
-    """What the recipe says; else what the rows need at their longest, up to MOST, and enough for two in any case."""
+    """Size it as the recipe says; else as the rows need at their longest, up to MOST, but enough for two."""
     if cache_mib is not None:
         return cache_mib * MIB
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

@@ -12,7 +12,8 @@ from torch import Tensor
 from groupwise.core.engine import Precision, Progress
 from groupwise.core.errors import UsageError, one_line
 from groupwise.engines.outside.spec import EngineSpec
-from groupwise.engines.settings import WITH_VLLM, EngineSettings
+from groupwise.engines.settings import EngineSettings
+from groupwise.engines.vllm import VLLM
 from groupwise.engines.vllm.cache import cache_bytes
 from groupwise.engines.vllm.engine import Library, ModelFacts, VllmEngine
 from groupwise.engines.vllm.heads import widening_for
@@ -103,7 +104,7 @@ def _import() -> tuple[Library, Any]:
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UsageError(
-            f"engine.name = 'vllm': vLLM cannot be imported there ({one_line(error)}); {WITH_VLLM}"
+            f"engine.name = 'vllm': vLLM cannot be imported there ({one_line(error)}); {VLLM.install}"
         ) from None
     return Library(SamplingParams, RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA), LLM
 

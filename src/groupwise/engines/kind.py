@@ -1,0 +1,46 @@
+"""What is known of an engine before one is made: recipes, plans and lines of errors read it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """An engine that a recipe may name. What makes it is named, "module:function", and imported when one is made, so
+    that settings are read without any engine's libraries. How it samples, the engine says of itself (core/engine.py).
+
+    name           in engine.name
+    title          in words
+    library        the module that computes what it samples
+    build          makes it in a process of its own, of an EngineSpec, the folder of its configuration and tokenizer,
+                   its first weights, and what it calls as it gets on
+    build_inside   makes it in the run's own process, of the policy, EngineSettings, and whether it records routes; ""
+                   for an engine that has libraries of its own, and so cannot live there
+    tested         beginning of the versions of `library` that it is tested with; "" if its interface is a stable one
+    python         the interpreter of its process without engine.python; None: the run's
+    install        how such an interpreter is made
+    keys           the keys of [engine] that it alone reads
+    keeps_support  whether it returns the ids that top-p, top-k and min-p left
+    own_layers     whether it computes every layer by code of its own, sliding windows too; else it runs transformers'
+                   model as engines/local does
+    cache_bytes    bytes of its keys and values, of the model's configuration, engine.max_rows, engine.cache_mib, the
+                   bytes of a number, and whether it is on a CPU; None: as engines/local lays them out
+    process_bytes  bytes of its process on a CPU beside weights and cache; 0: as much as any that has the libraries
+    weight_copies  how often it holds the weights on a CPU
+    """
+
+    name: str
+    title: str
+    library: str
+    build: str
+    build_inside: str = ""
+    tested: str = ""
+    python: str | None = None
+    install: str = ""
+    keys: frozenset[str] = frozenset()
+    keeps_support: bool = False
+    own_layers: bool = False
+    cache_bytes: Callable[[Any, int, int | None, int, bool], int] | None = None
+    process_bytes: int = 0
+    weight_copies: int = 1
