@@ -20,6 +20,7 @@ from groupwise.config import changes, keys, recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.settings import Fixed
 from groupwise.diagnostics import checks, groups
+from groupwise.engines import kinds
 from groupwise.journal.journal import read_metrics
 from tests.laws import recompute, test_recomputed
 
@@ -52,7 +53,7 @@ def test_the_part_without_a_helper_breaks_a_law_that_names_the_helper(line: str)
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_are_understood(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+    mine: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     verb, name, *rest = command.split()
     if verb == "laws":
@@ -63,7 +64,10 @@ def test_the_commands_are_understood(
         assert "Fade(width=0.5)" in capsys.readouterr().out
         return
     plan = resolve(recipe.load(name, dict(recipe.assignment(word) for word in rest if word != "--set")))
-    assert repr(plan.algorithm.trust) == "Fade(width=0.2)"
+    if "engine.name" in command:
+        assert plan.recipe.engine.name == "mine"
+    else:
+        assert repr(plan.algorithm.trust) == "Fade(width=0.2)"
 
 
 def test_the_task_trains_from_its_file() -> None:
@@ -72,6 +76,22 @@ def test_the_task_trains_from_its_file() -> None:
     (table,) = (tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
     assert table["task"] == {"use": TASK_USE, "largest": 40}
     assert groupwise.task(None, table["task"]).samples("train")[-1].answer == "78"
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's engine in the table."""
+    names: dict[str, Any] = {}
+    exec(BLOCKS["src/groupwise/engines/mine/__init__.py"], names)
+    table = eval(BLOCKS["src/groupwise/engines/kinds.py: KINDS"], {**vars(kinds), **names})
+    assert table.keys() - kinds.KINDS.keys() == {"mine"}
+    monkeypatch.setitem(kinds.KINDS, "mine", table["mine"])  # type: ignore[arg-type]
+
+
+def test_the_engine_trains(mine: None, small: Callable[..., dict[str, Any]]) -> None:
+    run = groupwise.train("quickstart", small(steps=1, evaluation__problems=4, engine__name="mine"))
+    assert run.summary["steps"] == 1
+    assert 'name = "mine"' in (run.folder / "recipe.toml").read_text()
 
 
 def test_the_metric_is_logged_has_its_line_and_follows_from_the_rollouts(

@@ -18,6 +18,7 @@ BASES = (ROOT, SOURCE, ROOT / "docs", ROOT / "tests", ROOT / "benchmarks")
 THEIRS = {
     "docs/evidence/gpu.jsonl",
     "path/to/file.py",
+    "src/groupwise/engines/mine/__init__.py",
     "src/groupwise/algorithms/parts/stale.py",
     "tests/laws/test_stale.py",
     "groupwise.algorithms.parts.stale",

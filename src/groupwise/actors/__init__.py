@@ -1,1 +1,1 @@
-"""Where a run's processes live when they are actors of a Ray; transport alone."""
+"""Processes of a run as actors of a Ray; transport only."""

@@ -1,39 +1,41 @@
-"""The one process of a run that knows Ray: it reserves what the run asks for, and starts actors there.
+"""The one process of a run that imports Ray, and the actors that it starts there.
 
 Ray's threads, signal handlers, log lines, warnings and libraries stay in this process. It ends with the run, and then
-Ray ends the actors.
+Ray ends the actors. All that a run asks for is one placement group, which is granted whole or not at all, so that no
+run waits for ever for its second engine.
 """
 
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from groupwise.actors.host import Host
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import one_line, shortened
 from groupwise.core.processes.address import LOOPBACK
+from groupwise.core.processes.children import Child
+from groupwise.core.processes.tail import Tail
 
 #: Bytes of a started Ray's store of objects: nothing of a run goes through it.
 STORE = 100 * 2**20
 #: Seconds that an actor may take to end its process before it is ended itself.
 ENDS = 5.0
-#: Ray's names.
-STRATEGIES = {
-    "pack": "PACK",
-    "spread": "SPREAD",
-    "strict-pack": "STRICT_PACK",
-    "strict-spread": "STRICT_SPREAD",
-}
+#: The module that runs in an actor's process.
+MODULE = "groupwise.actors.called_back"
+#: Seconds in which the rest of what an ended process printed must have come.
+REST = 1.0
+#: A variable that Ray sets for its own processes; those of a run have it as the run does.
+OF_THE_RUN = "OMP_NUM_THREADS"
 
 
 def main(
     run: Channel, address: str, strategy: str, bundles: Sequence[Sequence[Any]], seconds: float, folder: str
 ) -> None:
-    """Serves the run at the other end of the channel.
+    """Serve the run at the other end of the channel.
 
     bundles  of each process its role, and what it asks for by Ray's names
     folder   of a Ray that is started for the run; "" where one is there already
@@ -43,11 +45,11 @@ def main(
     try:
         ray = joined(address, folder)
     except Exception as error:  # Ray's are of many classes
-        run.send({"refused": refusal(error)})
+        run.send({"refused": shortened(one_line(error))})
         return
     broker = Broker(run, ray, [(role, dict(resources)) for role, resources in bundles])
     try:
-        if broker.reserve(STRATEGIES[strategy], until, grows=not folder):
+        if broker.reserve(strategy.upper().replace("-", "_"), until, grows=not folder):
             broker.serve()
     except (EOFError, OSError, FrameError):
         pass  # the run is gone
@@ -69,9 +71,10 @@ class Broker:
         self._left = False
 
     def reserve(self, strategy: str, until: float, grows: bool) -> bool:
-        """Reserves all that the run asks for, at once, and says so, or what there is; whether it was to be had.
+        """Reserve all that the run asks for and tell the run, or else what there is -> whether it was reserved.
 
-        grows  whether other machines may join while it is waited for
+        strategy  of the placement group, by Ray's name
+        grows     whether other machines may join during the wait
         """
         from ray.util.placement_group import placement_group  # pyright: ignore[reportMissingImports]
 
@@ -87,7 +90,7 @@ class Broker:
         return False
 
     def serve(self) -> None:
-        """Starts and ends actors, until the run says stop or is gone."""
+        """Start and end actors until the run says stop or is gone."""
         while "stop" not in (message := self._run.receive()):
             if "start" in message:
                 self._start(message["start"], **message["process"])
@@ -98,7 +101,7 @@ class Broker:
                 late.start()
 
     def close(self) -> None:
-        """Leaves Ray, which ends what it has of the run."""
+        """Leave Ray, which ends what it has of the run."""
         self._left = True
         self._ray.shutdown()
 
@@ -126,7 +129,7 @@ class Broker:
         threading.Thread(target=self._watch, args=(number, actor, index, ended), daemon=True).start()
 
     def _watch(self, number: int, actor: Any, index: int, ended: Any) -> None:
-        """Waits for the end of an actor's process, or of the actor."""
+        """Wait for the end of an actor's process, or of the actor."""
         try:
             how = self._ray.get(ended)
         except Exception as error:  # Ray's are of many classes
@@ -147,8 +150,79 @@ class Broker:
             self._run.send(message)
 
 
+class Host:
+    """An actor: it starts one process of the run, and ends with its Ray, its machine, or the run.
+
+    The process is a child rather than the actor itself, because Ray's worker has Ray's threads, libraries and way to
+    die; so a run has the same bits, and the same words for an end, with Ray and without.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        self._ending = False
+
+    def run(
+        self,
+        module: str,
+        options: Mapping[str, Any],
+        python: str | None,
+        path: Sequence[str],
+        folder: str,
+        threads: str | None,
+        call: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Start the process and wait -> its exit code, and what it printed last.
+
+        path     the run's sys.path, before this machine's own
+        folder   the run's working folder, if this machine has it
+        threads  the run's OMP_NUM_THREADS
+        call     how the process reaches the run: host, port, token
+        """
+        environment = {name: value for name, value in os.environ.items() if name != OF_THE_RUN}
+        if threads is not None:
+            environment[OF_THE_RUN] = threads
+        tail = Tail()
+        try:
+            with self._lock:
+                if self._ending:
+                    return {"code": None, "printed": ""}
+                self._child = child = Child(
+                    MODULE,
+                    {"module": module, "options": options},
+                    command=[python, "-P"] if python else (),
+                    alone=python is not None,
+                    path=[*path, *(entry for entry in sys.path if entry not in path)],
+                    environment=environment,
+                    folder=folder if os.path.isdir(folder) else None,
+                    stderr=tail.writing,
+                )
+        finally:
+            tail.given()
+        child.send({**call, "node": _node()})
+        code = child.process.wait()
+        child.close()  # and what it has left
+        return {"code": code, "printed": tail.text(REST)}
+
+    def end(self) -> None:
+        """End the process, with all that it started."""
+        with self._lock:
+            self._ending = True
+            child = self._child
+        if child is not None:
+            child.close()
+
+
+def _node() -> str:
+    """Name the machine as Ray does."""
+    import ray  # pyright: ignore[reportMissingImports]
+
+    context = ray.get_runtime_context()
+    return f"{context.get_node_id()[:8]} at {ray.util.get_node_ip_address()}"
+
+
 def joined(address: str, folder: str) -> Any:
-    """Ray's module, connected; what it prints of actors, its dashboard and its figures of use are off."""
+    """Connect to Ray, without its prints of actors and its dashboard -> its module."""
     import ray  # pyright: ignore[reportMissingImports]
 
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "groupwise"}
@@ -161,7 +235,7 @@ def joined(address: str, folder: str) -> Any:
 
 
 def fits(wanted: Sequence[Mapping[str, float]], there: Mapping[str, float]) -> bool:
-    """Whether there is as much in all as is wanted.
+    """Tell whether there is as much in all as is wanted.
 
     >>> fits([{"CPU": 1}, {"CPU": 2}], {"CPU": 2}), fits([{"CPU": 1}], {"CPU": 2, "GPU": 1})
     (False, True)
@@ -171,7 +245,7 @@ def fits(wanted: Sequence[Mapping[str, float]], there: Mapping[str, float]) -> b
 
 
 def what_there_is(ray: Any) -> str:
-    """The resources of each machine, and what of all is free."""
+    """Say what each machine has, and what of all is free."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     each = ", ".join(_counted(resources) for resources in machines)
     free = _counted(ray.available_resources())
@@ -183,13 +257,8 @@ def _counted(resources: Mapping[str, float]) -> str:
     return " and ".join(there) or "0 CPU"
 
 
-def refusal(error: Exception) -> str:
-    """Why there is no Ray for the run, in one line."""
-    return shortened(one_line(error))
-
-
 def loss(error: Exception) -> tuple[str, bool]:
-    """Why an actor has no answer, in one line, and whether Ray has lost it: else its own code has raised.
+    """Say why an actor has no answer, in one line, and whether Ray has lost it; otherwise its own code has raised.
 
     >>> loss(RuntimeError("The actor died:\\n\\tpid: 1\\nWorker exit detail: It has gone. Some common causes"))
     ('its actor is lost: It has gone', True)

@@ -1,4 +1,4 @@
-"""What runs in a process that an actor has started: it calls the run, and does there what it was started for.
+"""The program of a process that an actor has started: it calls the run, and then does its own work.
 
 The standard library only, as in groupwise.core.channel.
 """
@@ -18,8 +18,9 @@ PATIENCE = 30.0
 
 
 def main(actor: Channel, module: str, options: Mapping[str, Any]) -> None:
-    """`module.main(channel to the run, **options)`. Where to call comes over the channel, so that nobody else sees the
-    token in the command line.
+    """Run `module.main(channel to the run, **options)`.
+
+    The address and the token come over the actor's channel, so that no command line shows the token.
     """
     call = actor.receive(PATIENCE)
     connection = socket.create_connection((call["host"], call["port"]), timeout=PATIENCE)

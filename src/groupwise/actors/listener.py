@@ -1,4 +1,4 @@
-"""Where processes that a run has started elsewhere call back: each is known by a token that it alone was given."""
+"""The port at which processes that a run has started elsewhere call back, each known by a token of its own."""
 
 import hmac
 import secrets
@@ -19,10 +19,10 @@ Arrived = Callable[[str, dict[str, Any], Channel], None]
 
 
 class Listener:
-    """Accepts connections until it is closed. Whoever sends no token that is expected is sent away, unread.
+    """Accepts connections until it is closed. A caller without an expected token is sent away unread.
 
-    address  at which it listens
-    Raises OSError where it cannot listen at the host.
+    address  of the port
+    Raises OSError if it cannot listen at the host.
     """
 
     def __init__(self, host: str, arrived: Arrived) -> None:
@@ -35,21 +35,21 @@ class Listener:
         threading.Thread(target=self._door.serve, name="callers", daemon=True).start()
 
     def expect(self) -> str:
-        """A new token, good for one connection."""
+        """Make a new token, good for one connection."""
         token = secrets.token_hex(TOKEN // 2)
         self._expected.add(token)
         return token
 
     def forget(self, token: str) -> None:
-        """Nobody is expected by it any more."""
+        """Take back a token."""
         self._expected.discard(token)
 
     def close(self) -> None:
-        """Listens no more. Again does nothing."""
+        """Stop listening. A second call does nothing."""
         self._door.close()
 
     def _known(self, connection: socket.socket) -> str | None:
-        """The token that was expected of whoever is there."""
+        """Read a caller's token; None if it is not one that is expected."""
         try:
             given = bytes(Channel(connection).receive_raw(TOKEN, PATIENCE))
         except (OSError, EOFError):

@@ -1,6 +1,6 @@
 """A Ray as the place where a run's processes live: each in an actor with the resources of the recipe.
 
-    run - broker (a child, which alone knows Ray) - Ray - actor (host.py) - process (called_back.py)
+    run - broker (a child, which alone knows Ray) - Ray - actor (Host) - process (called_back.py)
     run - listener - - - - - - - - a connection of its own - - - - - - - - - - process
 
 What a process is asked goes over its connection; how it ended comes through Ray.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from groupwise.actors.host import OF_THE_RUN
+from groupwise.actors.broker import OF_THE_RUN
 from groupwise.actors.listener import Listener
 from groupwise.core import VERSION
 from groupwise.core.channel import Channel
@@ -57,20 +57,20 @@ class RayProcess(Peer):
 
     @property
     def usable(self) -> bool:
-        """Whether it runs, and has answered every time, as far as is known."""
+        """True if it runs, and has answered every time, as far as is known."""
         return not self.closed and not self.lost and self.exit() is None
 
     def exit(self, seconds: float = 0.0) -> Exit | None:
-        """How it ended, if the news of it come within these seconds."""
+        """Return how it ended, if the news of its end come within these seconds."""
         return self._place.exit_of(self._number, seconds)
 
     def printed(self, seconds: float = 0.0) -> str:
-        """The last that it printed, once it has ended; "" before."""
+        """Return the last that it printed, once it has ended; "" before."""
         self._place.exit_of(self._number, seconds)
         return self._place.printed_by(self._number)
 
     def close(self) -> None:
-        """Ends the process and its actor."""
+        """End the process and its actor."""
         with suppress(OSError):
             self.channel.connection.shutdown(socket.SHUT_RDWR)  # a thread of this process that sends goes on
         super().close()
@@ -85,9 +85,9 @@ class RayPlace:
     """Processes as actors of a Ray, all of which it has reserved.
 
     counts  how many processes there will be at a time, by what they do
-    note    hears where each lives
+    note    is told where each of them lives
     host    at which they reach this machine
-    Raises UsageError where Ray is not installed, not there, or has not all that is asked for.
+    Raises UsageError if Ray is not installed, not there, or has not all that is asked for.
     """
 
     own = False
@@ -122,10 +122,10 @@ class RayPlace:
     def start(
         self, role: Role, module: str, options: Mapping[str, Any], *, seconds: float, python: str | None = None
     ) -> RayProcess:
-        """A process in an actor, once it has called back. Raises PeerLost where it does not, or has another version.
+        """Start a process in an actor and wait for its call. Raises PeerLost if none comes, or from another version.
 
-        An actor that Ray loses before is started again as long as there is time: a node that has gone is a while in
-        Ray's books.
+        An actor that Ray loses before the call is started again as long as there is time: a node that has gone is
+        listed for a while.
         """
         host, port = self._listener.address
         process = {
@@ -161,7 +161,7 @@ class RayPlace:
         return started
 
     def exit_of(self, number: int, seconds: float) -> Exit | None:
-        """How a process ended, if the news of it come within these seconds."""
+        """Return how a process ended, if the news of its end come within these seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._over(number), seconds)
             if number in self._ends:
@@ -169,11 +169,11 @@ class RayPlace:
             return Exit(self._lost, None) if self._lost else None
 
     def printed_by(self, number: int) -> str:
-        """What a process that ended had printed last."""
+        """Return what a process that ended had printed last."""
         return self._ends[number][1] if number in self._ends else ""
 
     def end(self, number: int) -> None:
-        """Ends a process, and waits for it."""
+        """End a process, and wait for it."""
         self._living.pop(number, None)
         if self.exit_of(number, 0.0) is None:
             with suppress(PeerLost):
@@ -181,7 +181,7 @@ class RayPlace:
                 self.exit_of(number, ENDS)
 
     def close(self) -> None:
-        """Ends what still lives, and leaves Ray; one that was started for the run ends. Again does nothing."""
+        """End what still lives, and leave Ray; a Ray that was started for the run ends. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -201,7 +201,7 @@ class RayPlace:
         return number in self._ends or bool(self._lost)
 
     def _connected(self, counts: Mapping[Role, int]) -> Child:
-        """The broker, which is joining Ray."""
+        """Start the broker, which joins Ray."""
         settings = self._settings
         bundles = [(role, settings.resources(role)) for role, count in counts.items() for _ in range(count)]
         options = {
@@ -215,7 +215,7 @@ class RayPlace:
             self._tail.given()
 
     def _joined(self, broker: Child, counts: Mapping[Role, int]) -> str:
-        """Waits until Ray has all that the run asks for -> how its nodes reach this machine."""
+        """Wait until Ray has all that the run asks for -> how its nodes reach this machine."""
         deadline = self._settings.deadline
         try:
             answer = broker.receive(deadline + GRACE)
@@ -253,7 +253,7 @@ class RayPlace:
         return f"it ended: {how.words}{last_of(self.printed_by(number))}"
 
     def _hear(self, broker: Child) -> None:
-        """Takes the news of ends, until the broker has ended."""
+        """Take the news of ends until the broker has ended."""
         while True:
             try:
                 news = broker.receive()
@@ -280,12 +280,12 @@ class RayPlace:
 
 
 def own_token() -> dict[str, str]:
-    """What a Ray of the run's own takes from whoever joins it; else Ray would write one into the home folder."""
+    """Make the token of a Ray of the run's own; without it Ray would write one into the home folder."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def require_ray(settings: PlacementSettings) -> None:
-    """Raises UsageError where Ray is not installed here, or nothing listens where it is said to be."""
+    """Raise UsageError if Ray is not installed here, or nothing listens at its address."""
     key = f"placement.ray = {settings.ray!r}"
     if importlib.util.find_spec("ray") is None:
         raise UsageError(f"{key} needs ray, which is not installed: pip install 'groupwise[ray]'")
