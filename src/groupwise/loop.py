@@ -15,7 +15,6 @@ from groupwise.diagnostics.safeguards import MOST_SKIPPED, collapse_ahead, never
 from groupwise.diagnostics.step import Expected, StepLog, step_row
 from groupwise.journal.per_token import PerToken
 from groupwise.training.reporting import believed, machine_work, probed, report, say_how_long_a_stop_takes
-from groupwise.training.roll_back import may_go_back, roll_back, way_back
 from groupwise.training.rollback import Guard
 from groupwise.training.run import LoopSettings, Training
 
@@ -41,17 +40,17 @@ def train(run: Training) -> bool:
             say_how_long_a_stop_takes(run, row["seconds"])
         last = step == settings.steps
         alarms = () if last or settings.guard is Guard.WARN else run.output.alarms()
-        back = way_back(run) if alarms and may_go_back(run) else None
+        back = run.way_back() if alarms and run.may_go_back else None
         if back is None and (last or (settings.evaluate_every and step % settings.evaluate_every == 0)):
             evaluate(run)
         run.after_step(step)
         due = last or alarms or step % settings.checkpoint_every == 0
         if back is not None:
-            roll_back(run, back, alarms)
+            run.roll_back(back, alarms)
         elif due:
             saved = run.save()
             if alarms:
-                raise collapse_ahead(step, alarms, saved, way_back(run), run.progress.rollbacks)
+                raise collapse_ahead(step, alarms, saved, run.way_back(), run.progress.rollbacks)
         if run.stop.asked and not last:
             if back is None and not due:
                 run.save()

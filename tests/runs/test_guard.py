@@ -208,7 +208,7 @@ class Killed(BaseException):
 
 #: What a run does at a return, in this order: it may be killed before each, and in the step after.
 MOMENTS = {
-    "before later checkpoints go": (RunState, "remove_after"),
+    "before later checkpoints go": (checkpoint, "remove_after"),
     "before the checkpoint is saved again": (RunState, "save"),
     "before rows are taken out": (Output, "cut_back"),
     "in the middle of that": (Journal, "cut_back"),

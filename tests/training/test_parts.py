@@ -13,8 +13,7 @@ import torch
 from groupwise.models.shards import dealt_rows
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE
-from groupwise.training.ranks.parts import stored, write_parts
-from groupwise.training.ranks.tensor_file import write_tensors
+from groupwise.training.ranks.parts import stored, write_parts, write_tensors
 
 NAME = "optimizer.safetensors"
 WHOLE = {

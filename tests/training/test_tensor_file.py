@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from groupwise.core.files.tensor_layout import DTYPES
-from groupwise.training.ranks.tensor_file import write_tensors
+from groupwise.training.ranks.parts import write_tensors
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))

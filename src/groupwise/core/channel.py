@@ -23,13 +23,13 @@ class FrameError(ValueError):
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """One frame: four bytes of length (big endian), then JSON."""
+    """Return one frame: four bytes of length (big endian), then JSON."""
     body = json.dumps(message).encode()
     return len(body).to_bytes(_LENGTH, "big") + body
 
 
 def unpack(buffer: bytearray, limit: int = LIMIT) -> dict[str, Any] | None:
-    """The message of the first frame in the buffer, removed from it; None while the frame is not complete.
+    """Take the message of the first frame out of the buffer; None while the frame is not complete.
 
     Raises FrameError for a frame above `limit` bytes and for one that is not a JSON object.
 
@@ -54,7 +54,7 @@ def unpack(buffer: bytearray, limit: int = LIMIT) -> dict[str, Any] | None:
 
 
 def _end(buffer: bytearray) -> int:
-    """Where the first frame ends, or where its length does while that has not come."""
+    """Return the end of the first frame, or that of its length while the length has not come."""
     return _LENGTH + (int.from_bytes(buffer[:_LENGTH], "big") if len(buffer) >= _LENGTH else 0)
 
 
@@ -73,7 +73,7 @@ class Channel:
             self.connection.sendall(data[sent:])
 
     def receive(self, seconds: float | None = None, limit: int = LIMIT) -> dict[str, Any]:
-        """The next message, of at most `limit` bytes: one above is not read.
+        """Receive the next message, of at most `limit` bytes: one above is not read.
 
         Raises TimeoutError, FrameError, and EOFError or OSError where the peer is gone.
         """
@@ -82,7 +82,7 @@ class Channel:
     def receive_with(
         self, count: int, seconds: float | None = None, limit: int = LIMIT
     ) -> tuple[dict[str, Any], list[int]]:
-        """The next message and the descriptors that came with it, at most `count`; they are the caller's to close."""
+        """Receive the next message and, to be closed by the caller, at most `count` descriptors that came with it."""
         until = None if seconds is None else time.monotonic() + seconds
         buffer, descriptors = bytearray(), []
         while (message := unpack(buffer, limit)) is None:
@@ -104,7 +104,7 @@ class Channel:
         self.connection.sendall(data)
 
     def receive_raw(self, count: int, seconds: float | None = None) -> bytearray:
-        """The `count` bytes that follow a message which said so. Raises TimeoutError, EOFError and OSError."""
+        """Receive the `count` bytes that follow a message which said so. Raises TimeoutError, EOFError and OSError."""
         until = None if seconds is None else time.monotonic() + seconds
         data = bytearray(count)
         rest = memoryview(data)
@@ -124,7 +124,7 @@ class Channel:
 
 
 def run_module(module: str, connection: int, lifeline: int, options: Mapping[str, Any]) -> None:
-    """The life of a process that children.Child started: `module.main(channel to the parent, **options)`.
+    """Live the life of a process that children.Child started: `module.main(channel to the parent, **options)`.
 
     connection, lifeline  descriptors: the socket, and the end of a pipe that the parent alone can write to
     """
@@ -133,7 +133,7 @@ def run_module(module: str, connection: int, lifeline: int, options: Mapping[str
 
 
 def end_with(lifeline: int) -> None:
-    """This process ends when the last writer of the pipe is gone.
+    """End this process when the last writer of the pipe is gone.
 
     Then the kernel sends SIGIO, whose default action ends even a process inside C code that never comes back.
     """

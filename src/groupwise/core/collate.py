@@ -89,13 +89,13 @@ def _read_from(rows: Sequence[tuple[int, Prompt, Completion]], width: int) -> Te
 
 
 def _per_row(values: Iterable[T | None]) -> tuple[T | None, ...] | None:
-    """A column of one value a completion; None where no completion has one."""
+    """Return a column of one value a completion; None if no completion has one."""
     column = tuple(values)
     return column if any(value is not None for value in column) else None
 
 
 def _reward_scores(rows: Sequence[tuple[int, Prompt, Completion]], names: Sequence[str]) -> Tensor:
-    """-> [N,K] reward units: the score of each named reward, NaN where it does not vote."""
+    """-> [N,K] reward units: the score of each named reward, NaN if it does not vote."""
     scores = [dict(c.reward_scores) for _, _, c in rows]
     return torch.tensor([[by_name.get(name, math.nan) for name in names] for by_name in scores], dtype=torch.float64)
 

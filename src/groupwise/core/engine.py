@@ -20,7 +20,7 @@ def _zero_or_warm(temperature: float) -> float:
 
 
 def _token_id(key: object) -> object:
-    """A key of a TOML table is text. Raises ValueError for text that is no whole number."""
+    """Convert the key of a TOML table to a token id. Raises ValueError for text that is no whole number."""
     if isinstance(key, str) and not (key.isdecimal() and key.isascii()):
         raise ValueError("a token's id is expected before the bias, such as 198 = -5.0")
     return int(key) if isinstance(key, str) else key
@@ -150,7 +150,7 @@ Precision = Literal["fp32", "bf16"]
 
 
 def silent() -> None:
-    """A progress that nobody hears of."""
+    """Show no progress."""
 
 
 class Engine(Protocol):
@@ -190,7 +190,7 @@ class Engine(Protocol):
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
     ) -> list[tuple[Completion, ...]]:
-        """The completions of each request, in order; `logp_engine` is under the distribution sampled.
+        """Generate the completions of each request, in order; `logp_engine` is under the distribution sampled.
 
         Raises UsageError, beginning with the key, for a sampling that its model cannot follow, without requests too.
         `on_finish` is called with completions as they end, in any order, so that scoring can begin; an engine that does

@@ -14,21 +14,6 @@ from groupwise.core.samples import Sample
 ENVIRONMENT = "environment"
 
 
-class Environment(Protocol):
-    """One episode. What it answers is a function of the sample and of what was said, so that it can be played again.
-
-    reset(sample)  begins the episode -> text that is added to the prompt, or None
-    step(text)     what the policy said -> (observation, reward of this turn in reward units, whether it was the last)
-
-    An environment may also have `state() -> str`: a name of where it stands, for credit by state (GiGPO). With
-    `fresh()`, an instance for one episode, a process makes the class once, and episodes share what that instance holds.
-    """
-
-    def reset(self, sample: Sample) -> str | None: ...
-
-    def step(self, text: str) -> tuple[str, float, bool]: ...
-
-
 @dataclass(frozen=True)
 class Says:
     """One message of an environment's: `role` as the chat template has it, such as "user" or "tool"."""
@@ -119,7 +104,7 @@ class Conversation:
 
 
 def fingerprint(reply: Reply) -> str:
-    """The same for equal answers, and for no others.
+    """Return a text that is the same for equal answers, and for no others.
 
     >>> one = Reply(reward=1.0, seconds=0.1)
     >>> fingerprint(one) == fingerprint(Reply(reward=1)), fingerprint(one) == fingerprint(Reply())

@@ -46,7 +46,7 @@ class CheckFailed(RunError):
 
 
 def nearest(wrong: str, known: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
-    """The end of a message about a name that does not exist; the first of `elsewhere` is for where none is near.
+    """Return the end of a message about a name that does not exist; the first of `elsewhere` is for where none is near.
 
     >>> nearest("gropo", ["grpo", "dapo"])
     "did you mean 'grpo'? known: grpo, dapo"
@@ -68,7 +68,7 @@ def listed(names: Iterable[str], most: int = MOST_NAMES) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST_VALUE) -> str:
-    """The text, without its middle where it is longer.
+    """Return the text, without its middle where it is longer.
 
     >>> shortened("0123456789", 7)
     '01...89'
@@ -78,7 +78,7 @@ def shortened(text: str, longest: int = LONGEST_VALUE) -> str:
 
 
 def brief(value: object) -> str:
-    """A value as a message repeats it: as Python writes it, shortened."""
+    """Return a value as a message repeats it: as Python writes it, shortened."""
     try:
         return shortened(repr(value))
     except (ValueError, RecursionError):  # thousands of digits, thousands of lists in lists
@@ -86,7 +86,7 @@ def brief(value: object) -> str:
 
 
 def need(module: str, extra: str, what: str) -> Any:
-    """An optional library, imported. Raises UsageError, with what needs it and its install, where it is missing.
+    """Import an optional library. Raises UsageError, with what needs it and its install, if it is missing.
 
     >>> need("json", "tasks", "task reasoning_gym").dumps([1])
     '[1]'
@@ -100,12 +100,12 @@ def need(module: str, extra: str, what: str) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's message in one line, the name of its type where it has none."""
+    """Return an exception's message in one line, the name of its type where it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def disk_words(error: Exception) -> str:
-    """The system's words where the disk refused, also when a library wrapped them; empty for any other error."""
+    """Return the system's words where the disk refused, also when a library wrapped them; empty for any other error."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     text = " ".join(str(error).split())

@@ -49,7 +49,7 @@ class Peer:
             self.channel.send(message, descriptors, seconds)
 
     def receive(self, seconds: float | None = None) -> dict[str, Any]:
-        """The next message from it. Raises PeerLost: it did not answer in time, sent no message, or ended."""
+        """Receive the next message from it. Raises PeerLost: it did not answer in time, sent no message, or ended."""
         with self._says_why(seconds):
             return self.channel.receive(seconds)
 
@@ -59,12 +59,12 @@ class Peer:
             self.channel.send_raw(data, seconds)
 
     def receive_raw(self, count: int, seconds: float | None = None) -> bytearray:
-        """The bytes behind a message that said how many. Raises PeerLost as `receive` does."""
+        """Receive the bytes behind a message that said how many. Raises PeerLost as `receive` does."""
         with self._says_why(seconds):
             return self.channel.receive_raw(count, seconds)
 
     def speaks(self, seconds: float) -> bool:
-        """Waits until there is a message from it, or its end; False where neither comes so soon."""
+        """Waits until there is a message from it, or its end; False if neither comes so soon."""
         if self.closed:
             return True  # `receive` says so
         poll = select.poll()

@@ -43,7 +43,7 @@ class Support:
     start: Tensor
 
     def padded(self, start: int, stop: int) -> Tensor:
-        """The supports of tokens start..stop -> [m,K] int64, padded with -1 on the right."""
+        """Return the supports of tokens start..stop -> [m,K] int64, padded with -1 on the right."""
         edges = self.start[start : stop + 1]
         counts = edges.diff()
         columns = torch.arange(int(counts.max()))
@@ -122,7 +122,7 @@ class Completion:
     def of_one_turn(
         cls, tokens: tuple[int, ...], logp_engine: tuple[float, ...], finish: str, version: int, **columns: Any
     ) -> Completion:
-        """A completion whose tokens were all sampled under one version of the weights: one span.
+        """Return a completion whose tokens were all sampled under one version of the weights: one span.
 
         >>> Completion.of_one_turn((5, 6), (-0.5, -0.25), "stop", version=3).spans
         (Span(start=0, stop=2, own=True, version=3, anew=False),)
@@ -144,7 +144,7 @@ class Completion:
         return tuple(t for span in self.spans if not span.anew for t in self.tokens[span.start : span.stop])
 
     def read_after(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
-        """What the model reads after this: prompt and tokens, or the tokens from where it last began anew.
+        """Return what the model reads after this: prompt and tokens, or the tokens from where it last began anew.
 
         >>> turn, again = Span(0, 2, True, version=3), Span(2, 4, False, version=3, anew=True)
         >>> Completion((5, 6, 8, 9), (-0.5, -0.25, 0.0, 0.0), "stop", (turn, again)).read_after((7,))
@@ -274,21 +274,21 @@ class Batch:
         return self.tokens.shape[0]
 
     def need(self, name: str) -> Tensor:
-        """The column `name`. Raises ValueError where nothing has written it yet."""
+        """Return the column `name`. Raises ValueError if nothing has written it yet."""
         column = getattr(self, name)
         if column is None:
             raise ValueError(f"column {name} is read before it is written")
         return column
 
     def add(self, **columns: Tensor | tuple[Tensor, ...] | None) -> Batch:
-        """The batch with new columns. Raises ValueError where one of them exists already: none is ever overwritten."""
+        """Add columns. Raises ValueError if one of them exists already: none is ever overwritten."""
         taken = [name for name, new in columns.items() if new is not None and getattr(self, name) is not None]
         if taken:
             raise ValueError(f"column {', '.join(taken)} has been written already; each column has one writer")
         return dataclasses.replace(self, **columns)  # type: ignore[arg-type]
 
     def rows(self, index: Sequence[int] | Tensor, width: int | None = None) -> Batch:
-        """The rows `index`, in that order, cut to `width` columns (their longest row by default)."""
+        """Return the rows `index`, in that order, cut to `width` columns (their longest row by default)."""
         at = torch.as_tensor(index, dtype=torch.long)
         if width is None:
             width = int(self.length[at].max()) if len(at) else 0

@@ -40,7 +40,7 @@ class Sample:
 
     @property
     def ground_truth(self) -> Any:
-        """The gold answer as the data holds it, "" where there is none.
+        """The gold answer as the data holds it, "" if there is none.
 
         >>> Sample("k", "2 * 3?", "6").ground_truth, Sample("k", "2 * 3?", "[6]", held_answer=([6],)).ground_truth
         ('6', [6])

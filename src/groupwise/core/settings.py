@@ -43,13 +43,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     def replace(self, **changes: Any) -> Self:
-        """The same settings with other values for some keys, validated; what was at its default counts as not given."""
+        """Return the settings with some other values, validated; what was at its default counts as not given."""
         given = {key: getattr(self, key) for key in self.model_fields_set}
         return type(self).model_validate({**given, **changes})
 
 
-def fields_of(kind: Any, section: str, table: Mapping[str, Any], base: type[Settings] = Settings) -> dict[str, Any]:
-    """The values that a recipe's table gives to the fields of a dataclass, and of `base`, by their annotations.
+def fields_of(kind: Any, section: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a recipe's table gives to the fields of a dataclass, by their annotations.
 
     Raises UsageError for the first key that is unknown or missing, or whose value is of another type.
     """
@@ -57,14 +57,14 @@ def fields_of(kind: Any, section: str, table: Mapping[str, Any], base: type[Sett
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     typed: Any = {name: (hints[name], ... if required(field) else None) for name, field in fields.items()}
     try:
-        checked = create_model(kind.__name__, __base__=base, **typed).model_validate(dict(table))
+        checked = create_model(kind.__name__, __base__=Settings, **typed).model_validate(dict(table))
     except ValidationError as error:
-        raise _refusal(error, kind, section, [*base.model_fields, *fields]) from None
+        raise _refusal(error, kind, section, list(fields)) from None
     return {key: getattr(checked, key) for key in checked.model_fields_set}
 
 
 def required(field: dataclasses.Field[Any]) -> bool:
-    """Whether a dataclass cannot be made without a value for the field."""
+    """Return whether a dataclass cannot be made without a value for the field."""
     return field.init and field.default is field.default_factory is dataclasses.MISSING
 
 

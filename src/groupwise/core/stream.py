@@ -63,7 +63,7 @@ class Sampled:
 
     @classmethod
     def of(cls, result: RolloutResult, **more: Any) -> Sampled:
-        """A result, and what else belongs to it.
+        """Join a result and what else belongs to it.
 
         >>> Sampled.of(RolloutResult((), (), dropped=1, fallback=0, surplus=(), rounds=2)).rounds
         2

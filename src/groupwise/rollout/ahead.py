@@ -94,9 +94,9 @@ class Batches:
         self._ready, self._rollout.state = state.ahead, dataclasses.replace(state, ahead=None)
 
     def take(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> Sampled:
-        """The batch of a step that begins, of `wanted` groups."""
+        """Return the batch of a step that begins, of `wanted` groups."""
         ready, self._ready = self._ready, None
-        return ready if ready is not None else self._sample(wanted, during)
+        return ready or sampled_of(self._rollout, self._rollout.collect(wanted, during))
 
     def begin(self, wanted: int) -> None:
         """Begins the next step's batch, where one is sampled ahead: the engine keeps its weights until `finish`."""
@@ -107,25 +107,22 @@ class Batches:
         """Waits for the batch that was begun. Raises what went wrong with it."""
         if self._sampling is not None:
             sampling, self._sampling = self._sampling, None
-            self._ready = sampling.result()
+            self._ready = sampling.future.result()
 
     def close(self) -> None:
         """Leaves a batch that was begun, whose engine is closed."""
         if self._sampling is not None:
-            self._sampling.join(FAREWELL)
+            self._sampling.thread.join(FAREWELL)
 
     def _sample_beside(self, wanted: int) -> Sampled:
         clock = Clock("generate")
-        sampled = self._sample(wanted, clock.switch)
+        sampled = sampled_of(self._rollout, self._rollout.collect(wanted, clock.switch))
         self._extents = clock.take_extents()
         return dataclasses.replace(sampled, ahead_seconds=clock.total)
 
-    def _sample(self, wanted: int, during: Callable[[str], None]) -> Sampled:
-        return sampled_of(self._rollout, self._rollout.collect(wanted, during))
-
 
 def sampled_of(rollout: Rollout, result: RolloutResult) -> Sampled:
-    """What a rollout has sampled, with what its scorer has to tell since the last time."""
+    """Return what a rollout has sampled, with what its scorer has to tell since the last time."""
     logged = rollout.scorer.take_logged()
     return Sampled.of(
         result,
@@ -141,18 +138,12 @@ class _InThread:
     """A call in a thread of its own, which does not keep the process alive."""
 
     def __init__(self, call: Callable[[], Sampled]) -> None:
-        self._future: Future[Sampled] = Future()
-        self._thread = threading.Thread(target=self._run, args=(call,), name="rollout ahead", daemon=True)
-        self._thread.start()
-
-    def result(self) -> Sampled:
-        return self._future.result()
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
+        self.future: Future[Sampled] = Future()
+        self.thread = threading.Thread(target=self._run, args=(call,), name="rollout ahead", daemon=True)
+        self.thread.start()
 
     def _run(self, call: Callable[[], Sampled]) -> None:
         try:
-            self._future.set_result(call())
+            self.future.set_result(call())
         except BaseException as error:
-            self._future.set_exception(error)
+            self.future.set_exception(error)

@@ -94,9 +94,9 @@ class Rollout:
         return self.judge is None and self.scorer.by_score
 
     def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> RolloutResult:
-        """The next `wanted` groups. Whole rounds of prompts are finished before any is chosen, so short completions
-        have no head start; what is left over waits for the next step. Where completions take several turns, each step
-        has one at least, so that none waits.
+        """Collect the next `wanted` groups. Whole rounds of prompts are finished before any is chosen, so short
+        completions have no head start; what is left over waits for the next step. Where completions take several turns,
+        each step has one at least, so that none waits.
         """
         keep: list[Group] = list(self.state.surplus)
         generated: list[Group] = []
@@ -128,7 +128,7 @@ class Rollout:
         )
 
     def _round(self, wanted: int, ready: int, rate: float, during: Callable[[str], None]) -> list[Group]:
-        """The groups that end in a turn; the first has turns before it in which none do.
+        """Generate a turn and return the groups that end in it; before the first, generate the turns in which none end.
 
         wanted  groups a step
         ready   groups that there are for this one
@@ -144,8 +144,8 @@ class Rollout:
         return groups
 
     def _with_next(self, wanted: int, ready: int, rate: float) -> list[Cohort]:
-        """The cohorts that have not ended, and one of new prompts: as many as bring a step's groups for each cohort,
-        with those that are expected of the others; one at least.
+        """Return the cohorts that have not ended, and one of new prompts: as many as bring a step's groups for each
+        cohort, with those that are expected of the others; one at least.
         """
         begun = self.state.begun
         expected = ready + rate * sum(len(cohort.prompts) for cohort in begun)
@@ -153,7 +153,7 @@ class Rollout:
         return [*begun, self.cohort(count)]
 
     def cohort(self, count: int) -> Cohort:
-        """The next `count` prompts, drawn and not yet begun."""
+        """Draw the next `count` prompts."""
         first, seed = self.state.cursor, self.prompts.seed
         numbers = range(first, first + count)
         prompts = tuple(self.prompts.draw(i, self.state.levels) for i in numbers)
@@ -168,7 +168,7 @@ class Rollout:
 
     @property
     def sample(self) -> Sampler:
-        """What samples a round."""
+        """The sampler of a round."""
         return self.episodes or partial(advance, self.engine)
 
     @property
@@ -190,7 +190,7 @@ def ended(
     judge: Judge | None = None,
     during: Callable[[str], None] = lambda phase: None,
 ) -> tuple[list[Group], tuple[Cohort, ...]]:
-    """The scored groups of the first cohort, which ends in a turn of all -> and the cohorts that go on.
+    """Return the scored groups of the first cohort, which ends in a turn of all -> and the cohorts that go on.
 
     Slow scores are made beside generation; the phase "score" is what is left.
     """
@@ -204,7 +204,7 @@ def ended(
 def scored_cohort(
     cohort: Cohort, scorer: Scorer, judge: Judge | None = None, scoring: ScoringRound | None = None
 ) -> list[Group]:
-    """The groups of a cohort that has ended; `scoring` has been told of completions as they ended."""
+    """Return the groups of a cohort that has ended; `scoring` has been told of completions as they ended."""
     scores = (scoring or ScoringRound(scorer, cohort.prompts)).scored(cohort)
     groups = [Group(prompt, scored) for prompt, scored in zip(cohort.prompts, scores, strict=True)]
     return groups if judge is None else judged(groups, judge, scorer.mix)
@@ -219,12 +219,12 @@ def scored_groups(
     sampling: Sampling,
     judge: Judge | None = None,
 ) -> list[Group]:
-    """A scored group for each prompt."""
+    """Sample and score a group for each prompt."""
     return ended([Cohort(tuple(prompts), tuple(seeds))], sample, scorer, Turn(samples, sampling), judge)[0]
 
 
 def judged(groups: Sequence[Group], judge: Judge, mix: Mix) -> list[Group]:
-    """The groups with the judge's score of each completion beside the task's."""
+    """Return the groups with the judge's score of each completion beside the task's."""
     pairs = [(group.prompt.tokens, c.tokens) for group in groups for c in group.completions]
     scores = iter(judge([prompt for prompt, _ in pairs], [completion for _, completion in pairs]))
     return [
@@ -234,14 +234,14 @@ def judged(groups: Sequence[Group], judge: Judge, mix: Mix) -> list[Group]:
 
 
 def moved(source: object, levels: Mapping[str, int], generated: Sequence[Group]) -> Mapping[str, int]:
-    """The levels after a step, where the task has any."""
+    """Return the levels after a step, where the task has any."""
     if not isinstance(source, Streams):
         return levels
     return source.moved({**dict.fromkeys(source.sources, 0), **levels}, pass_rates(generated))
 
 
 def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
-    """Of each source: the share of its scored completions that are right, and how many there are."""
+    """Return for each source the share of its scored completions that are right, and how many there are."""
     votes = {
         source: [c.score >= RIGHT for g in own for c in g.completions if not math.isnan(c.score)]
         for source, own in _by(groups, lambda sample: sample.source).items()
@@ -283,14 +283,14 @@ class EvaluationSettings(Distribution):
         return set() if self.most else set(type(self).model_fields) - {"problems"}
 
     def sampling(self, training: Sampling) -> Sampling:
-        """How an evaluation's completions are sampled, which are as long as those of training may be."""
+        """Return how an evaluation's completions are sampled, which are as long as those of training may be."""
         own = {key: getattr(self, key) for key in Distribution.model_fields}
         stop = training.stop if self.stop is None else self.stop
         stop_ids = training.stop_ids if self.stop_ids is None else self.stop_ids
         return Sampling(**own, stop=stop, stop_ids=stop_ids, max_new_tokens=training.max_new_tokens)
 
     def with_ends(self, training: Sampling) -> "EvaluationSettings":
-        """The same with nothing left to training's ends."""
+        """Return these settings with nothing left to training's ends."""
         whole = self.sampling(training)
         return self.replace(stop=whole.stop, stop_ids=whole.stop_ids)
 
@@ -322,7 +322,7 @@ def heldout_answers(
 
 
 def measured(answers: HeldoutAnswers, measure: Measure, has_answers: bool) -> Evaluation:
-    """What the answers of an evaluation come to; `has_answers` where the task knows right ones."""
+    """Measure the answers of an evaluation; `has_answers` where the task knows right ones."""
     groups, completions = answers.groups, [c for g in answers.groups for c in g.completions]
     samples, has_mark = len(groups[0].completions), measure.pass_at is not None
     passed = [sum(measure.passes(c) for c in g.completions) for g in groups]
@@ -349,9 +349,7 @@ def measured(answers: HeldoutAnswers, measure: Measure, has_answers: bool) -> Ev
 
 
 def problem_values(groups: Sequence[Group], measure: Measure) -> dict[str, float]:
-    """Of each problem, by its key: the share of its completions that pass; without a pass mark their mean value, where
-    there is one.
-    """
+    """Return by each problem's key the share of its completions that pass; without a pass mark their mean value."""
     if measure.pass_at is not None:
         return {g.prompt.sample.key: fmean(map(measure.passes, g.completions)) for g in groups}
     values = ((g.prompt.sample.key, values_of(g, measure.metric)) for g in groups)
@@ -359,7 +357,7 @@ def problem_values(groups: Sequence[Group], measure: Measure) -> dict[str, float
 
 
 def _reward_means(completions: Sequence[Completion]) -> dict[str, float]:
-    """The mean score of each reward that trains, over the completions that it votes on."""
+    """Return the mean score of each reward that trains, over the completions that it votes on."""
     scores: dict[str, list[float]] = {}
     for completion in completions:
         for name, score in completion.reward_scores:
@@ -368,7 +366,7 @@ def _reward_means(completions: Sequence[Completion]) -> dict[str, float]:
 
 
 def _by(groups: Sequence[Group], name: Callable[[Sample], str]) -> dict[str, list[Group]]:
-    """The groups whose samples have the same name."""
+    """Sort groups by the names of their samples."""
     named: dict[str, list[Group]] = {}
     for group in groups:
         named.setdefault(name(group.prompt.sample), []).append(group)
@@ -376,23 +374,19 @@ def _by(groups: Sequence[Group], name: Callable[[Sample], str]) -> dict[str, lis
 
 
 def _source_results(groups: Sequence[Group], measure: Measure, has_answers: bool) -> dict[str, dict[str, float]]:
-    """What an evaluation says of each source that has a name, and of each held-out set; a set's name comes first."""
+    """Return the results of each source and each held-out set with a name; a set's name comes first."""
+    has_mark = measure.pass_at is not None
     by_name = {**_by(groups, lambda sample: sample.source), **_by(groups, lambda sample: sample.heldout_set)}
     return {
         source: {
             "problems": len(own),
-            **({"avg_at_k": _pass_rate(own, measure)} if measure.pass_at is not None else {}),
+            **({"avg_at_k": fmean(measure.passes(c) for g in own for c in g.completions)} if has_mark else {}),
             **({"score_mean": _score_mean(own)} if has_answers else {}),
             "measured_mean": _measured_mean(own, measure),
         }
         for source, own in sorted(by_name.items())
         if source
     }
-
-
-def _pass_rate(groups: Sequence[Group], measure: Measure) -> float:
-    passed = [measure.passes(c) for g in groups for c in g.completions]
-    return sum(passed) / len(passed)
 
 
 def _score_mean(groups: Sequence[Group]) -> float:

@@ -18,7 +18,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from groupwise.core.engine import Engine, Finished, OnFinish, Request
 from groupwise.core.environment import (
@@ -104,7 +103,7 @@ class Episodes:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __call__(self, cohorts: Sequence[Cohort], turn: Turn, on_finish: OnFinish | None = None) -> list[Cohort]:
-        """The cohorts with all their episodes played."""
+        """Play all episodes of the cohorts."""
         episodes = self._opened(cohorts, turn)
         while live := [episode for episode in episodes if episode.live]:
             self._turn(live, turn)
@@ -116,7 +115,7 @@ class Episodes:
         self.environments.close()
 
     def _opened(self, cohorts: Sequence[Cohort], how: Turn) -> list[Episode]:
-        """All episodes at their beginning, `how.samples` of each prompt, with the environment's opening in it."""
+        """Begin all episodes, `how.samples` of each prompt, with the environment's opening in it."""
         round_ = next(self._rounds)
         places = [(c, p) for c, cohort in enumerate(cohorts) for p in range(len(cohort.prompts))]
         begun = [
@@ -142,7 +141,7 @@ class Episodes:
         return episodes
 
     def _with_opening(self, prompt: Prompt, opening: Reply) -> Prompt:
-        """The prompt with what the environment says at first."""
+        """Return the prompt with what the environment says at first."""
         text = "".join(message.text for message in opening.messages)
         if not text:
             return prompt
@@ -150,23 +149,24 @@ class Episodes:
         return Prompt(sample, self.encode(sample))
 
     def _turn(self, live: Sequence[Episode], how: Turn) -> None:
-        """One turn of each; the environments answer what has ended while other episodes are still being sampled."""
+        """Play one turn of each episode; environments answer what has ended while other episodes are being sampled."""
         requests = list(_requests(live, how, self.limits))
-        hears = partial(self._heard, requests)
+
+        def hears(done: Finished) -> None:
+            self._say(requests[done.request][1][done.sample], done.tokens)
+
         answers = self.engine.generate([request for request, _ in requests], how.sampling, hears)
         for (_, episodes), completions in zip(requests, answers, strict=True):
             for episode, completion in zip(episodes, completions, strict=True):
                 if episode.ticket is None:  # an engine need not tell of completions as they end
                     self._say(episode, completion.tokens)
-                episode.completion = _with_turn(episode.completion, completion)
-        waiting = [episode for episode in live if episode.ticket is not None]
-        replies = self.environments.wait([episode.ticket for episode in waiting if episode.ticket is not None])
-        for episode, reply in zip(waiting, replies, strict=True):
+                before = episode.completion
+                episode.completion = completion if before is None else joined(before, completion)
+        waiting = [(episode, episode.ticket) for episode in live if episode.ticket is not None]
+        replies = self.environments.wait([ticket for _, ticket in waiting])
+        for (episode, _), reply in zip(waiting, replies, strict=True):
             self._take(episode, reply, how)
-        self._close([episode for episode in live if _cut_off(episode)])
-
-    def _heard(self, requests: Sequence[tuple[Request, Sequence[Episode]]], done: Finished) -> None:
-        self._say(requests[done.request][1][done.sample], done.tokens)
+        self._close(live)
 
     def _say(self, episode: Episode, tokens: tuple[int, ...]) -> None:
         """Hands what the policy said to the environment."""
@@ -176,7 +176,7 @@ class Episodes:
         episode.ticket = self.environments.begin(episode.conversation)
 
     def _take(self, episode: Episode, reply: Reply, how: Turn) -> None:
-        """What the environment answered becomes the end of the episode, or ids before its next turn."""
+        """Turn what the environment answered into the end of the episode, or into ids before its next turn."""
         assert episode.completion is not None
         if episode.opening.cause is not None:
             reply = episode.opening
@@ -198,21 +198,25 @@ class Episodes:
         episode.state, episode.ticket = reply.state or episode.state, None
 
     def _unanswered(self, episode: Episode, reply: Reply) -> list[ToolCall]:
-        """The calls of the turn that a fault left without an answer; none where there are no tools."""
+        """Return the calls of the turn that a fault left without an answer; none where there are no tools."""
         tools, said = self.environments.tools, episode.conversation.said
         calls = calls_in(without_end(said[-1])) if tools and said else []
         return unanswered(calls, tools, reply)
 
-    def _close(self, cut_off: Sequence[Episode]) -> None:
-        """Adds what an environment says of an episode at its end, of those that end without its last word."""
-        ends = [replace(episode.conversation, last=True, cut_off=True) for episode in cut_off]
+    def _close(self, live: Sequence[Episode]) -> None:
+        """Add what the environment says at the end of episodes that end where it took them to go on."""
+        cut_off = [
+            (episode, completion)
+            for episode in live
+            if (completion := episode.completion) and completion.ended in CUT_OFF and not episode.conversation.last
+        ]
+        ends = [replace(episode.conversation, last=True, cut_off=True) for episode, _ in cut_off]
         replies = self.environments.wait([self.environments.begin(end) for end in ends])
-        for episode, reply in zip(cut_off, replies, strict=True):
-            assert episode.completion is not None
-            episode.completion = _with_outcome(episode.completion, reply)
+        for (episode, completion), reply in zip(cut_off, replies, strict=True):
+            episode.completion = _with_outcome(completion, reply)
 
     def _why_over(self, episode: Episode, reply: Reply) -> Ended | None:
-        """Why the episode is over with this answer; None where it goes on if there are tokens left."""
+        """Why the episode is over with this answer; None if it goes on if there are tokens left."""
         limits = self.limits
         if reply.cause is not None and (limits.on_fault == "mask" or episode.opening.cause is not None):
             return Ended.FAULT
@@ -223,8 +227,8 @@ class Episodes:
         return Ended.SECONDS if limits.seconds and episode.seconds > limits.seconds else None
 
     def _between_turns(self, episode: Episode, reply: Reply) -> tuple[Reply, Before]:
-        """The answer, and the ids that come before the next turn; a fault and none where it is a text that cannot be
-        read, as one of other characters than a tiny policy knows.
+        """Return the answer, and the ids that come before the next turn; a fault and none where it is a text that
+        cannot be read, as one of other characters than a tiny policy knows.
         """
         assert episode.completion is not None
         messages = reply.messages if reply.cause is None else (Says("user", f"error: {reply.cause}"),)
@@ -238,7 +242,7 @@ class Episodes:
 
 
 def with_text(sample: Sample, text: str) -> Sample:
-    """The sample with a text added to what its prompt, or the last message of it, says.
+    """Return the sample with a text added to what its prompt, or the last message of it, says.
 
     >>> with_text(Sample("k", "1 to 9.", ""), " Guess.").prompt
     '1 to 9. Guess.'
@@ -250,20 +254,15 @@ def with_text(sample: Sample, text: str) -> Sample:
 
 
 def _requests(live: Sequence[Episode], how: Turn, limits: EpisodeLimits) -> Iterator[tuple[Request, list[Episode]]]:
-    """What the engine is asked for a turn, and whose: the first turn of a prompt's episodes is one request."""
-    for (_, _), group in itertools.groupby(live, key=lambda episode: episode.place[:2]):
+    """Yield the engine's requests of a turn, and whose: the first turn of a prompt's episodes is one request."""
+    for _, group in itertools.groupby(live, key=lambda episode: episode.place[:2]):
         episodes = list(group)
-        number = len(episodes[0].turns)
-        again = number + 1 < limits.turns
-        if number == 0:
-            yield _request(episodes[0], how, limits, samples=len(episodes), hold=again), episodes
-            continue
-        for episode in episodes:
-            yield _request(episode, how, limits, samples=1, hold=again), [episode]
+        for together in [[episode] for episode in episodes] if episodes[0].turns else [episodes]:
+            yield _request(together[0], how, limits, samples=len(together)), together
 
 
-def _request(episode: Episode, how: Turn, limits: EpisodeLimits, samples: int, hold: bool) -> Request:
-    """Its next turn, of what the episode has left."""
+def _request(episode: Episode, how: Turn, limits: EpisodeLimits, samples: int) -> Request:
+    """Ask for an episode's next turn, of what the episode has left."""
     number, before, prompt = len(episode.turns), episode.completion, episode.prompt.tokens
     left = how.sampling.max_new_tokens - (0 if before is None else len(before.tokens))
     grows = before is None or not before.spans[-1].anew
@@ -273,18 +272,13 @@ def _request(episode: Episode, how: Turn, limits: EpisodeLimits, samples: int, h
         derive(episode.seed, "turn", number) if number else episode.seed,
         min(left, limits.turn_tokens or left),
         first=episode.place[2],
-        hold=hold and grows,
+        hold=grows and number + 1 < limits.turns,
         held=len(prompt) + episode.turns[-1].stop if number and grows else 0,
     )
 
 
-def _with_turn(before: Completion | None, turn: Completion) -> Completion:
-    """An episode with a turn of the policy's that was sampled behind it."""
-    return turn if before is None else joined(before, turn)
-
-
 def _answered(completion: Completion, reply: Reply, state: str) -> Completion:
-    """An episode whose last turn has brought this; `state` is the environment's before it."""
+    """Return an episode whose last turn has brought this; `state` is the environment's before it."""
     end = len(completion.tokens)
     fault = "" if reply.cause is None else str(reply.cause)
     turn = EpisodeTurn(end, reply.reward, state, fault, reply.detail, tuple(reply.calls))
@@ -292,14 +286,8 @@ def _answered(completion: Completion, reply: Reply, state: str) -> Completion:
     return replace(completion, turns=(*completion.turns, turn), steps=steps)
 
 
-def _cut_off(episode: Episode) -> bool:
-    """Whether it ended where the environment took it to go on."""
-    completion = episode.completion
-    return completion is not None and completion.ended in CUT_OFF and not episode.conversation.last
-
-
 def _with_outcome(completion: Completion, reply: Reply) -> Completion:
-    """An episode whose last turn brings this too; one of which the environment cannot say it has ended in a fault."""
+    """Add the environment's last word to an episode's last turn; a fault there ends the episode in one."""
     *before, last = completion.turns
     if reply.cause is not None:
         last = replace(last, fault=str(reply.cause), detail=reply.detail)
@@ -310,7 +298,7 @@ def _with_outcome(completion: Completion, reply: Reply) -> Completion:
 
 
 def _with_before(completion: Completion, before: Before) -> Completion:
-    """An episode with the ids between two turns behind it."""
+    """Return an episode with the ids between two turns behind it."""
     end = len(completion.tokens)
     span = Span(end, end + len(before.ids), False, completion.spans[-1].version, before.anew)
     return replace(
@@ -322,12 +310,12 @@ def _with_before(completion: Completion, before: Before) -> Completion:
 
 
 def _finish(ended: Ended) -> str:
-    """What an end is for what reads completions: an episode was cut off where its tokens or seconds were used up."""
+    """Return how an episode finished: it was cut off if its tokens or seconds were used up."""
     return "length" if ended in CUT_OFF else "stop"
 
 
 def _cohort(number: int, cohort: Cohort, episodes: Sequence[Episode]) -> Cohort:
-    """A cohort with its episodes; its prompts have their openings."""
+    """Return a cohort with its episodes; its prompts have their openings."""
     own = [episode for episode in episodes if episode.place[0] == number]
     groups = [list(group) for _, group in itertools.groupby(own, key=lambda episode: episode.place[1])]
     return replace(

@@ -17,7 +17,7 @@ and checkpoints meet no second user of the engine and need no lock.
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 
 from groupwise.algorithms.calls import call
@@ -67,7 +67,7 @@ class FreeBatches:
         self._ready, self._generated, self._dropped, self._turns = list(state.surplus), [], [], 0
 
     def take(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> Sampled:
-        """The batch of a step that begins, of `wanted` groups, once there are as many. Raises what went wrong."""
+        """Return a new step's batch of `wanted` groups, once there are as many. Raises what went wrong."""
         rollout = self._rollout
         budget = wanted * rollout.filter.max_rounds
         self._wanted, self._taken = wanted, rollout.engine.version * wanted
@@ -88,10 +88,13 @@ class FreeBatches:
             going_on=going_on(rollout.state.begun, rollout.turn),
         )
         self._generated, self._dropped, self._turns = [], [], 0
-        return dataclasses.replace(sampled_of(rollout, result), ahead_seconds=self._take_seconds())
+        with self._changed:
+            seconds = self._clock.lap()
+        beside = seconds.get("generate", 0.0) + seconds.get("score", 0.0)
+        return dataclasses.replace(sampled_of(rollout, result), ahead_seconds=beside)
 
     def begin(self, wanted: int) -> None:
-        """The thread goes on beside training: the engine keeps its weights until `finish`."""
+        """Let the thread go on beside training: the engine keeps its weights until `finish`."""
         self._go(until=lambda: False)
 
     def finish(self) -> None:
@@ -106,12 +109,6 @@ class FreeBatches:
         with self._changed:
             return self._clock.take_extents()
 
-    def _take_seconds(self) -> float:
-        """How long the thread has generated and scored since the last call."""
-        with self._changed:
-            seconds = self._clock.lap()
-        return seconds.get("generate", 0.0) + seconds.get("score", 0.0)
-
     def close(self) -> None:
         """Ends the thread, whose engine is closed."""
         with self._changed:
@@ -121,7 +118,7 @@ class FreeBatches:
             self._thread.join(FAREWELL)
 
     def _go(self, until: Callable[[], bool]) -> None:
-        """The thread makes turns, as long as there is work, until this is true at the end of one."""
+        """Let the thread make turns, as long as there is work, until this is true at the end of one."""
         with self._changed:
             self._stops_at = until
             self._goes = not until() and self._error is None
@@ -139,7 +136,7 @@ class FreeBatches:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or (self._goes and self._has_work()))
+                self._changed.wait_for(lambda: self._closed or (self._goes and self._has_work))
                 if self._closed:
                     return
                 self._in_turn = True
@@ -153,37 +150,33 @@ class FreeBatches:
                 self._goes = self._goes and self._error is None and not self._stops_at()
                 self._changed.notify_all()
 
+    @property
     def _has_work(self) -> bool:
         return bool(self._rollout.state.begun) or self._admitted() > 0
 
     def _admitted(self) -> int:
-        """How many groups may be begun now."""
+        """Return how many groups may be begun now."""
         begun = sum(len(cohort.prompts) for cohort in self._rollout.state.begun)
         before = self._taken + len(self._ready) + begun
         return (self._rollout.engine.version + 1 + self._lag) * self._wanted - before
 
     def _turn(self) -> None:
-        """A turn of all that has not ended and of what may be begun, a cohort a group; those that have ended, and none
-        before them goes on, are scored.
+        """Make a turn of all that has not ended and of what may be begun, a cohort a group; those that have ended, and
+        none before them goes on, are scored.
         """
         rollout = self._rollout
-        self._switch("generate")
+        with self._changed:
+            self._clock.switch("generate")
         new = [rollout.cohort(1) for _ in range(self._admitted())]
         cohorts = rollout.sample([*rollout.state.begun, *new], rollout.turn)
-        self._switch("score")
+        with self._changed:
+            self._clock.switch("score")
         ended = list(takewhile(lambda cohort: not going_on([cohort], rollout.turn), cohorts))
         if ended:
-            self._keep(scored_cohort(merged(ended), rollout.scorer, rollout.judge))
+            groups = scored_cohort(merged(ended), rollout.scorer, rollout.judge)
+            for group in groups:
+                verdict = call("filter", rollout.filter, group)
+                (self._ready if verdict.keep else self._dropped).append(group)
+            self._generated += groups
         rollout.state = dataclasses.replace(rollout.state, begun=tuple(cohorts[len(ended) :]))
         self._turns += 1
-
-    def _keep(self, groups: Sequence[Group]) -> None:
-        """Groups that have ended wait for a step, or are dropped by the filter."""
-        for group in groups:
-            verdict = call("filter", self._rollout.filter, group)
-            (self._ready if verdict.keep else self._dropped).append(group)
-        self._generated += groups
-
-    def _switch(self, phase: str) -> None:
-        with self._changed:
-            self._clock.switch(phase)

@@ -58,8 +58,8 @@ class Mix:
     each: bool = False
 
     def combine(self, parts: Mapping[str, float]) -> float | None:
-        """The weighted sum over the rewards that vote, which are those in `parts`; NaN where a part is, or where none
-        votes. None where the recipe names no rewards.
+        """Return the weighted sum over the rewards that vote, which are those in `parts`; NaN if a part is, or where
+        none votes. None if the recipe names no rewards.
 
         >>> mix = Mix({"task": 1.0, "tags": 0.2})
         >>> mix.combine({"task": 1.0, "tags": 0.5}), mix.combine({"tags": 0.5}), mix.combine({})
@@ -97,7 +97,7 @@ class Scorer:
         self._logged: dict[str, list[tuple[float, int]]] = {}
 
     def beside(self) -> Scorer:
-        """One that scores the same and keeps its own account of what rewards log: an evaluation's."""
+        """Make a scorer for an evaluation, which keeps its own account of what rewards log."""
         return Scorer(self.task, self.decode, self.mix, self.pool, thinking=self.thinking, turns=self.turns)
 
     def note(self, sample: Sample, results: Mapping[str, ScoreResult], completion: Completion) -> None:
@@ -126,7 +126,7 @@ class Scorer:
             self._unshown.append(f"{kind}: {detail}")
 
     def take_logged(self) -> Logged:
-        """What rewards logged of their calls since the last time."""
+        """Hand out what rewards logged of their calls since the last time."""
         logged, self._logged = self._logged, {}
         return Logged.of(logged)
 
@@ -136,7 +136,7 @@ class Scorer:
         return unshown
 
     def take_seconds(self) -> float | None:
-        """Seconds that processes have scored since the last call, all of them together; None where there are none."""
+        """Seconds that processes have scored since the last call, all of them together; None if there are none."""
         if self.pool is None:
             return None
         before, self._seconds = self._seconds, self.pool.seconds
@@ -164,7 +164,7 @@ class Scorer:
         return [name for name, quick in named.items() if not quick] if self.pool else []
 
     def for_task(self, attempt: Attempt) -> Attempt:
-        """The attempt as the task's own score sees it: with its prompt as it is sent and the thinking that it opens."""
+        """Return the attempt as the task's own score sees it: prompt as it is sent, and the thinking that it opens."""
         sample = attempt.sample
         if self.turns and not sample.messages and sample.begun:
             sample = dataclasses.replace(sample, messages=({"role": "user", "content": sample.prompt},))
@@ -175,9 +175,9 @@ class Scorer:
     def quick_results(
         self, attempts: Sequence[Attempt], episodes: Sequence[Completion | None]
     ) -> dict[str, list[ScoreResult]]:
-        """What is scored here, by name; the task's score of an episode is what its turns have brought.
+        """Score what is scored here, by name; the task's score of an episode is what its turns have brought.
 
-        episodes  of each attempt the episode that it is; None where it is none
+        episodes  of each attempt the episode that it is; None if it is none
         """
         results = {}
         if not self.has_answers:
@@ -194,7 +194,7 @@ class Scorer:
 
 
 def scored(task: Task, attempt: Attempt) -> ScoreResult:
-    """A quick task's score; one of a user's own may raise, which is a fault of this completion."""
+    """Return a quick task's score; one of a user's own may raise, which is a fault of this completion."""
     try:
         return score_result(task.score(attempt.sample, attempt.completion))
     except Exception as error:
@@ -202,7 +202,7 @@ def scored(task: Task, attempt: Attempt) -> ScoreResult:
 
 
 def episode_result(episode: Completion) -> ScoreResult:
-    """The sum of an episode's rewards; none where a fault ended it."""
+    """Return the sum of an episode's rewards; none where a fault ended it."""
     if episode.ended is Ended.FAULT:
         last = episode.turns[-1]
         return ScoreResult(cause=Cause(last.fault), detail=last.detail)
@@ -230,7 +230,7 @@ class ScoringRound:
             self._tickets[at] = {name: pool.submit(name, [seen])[0] for name, seen in each.items()}
 
     def scored(self, cohort: Cohort) -> list[tuple[Completion, ...]]:
-        """The completions of each prompt with text, scores and faults, once every score is there."""
+        """Return the completions of each prompt with text, scores and faults, once every score is there."""
         self.prompts, completions = cohort.prompts, cohort.completions  # an environment may have added to a prompt
         places = [(i, j) for i, group in enumerate(completions) for j in range(len(group))]
         for i, j in places:
@@ -271,12 +271,12 @@ class ScoringRound:
 
 
 def has_answers(task: Task) -> bool:
-    """Whether the task has a score of its own: it knows the right answers."""
+    """Return whether the task has a score of its own: it knows the right answers."""
     return not isinstance(task, Answers) or task.has_answers
 
 
 def with_learned(completion: Completion, learned: float, mix: Mix) -> Completion:
-    """The completion with a reward model's score, alone or as one of the rewards that train."""
+    """Return the completion with a reward model's score, alone or as one of the rewards that train."""
     if not mix.weights:
         return dataclasses.replace(completion, learned=learned)
     reward_scores = (*completion.reward_scores, *([(LEARNED, learned)] if LEARNED in mix.weights else []))
@@ -285,7 +285,7 @@ def with_learned(completion: Completion, learned: float, mix: Mix) -> Completion
 
 
 def fault(results: Mapping[str, ScoreResult], completion: Completion) -> str:
-    """Why a score is missing, the first one: "timeout in task"; "" where none is.
+    """Why a score is missing, the first one: "timeout in task"; "" if none is.
 
     >>> one = Completion.of_one_turn((5,), (-0.5,), "stop", version=0)
     >>> results = {"task": ScoreResult(cause=Cause.TIMEOUT), "mine": ScoreResult(1.0)}
@@ -297,7 +297,7 @@ def fault(results: Mapping[str, ScoreResult], completion: Completion) -> str:
 
 
 def _named(cause: Cause, name: str, completion: Completion) -> str:
-    """A fault by its cause and by what failed: the task's score of an episode is what its environment gives."""
+    """Return a fault by its cause and by what failed: the task's score of an episode is what its environment gives."""
     by_environment = name == TASK and completion.ended is Ended.FAULT
     return f"{cause} in {ENVIRONMENT if by_environment else name}"
 

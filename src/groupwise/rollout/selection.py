@@ -27,7 +27,7 @@ class PromptLimit:
     head: int = 0
 
     def truncated(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The ids, where they are too many without those after the head.
+        """Return the ids, where they are too many without those after the head.
 
         >>> PromptLimit(tokens=3, truncates=True, head=1).truncated((0, 5, 6, 7, 8))
         (0, 7, 8)
@@ -55,9 +55,9 @@ class Selection:
 
 
 def select(task: Task, encode: Encode, limit: PromptLimit, evaluation: EvaluationSettings) -> Selection:
-    """The task's problems whose prompts are within the limit, and the first held-out ones of each set.
+    """Select the task's problems whose prompts are within the limit, and the first held-out ones of each set.
 
-    Raises UsageError where the limit leaves none.
+    Raises UsageError if the limit leaves none.
     """
     train: Sequence[Sample] | Streams = task if isinstance(task, Streams) else task.samples("train")
     sets = heldout_sets(task)
@@ -78,7 +78,7 @@ def select(task: Task, encode: Encode, limit: PromptLimit, evaluation: Evaluatio
 
 
 def heldout_sets(task: Task) -> Mapping[str, Sequence[Sample]]:
-    """The task's held-out problems by the name of their set; one named "" where it has no name."""
+    """Return the task's held-out problems by the name of their set; one named "" if it has no name."""
     named = task.sets if isinstance(task, HoldsOutSets) else {}
     return named or {"": task.samples("heldout")}
 
@@ -86,7 +86,7 @@ def heldout_sets(task: Task) -> Mapping[str, Sequence[Sample]]:
 def evaluated(
     sets: Mapping[str, Sequence[Sample]], evaluation: EvaluationSettings, left: str = "the task holds out"
 ) -> dict[str, Sequence[Sample]]:
-    """The problems of each set that are evaluated. Raises UsageError where no set has as many as the recipe says."""
+    """Return the problems of each set to evaluate. Raises UsageError if no set has as many as the recipe says."""
     most = max(len(own) for own in sets.values())
     if evaluation.problems is not None and most < evaluation.problems:
         raise UsageError(f"evaluation.problems = {evaluation.problems}: {left} only {most}")
@@ -96,7 +96,7 @@ def evaluated(
 def _fitting(
     samples: Sequence[Sample], encode: Encode, limit: PromptLimit, split: str, notes: list[str]
 ) -> Sequence[Sample]:
-    """The samples that stay: those short enough, or all where longer ones are truncated; `notes` gets a line."""
+    """Return the samples that stay: those short enough, or all where longer ones are truncated; `notes` gets a line."""
     fitting = [s for s in samples if len(encode(s)) <= limit.tokens]
     if samples and not fitting and not limit.truncates:
         raise UsageError(

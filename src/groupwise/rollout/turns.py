@@ -79,7 +79,7 @@ class Piece:
 
 
 def advance(engine: Engine, cohorts: Sequence[Cohort], turn: Turn, on_finish: OnFinish | None = None) -> list[Cohort]:
-    """The cohorts after a turn, in which those without completions are begun.
+    """Return the cohorts after a turn, in which those without completions are begun.
 
     on_finish  hears of the first cohort's completions as they end, those that ended in earlier turns included
     """
@@ -105,12 +105,12 @@ def advance(engine: Engine, cohorts: Sequence[Cohort], turn: Turn, on_finish: On
 
 
 def goes_on(completion: Completion, limit: int) -> bool:
-    """Whether it was cut off by a turn's end and not by its limit. An episode is always whole."""
+    """Return whether it was cut off by a turn's end and not by its limit. An episode is always whole."""
     return completion.ended is None and completion.finish == "length" and completion.length < limit
 
 
 def going_on(cohorts: Sequence[Cohort], turn: Turn) -> int:
-    """How many completions of the cohorts have not ended."""
+    """Return how many completions of the cohorts have not ended."""
     limit = turn.sampling.max_new_tokens
     return sum(goes_on(c, limit) for cohort in cohorts for group in cohort.completions for c in group)
 
@@ -122,7 +122,7 @@ def merged(cohorts: Sequence[Cohort]) -> Cohort:
 
 
 def joined(before: Completion, new: Completion) -> Completion:
-    """A completion and what was sampled after it, as one: tokens of one version are one span."""
+    """Return a completion and what was sampled after it, as one: tokens of one version are one span."""
     begin = len(before.tokens)
     spans = list(before.spans)
     for span in new.spans:
@@ -152,7 +152,7 @@ def _joined(before: Support, new: Support) -> Support:
 
 
 def _pieces(cohorts: Sequence[Cohort], turn: Turn) -> Iterator[Piece]:
-    """What a turn asks for, the oldest cohort first."""
+    """Yield what a turn asks for, the oldest cohort first."""
     limit = turn.sampling.max_new_tokens
     most = min(turn.tokens or limit, limit)
     for number, cohort in enumerate(cohorts):
@@ -169,7 +169,7 @@ def _pieces(cohorts: Sequence[Cohort], turn: Turn) -> Iterator[Piece]:
 
 
 def _ended(cohort: Cohort, limit: int) -> Iterator[Finished]:
-    """The completions of a cohort that have ended."""
+    """Yield the completions of a cohort that have ended."""
     for i, group in enumerate(cohort.completions):
         for j, completion in enumerate(group):
             if not goes_on(completion, limit):

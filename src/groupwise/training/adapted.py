@@ -51,17 +51,17 @@ class AdaptedLearner(Learner):
             return self.logprobs(self.model, batch)
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight as an engine takes them, the adapters merged into it."""
+        """Yield every weight as an engine takes it, the adapters merged into it."""
         return self.adapters.merged()
 
     def save(self, folder: Path, tokenizer: Any) -> dict[str, str]:
-        """The adapters and their optimizer, into a checkpoint's folder; the base stays where it came from."""
+        """Save the adapters and their optimizer into a checkpoint's folder; the base stays where it came from."""
         with self.mesh.together(Message(Verb.SAVE, others={"folder": str(folder)})):
             write_adapters(folder / checkpoint.POLICY, self.adapters, self.model.name_or_path, self.mesh.leads)
             return checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, mesh=self.mesh)
 
     def restore(self, folder: Path, updates: int) -> None:
-        """Adapters and optimizer as a checkpoint has them, bit for bit, after `updates` updates."""
+        """Put adapters and optimizer back as a checkpoint has them, bit for bit, after `updates` updates."""
         with self.mesh.together(Message(Verb.RESTORE, others={"folder": str(folder), "updates": updates})):
             read_adapters(folder / checkpoint.POLICY, self.adapters)
             checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw)

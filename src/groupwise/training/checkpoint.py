@@ -19,8 +19,7 @@ from groupwise.core.files.atomic import open_regular, remove
 from groupwise.core.files.json_text import json_value
 from groupwise.core.settings import Changeable, Settings
 from groupwise.training.mesh import ALONE, Mesh
-from groupwise.training.ranks.parts import stored, write_parts
-from groupwise.training.ranks.tensor_file import sha256_of, sync
+from groupwise.training.ranks.parts import sha256_of, stored, sync, write_parts
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
 #: The place of the checkpoints in a run folder.
@@ -47,14 +46,14 @@ def folder_of(root: Path, step: int) -> Path:
 
 
 def save(root: Path, step: int, write: Callable[[Path], Mapping[str, str] | None], keep: int, every: int = 1) -> Path:
-    """A checkpoint of `step`, filled by `write`; then all but the newest `keep` are removed.
+    """Make a checkpoint of `step`, filled by `write`; then all but the newest `keep` are removed.
 
     `write` returns the hashes, by name, of the files that are hashed already, because other ranks wrote them.
 
     One whose step is no multiple of `every` stays while it is the newest, and takes no other's place.
 
     Everything is written and synced beside its place and renamed at the end: a kill at any moment leaves either the
-    checkpoint or none. Raises RunError, the older checkpoints untouched, where the disk refuses.
+    checkpoint or none. Raises RunError, the older checkpoints untouched, if the disk refuses.
     """
     final = folder_of(root, step)
     partial = root / f".partial-{final.name}"
@@ -87,7 +86,7 @@ def save(root: Path, step: int, write: Callable[[Path], Mapping[str, str] | None
 def remove_after(root: Path, step: int) -> None:
     """Takes away the checkpoints after `step`, the newest first: a kill leaves none that has lost what is before it.
 
-    Raises RunError where the disk refuses.
+    Raises RunError if the disk refuses.
     """
     for later in reversed([one for one in steps(root) if one > step]):
         try:
@@ -97,9 +96,9 @@ def remove_after(root: Path, step: int) -> None:
 
 
 def steps(root: Path) -> list[int]:
-    """The steps that have a checkpoint, oldest first; what has another name or is no folder of its own is none.
+    """Return the steps that have a checkpoint, oldest first; what has another name or is no folder of its own is none.
 
-    Raises RunError where the folder is there and cannot be read: a run must not take it for empty and start over.
+    Raises RunError if the folder is there and cannot be read: a run must not take it for empty and start over.
     """
     try:
         inside = list(root.iterdir()) if os.path.lexists(root) else []
@@ -111,7 +110,7 @@ def steps(root: Path) -> list[int]:
 
 
 def newest_good(root: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint whose files all match their hashes, and a line about each newer one that does not."""
+    """Return the newest checkpoint whose files match their hashes, and a line about each newer one that is damaged."""
     lines = []
     for step in reversed(steps(root)):
         damage = damaged(folder_of(root, step))
@@ -122,7 +121,7 @@ def newest_good(root: Path) -> tuple[Path | None, list[str]]:
 
 
 def damaged(folder: Path, needed: Sequence[str] = (STATE,)) -> str:
-    """What is wrong with a sealed folder; empty where every file matches the manifest and those needed are there."""
+    """Say what is wrong with a sealed folder; "" if every file matches the manifest and no needed one is missing."""
     try:
         with open_regular(folder / MANIFEST) as file:
             hashes = {str(name): value for name, value in json.load(file)["sha256"].items()}
@@ -138,12 +137,12 @@ def damaged(folder: Path, needed: Sequence[str] = (STATE,)) -> str:
 
 
 def write_parameters(folder: Path, model: nn.Module, name: str, mesh: Mesh = ALONE) -> dict[str, str]:
-    """Every parameter of a model, by its name, as `write_parts` has it."""
+    """Write every parameter of a model by its name, as `write_parts` does."""
     return write_parts(folder, name, dict(model.named_parameters()), mesh)
 
 
 def read_parameters(folder: Path, model: nn.Module, name: str) -> None:
-    """The parameters as they were saved, bit for bit. Raises ValueError where the model has others."""
+    """Put a model's parameters back as they were saved, bit for bit. Raises ValueError if the model has others."""
     parameters = dict(model.named_parameters())
     with stored(folder, name) as saved, torch.no_grad():
         if {k: place.shape for k, place in saved.places.items()} != {k: tuple(p.shape) for k, p in parameters.items()}:
@@ -155,7 +154,7 @@ def read_parameters(folder: Path, model: nn.Module, name: str) -> None:
 def write_optimizer(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER, mesh: Mesh = ALONE
 ) -> dict[str, str]:
-    """Every optimizer tensor, as `<parameter>/<entry>`, as `write_parts` has it."""
+    """Write every optimizer tensor under the name `<parameter>/<entry>`, as `write_parts` does."""
     tensors: dict[str, Tensor] = {}
     for key, parameter in model.named_parameters():
         for entry, value in optimizer.state.get(parameter, {}).items():
@@ -164,7 +163,7 @@ def write_optimizer(
 
 
 def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER) -> None:
-    """The optimizer as it was saved, bit for bit, whatever updates it has had."""
+    """Put the optimizer back as it was saved, bit for bit, whatever updates it has had."""
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
     with stored(folder, name) as saved:
@@ -182,7 +181,7 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What `write_state` wrote. Raises UsageError where the file holds something else."""
+    """Read what `write_state` wrote. Raises UsageError if the file holds something else."""
     state = json_value((folder / STATE).read_bytes(), str(folder / STATE))
     if not isinstance(state, dict) or type(state.get("step")) is not int:
         raise UsageError(

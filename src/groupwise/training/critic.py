@@ -73,7 +73,7 @@ class Critic(TrainedModel):
         return loss, int(total)
 
     def update(self, minibatch: Batch) -> dict[str, Value]:
-        """One optimizer update; skipped, and counted, where loss or gradient is not finite. Reads value and returns."""
+        """Make one optimizer update; skip and count it if loss or gradient is not finite. Reads value and returns."""
         tokens = int(minibatch.mask.sum())
         with self.mesh.together(Message(Verb.UPDATE_CRITIC, minibatch)):
             self.optimizer.begin()

@@ -28,7 +28,7 @@ from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
 from groupwise.models.shards import set_whole, set_whole_state, whole, whole_state
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Message, Verb
-from groupwise.training.microbatch import Microbatch, Pass, routes_to_replay
+from groupwise.training.microbatch import Microbatch, Pass
 from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, TrainedModel, place
 
 #: The columns of an UpdateRecord that are made inside the loss.
@@ -109,18 +109,17 @@ class Learner(TrainedModel):
     def _under_old_policy(self, batch: Batch, old: bool) -> tuple[Tensor | None, dict[str, RowRoutes]]:
         """logp_old where it is read, and the columns of routes."""
         from_engine = self.routing.replay is ReplayFrom.ENGINE
-        replayed = routes_to_replay(batch, "routes_engine", self.routers) if from_engine else None
-        if not old and replayed is not None:
-            return None, {"routes": replayed}
         if not old and not self.routing.reads_routes:
             return None, {}
-        run = Pass(self.model, batch, self.routers, replayed)
+        run = Pass(self.model, batch, self.routers, replayed="routes_engine" if from_engine else None)
+        if not old and run.replayed is not None:
+            return None, {"routes": run.replayed}
         logp, seen = self._logprobs(self.model, run), run.record(self.mesh)
         own = {"routes_own": seen.own} if seen and from_engine else {}
         return logp if old else None, {"routes": seen.used, **own} if seen else {}
 
     def reference_logprobs(self, batch: Batch) -> Tensor | None:
-        """[N,T] nats under the reference; None where there is none."""
+        """[N,T] nats under the reference; None if there is none."""
         return None if self.reference is None else self.logprobs(self.reference, batch)
 
     def logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -139,7 +138,7 @@ class Learner(TrainedModel):
         return torch.ones(len(batch), dtype=torch.bool) if self.routers else batch.mask.any(1)
 
     def _microbatches(self, run: Pass, rows: Tensor) -> Iterator[Microbatch]:
-        """This rank's microbatches of the rows [N] bool of a pass; on every rank as many, the last of some idle."""
+        """Yield this rank's microbatches of rows [N] bool of a pass; on every rank as many, the last of some idle."""
         parts = run.parts(rows.nonzero()[:, 0], self.tokens_per_microbatch, self.in_line)
         for index, columns in self.dealt(run.batch, parts):
             yield Microbatch(run, index, columns, self.in_line)
@@ -157,9 +156,9 @@ class Learner(TrainedModel):
     def logprobs_now(self, batch: Batch) -> Tensor:
         """[N,T] nats under the weights as they are, on the engine's experts where they are known."""
         known = self.routers and batch.routes_engine
-        replayed = routes_to_replay(batch, "routes_engine", self.routers) if known else None
+        run = Pass(self.model, batch, self.routers, replayed="routes_engine" if known else None)
         with self.mesh.together(Message(Verb.LOGPROBS, batch)), torch.no_grad():
-            return self._logprobs(self.model, Pass(self.model, batch, self.routers, replayed))
+            return self._logprobs(self.model, run)
 
     def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord | None]:
         """Adds the minibatch's gradient to the parameters; any split adds up to the same. -> the loss, what it saw.
@@ -167,16 +166,14 @@ class Learner(TrainedModel):
         Where no row has a gradient that gradient is 0, on which an optimizer with momentum moves on. Nothing is run
         for it, but one row in the first update: which parameters have a gradient is not known before.
         """
-        replays = self.routing.replay is not ReplayFrom.NONE
         trained = algorithm.trained_rows(minibatch) | bool(self.routing.losses)
         if not trained.any() and self.optimizer.set_gradient_to_zero():
             return 0.0, None
         exact = {"logp_live": self.precision}
         seen = {name: torch.zeros(minibatch.tokens.shape, dtype=exact.get(name)) for name in SEEN}
-        loss = 0.0
-        replayed = routes_to_replay(minibatch, "routes", self.routers) if replays else None
+        replayed = None if self.routing.replay is ReplayFrom.NONE else "routes"
         run = Pass(self.model, minibatch, self.routers, replayed, self.routing.losses)
-        bonus = algorithm.entropy_coefficient != 0
+        loss, bonus = 0.0, algorithm.entropy_coefficient != 0
         for trains, micro in self._trained_and_others(run, trained):
             with torch.set_grad_enabled(trains), self._forward(self.model, micro, bonus) as (live, entropy):
                 out = self._objective(algorithm, micro.rows, live, entropy)
@@ -195,9 +192,7 @@ class Learner(TrainedModel):
         return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routed)
 
     def _trained_and_others(self, run: Pass, trained: Tensor) -> Iterator[tuple[bool, Microbatch]]:
-        """Microbatches of the rows that have a gradient, then of those that are run for the record alone: True, False.
-        The shortest row alone where none has one.
-        """
+        """Yield microbatches of rows with a gradient, or of the shortest row, then those run for the record alone."""
         rows = {True: trained, False: self._read(run.batch) & ~trained}
         if not trained.any():
             rows = {True: torch.arange(len(trained)) == run.batch.length.argmin()}
@@ -206,7 +201,7 @@ class Learner(TrainedModel):
                 yield trains, micro
 
     def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
-        """One optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
+        """Make one optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
         with self.mesh.together(Message(Verb.UPDATE, minibatch, {"factor": self.optimizer.factor})):
             rate = self.optimizer.begin()
             loss, seen = self.gradients(minibatch, algorithm)
@@ -214,28 +209,28 @@ class Learner(TrainedModel):
         return UpdateResult(loss, outcome.gradient_norm, learning_rate=rate, applied=outcome.applied, seen=seen)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter by its name, as an engine takes them, gathered one at a time where they are in shards."""
+        """Yield every parameter by its name, as an engine takes them, gathered one at a time if they are in shards."""
         with self.mesh.together(Message(Verb.WEIGHTS)):
             yield from self.whole_weights()
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The same, where all ranks call it at the same point of their work."""
+        """Yield every parameter whole; all ranks call this at the same point of their work."""
         return ((name, whole(parameter)) for name, parameter in self.model.named_parameters())
 
     def renew_reference(self) -> None:
-        """The reference, a model of its own, becomes the policy as it is now."""
+        """Give the reference, a model of its own, the policy's weights of now."""
         own = dict(self._own_reference.named_parameters())
         with self.mesh.together(Message(Verb.RENEW_REFERENCE)):
             for name, weight in self.whole_weights():
                 set_whole(own[name], weight)
 
     def save_reference(self, folder: Path, name: str) -> dict[str, str]:
-        """The reference's weights into a checkpoint's folder -> the hashes of the files that ranks wrote."""
+        """Save the reference's weights into a checkpoint's folder -> the hashes of the files that ranks wrote."""
         with self.mesh.together(Message(Verb.SAVE_REFERENCE, others={"folder": str(folder), "name": name})):
             return checkpoint.write_parameters(folder, self._own_reference, name, self.mesh)
 
     def restore_reference(self, folder: Path, name: str) -> None:
-        """The reference as a checkpoint has it, bit for bit. Raises ValueError where it does not fit."""
+        """Put the reference back as a checkpoint has it, bit for bit. Raises ValueError if it does not fit."""
         with self.mesh.together(Message(Verb.RESTORE_REFERENCE, others={"folder": str(folder), "name": name})):
             checkpoint.read_parameters(folder, self._own_reference, name)
 
@@ -245,8 +240,8 @@ class Learner(TrainedModel):
         return self.reference
 
     def save(self, folder: Path, tokenizer: Any) -> dict[str, str]:
-        """The policy, as `from_pretrained` loads it, and its optimizer, into a checkpoint's folder -> the hashes of the
-        files that ranks wrote. Rank 0 writes the policy.
+        """Save the policy, as `from_pretrained` loads it, and its optimizer into a checkpoint's folder -> the hashes of
+        the files that ranks wrote. Rank 0 writes the policy.
         """
         with self.mesh.together(Message(Verb.SAVE, others={"folder": str(folder)})):
             weights = None if self.mesh.alone else whole_state(self.model, holds=self.mesh.leads)
@@ -255,7 +250,7 @@ class Learner(TrainedModel):
             return checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, mesh=self.mesh)
 
     def restore(self, folder: Path, updates: int) -> None:
-        """Policy and optimizer as a checkpoint has them, bit for bit, after `updates` updates.
+        """Put policy and optimizer back as a checkpoint has them, bit for bit, after `updates` updates.
 
         The policy is loaded as a model, because the files of some name weights otherwise than the model does, such as
         each expert by itself where the model holds them as one.

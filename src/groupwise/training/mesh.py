@@ -90,7 +90,7 @@ class Mesh:
         return self.size == 1
 
     def dealt(self, items: Sequence[T]) -> Iterator[T | None]:
-        """Item i for rank i mod size, in order; None where this rank has none left and another still has one.
+        """Item i for rank i mod size, in order; None if this rank has none left and another still has one.
 
         >>> [list(Mesh(rank, size=2).dealt("abc")) for rank in (0, 1)]
         [['a', 'c'], ['b', None]]
@@ -100,7 +100,7 @@ class Mesh:
             yield items[own] if own < len(items) else None
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Each value, added up over the ranks in float64; the same bits on each."""
+        """Add each value up over the ranks in float64; the same bits on each."""
         if self.alone:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -119,7 +119,7 @@ class Mesh:
         return flat.to(part.device)
 
     def all_agree(self, yes: bool) -> bool:
-        """Whether every rank says yes: one decision for all."""
+        """Ask whether every rank says yes: one decision for all."""
         return self.sums([float(yes)])[0] == self.size
 
     def plain(self, value: Any) -> Any:
@@ -134,7 +134,8 @@ class Mesh:
         return json.loads(data.numpy().tobytes())
 
     def of_each(self, value: T) -> list[T]:
-        """What every rank gives, in the order of their numbers, on every rank: what JSON can hold. Tuples are lists.
+        """Gather what every rank gives, in the order of their numbers, on every rank: what JSON can hold. Tuples are
+        lists.
 
         >>> Mesh().of_each("alone")
         ['alone']
@@ -174,11 +175,11 @@ class Mesh:
                 buffers[name].data = arrived.to(buffers[name].device)
 
     def answering(self) -> AbstractContextManager[None]:
-        """Inside, the ranks work together; a mesh with followers says in words which of them is lost."""
+        """Let the ranks work together inside; a mesh with followers says in words which of them is lost."""
         return nullcontext()
 
     def together(self, message: Message) -> AbstractContextManager[None]:
-        """Inside, every rank does what the message says: a mesh with followers tells them (ranks/followers.py)."""
+        """Let every rank do inside what the message says: a mesh with followers tells them (ranks/followers.py)."""
         return nullcontext()
 
     def close(self) -> None:
@@ -192,20 +193,21 @@ ALONE = Mesh()
 
 
 def as_text(value: Any) -> bytes:
-    """A plain value as it passes from rank to rank."""
+    """Return a plain value as it passes from rank to rank."""
     return json.dumps(value).encode()
 
 
 def layout_of(named: Mapping[str, Tensor]) -> list[tuple[str, str, list[int]]]:
-    """What is said of tensors before they pass: name, type and shape of each."""
+    """Return what is said of tensors before they pass: name, type and shape of each."""
     return [(name, DTYPES[x.dtype], list(x.shape)) for name, x in named.items()]
 
 
 def rendezvous(host: str, port: int, size: int, leads: bool, seconds: float = DEADLINE) -> TCPStore:
-    """Where the ranks find one another: rank 0 keeps it, at a free port where `port` is 0; its `port` says which.
+    """Open the place where the ranks find one another: rank 0 keeps it, at a free port where `port` is 0; its `port`
+    says which.
 
     It can be reached at `host` alone: torch itself would listen at every address of the machine.
-    Raises UsageError where rank 0 cannot keep it there, or the others cannot reach it.
+    Raises UsageError if rank 0 cannot keep it there, or the others cannot reach it.
     """
     make = partial(TCPStore, host, world_size=size, timeout=timedelta(seconds=seconds), wait_for_workers=False)
     try:
@@ -221,12 +223,12 @@ def rendezvous(host: str, port: int, size: int, leads: bool, seconds: float = DE
 
 
 def connect(store: Store, rank: int, size: int, device: str = "cpu", seconds: float = DEADLINE) -> Mesh:
-    """The mesh of `size` processes that meet at a store, once every one of them is there.
+    """Join the mesh of `size` processes that meet at a store, once every one of them is there.
 
     From then on a rank that waits for another longer than `seconds` gets a RuntimeError from torch, but where it waits
     for what rank 0 says, which samples meanwhile. A process has one mesh at a time, because torch keeps its group of
     processes for all of it.
-    Raises UsageError where not all of them come in time, or the process has such a group already.
+    Raises UsageError if not all of them come in time, or the process has such a group already.
     """
     if dist.is_initialized():
         raise UsageError("this process has a group of torch.distributed already; ranks need a process without one")

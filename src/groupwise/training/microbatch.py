@@ -24,7 +24,7 @@ class Pass:
     """One pass of a model over a batch: what its microbatches share, and what the routers did in all of them.
 
     routers   of a mixture of experts; none for a model whose routes are not recorded
-    replayed  routes of the batch's rows to run on, or None where the routers choose
+    replayed  the column of the batch with the routes to run on, `routes` or `routes_engine`; None: the routers choose
     losses    of RoutingSettings: those to add up; the load they read is counted once, over the batch's routes
     """
 
@@ -33,10 +33,11 @@ class Pass:
         model: nn.Module,
         batch: Batch,
         routers: Sequence[Router] = (),
-        replayed: RowRoutes | None = None,
+        replayed: str | None = None,
         losses: RouterLosses | None = None,
     ) -> None:
-        self.backbone, self.batch, self.routers, self.replayed = halves(model)[0], batch, routers, replayed
+        self.backbone, self.batch, self.routers = halves(model)[0], batch, routers
+        self.replayed = routes_to_replay(batch, replayed, routers) if replayed else None
         self.losses = losses or {}
         self.sums = dict.fromkeys(self.losses, 0.0)
         self.tokens = int((batch.length - 1).sum())
@@ -75,7 +76,7 @@ class Pass:
         return [rows[part] for part in parts]
 
     def record(self, mesh: Mesh) -> RoutingRecord | None:
-        """What the routers did, once every row was in a microbatch of some rank; None for a dense model."""
+        """Return what the routers did, once every row was in a microbatch of some rank; None for a dense model."""
         if not self.routers:
             return None
         rows = [len(row) for row in self.used]
@@ -145,7 +146,7 @@ class Microbatch:
 def routes_to_replay(batch: Batch, column: str, routers: Sequence[Router]) -> RowRoutes:
     """Take the batch's column `routes` or `routes_engine`, to be replayed.
 
-    Raises RunError where a row has none, or its routes are of another length, depth or number.
+    Raises RunError if a row has none, or its routes are of another length, depth or number.
     """
     rows = tuple(row for row in getattr(batch, column) or () if row is not None)
     if len(rows) < len(batch):

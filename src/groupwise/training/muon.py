@@ -23,7 +23,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One update of every matrix that has a gradient."""
+        """Update every matrix that has a gradient."""
         for group in self.param_groups:
             for matrix in (p for p in group["params"] if p.grad is not None):
                 average = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))

@@ -118,7 +118,7 @@ class Optimizer:
     def from_settings(
         cls, model: nn.Module, settings: OptimizerSettings, total_updates: int, mesh: Mesh = ALONE
     ) -> Optimizer:
-        """The optimizer of a learner or critic that makes `total_updates` updates."""
+        """Make the optimizer of a learner or critic that makes `total_updates` updates."""
         adamw = torch.optim.AdamW(
             [p for p in model.parameters() if p.requires_grad],
             lr=settings.learning_rate,
@@ -145,7 +145,7 @@ class Optimizer:
         return bool(moved)
 
     def finish(self, loss: float) -> UpdateOutcome:
-        """One update with the gradient, which is freed; skipped, and counted, where loss or gradient is not finite."""
+        """Make one update with the gradient, which is freed; skipped, and counted, if it or the loss is not finite."""
         norm = self._clip()
         applied = self._mesh.all_agree(math.isfinite(loss) and math.isfinite(norm))
         if applied:
@@ -164,7 +164,7 @@ class Optimizer:
 
 
 def _zeros(parameters: Sequence[Tensor]) -> Iterator[Tensor]:
-    """A gradient of 0 for each parameter.
+    """Yield a gradient of 0 for each parameter.
 
     They are views of one tensor, as nothing writes another number into them: taking memory for each from the machine
     costs more time than the update.
@@ -205,12 +205,12 @@ class TrainedModel:
             self._sharded[model] = Sharded(model, self.mesh, self.bf16)
 
     def run(self, model: nn.Module, compute: Callable[[], T]) -> T:
-        """What `compute` returns, which may use all of the model's parameters."""
+        """Return what `compute` returns, which may use all of the model's parameters."""
         sharded = self._sharded.get(model)
         return compute() if sharded is None else sharded.run(compute)
 
     def dealt(self, batch: Batch, parts: Sequence[Tensor]) -> Iterator[tuple[Tensor, Batch]]:
-        """This rank's parts of the batch, rows on the model's device, each with its row indices.
+        """Yield this rank's parts of the batch, rows on the model's device, each with its row indices.
 
         Where another rank has one more, the last is idle and has no rows.
         """
@@ -221,7 +221,7 @@ class TrainedModel:
             yield index, dataclasses.replace(rows, **moved)
 
     def autocast(self) -> torch.autocast:
-        """Inside, the model computes in the precision that it was given."""
+        """Let the model compute inside in the precision that it was given."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
 
@@ -231,7 +231,7 @@ def place(table: Tensor, index: Tensor, part: Tensor) -> None:
 
 
 def learning_rate(settings: OptimizerSettings, update: int, total: int) -> float:
-    """The learning rate of optimizer update `update` (from 0) of `total`."""
+    """Return the learning rate of optimizer update `update` (from 0) of `total`."""
     if update < settings.warmup_updates:
         return settings.learning_rate * (update + 1) / settings.warmup_updates
     done = (update - settings.warmup_updates) / max(1, total - settings.warmup_updates)
@@ -244,6 +244,6 @@ def learning_rate(settings: OptimizerSettings, update: int, total: int) -> float
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate of the next step."""
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -62,7 +62,7 @@ class Reference:
         return True
 
     def save(self, folder: Path, learner: Learner) -> dict[str, str]:
-        """Its weights into a checkpoint's folder, where they are not, or may be no more, those that it began with.
+        """Save the reference's weights into a checkpoint's folder, unless they are surely those that it began with.
 
         -> the hashes of the files that ranks wrote.
         """
@@ -71,7 +71,7 @@ class Reference:
         return {}
 
     def restore(self, folder: Path, step: int, learner: Learner) -> None:
-        """As a checkpoint has it, bit for bit: the policy of `step`. Raises ValueError where it does not fit."""
+        """Put the reference of `step` back bit for bit from a checkpoint. Raises ValueError if it does not fit."""
         if step and self.model is None:
             raise ValueError("its reference was renewed, and without reference.every this run keeps none of its own")
         if self.model is not None and (step or self.step):
@@ -80,5 +80,5 @@ class Reference:
 
 
 def frozen_copy(model: Any, settings: ReferenceSettings) -> Any:
-    """A copy of the model, cast as the settings say."""
+    """Copy the model, cast as the settings say."""
     return cast_weights(copy.deepcopy(model), settings.precision)

@@ -15,7 +15,7 @@ PATIENCE = 10.0
 
 
 def say_how_long_a_stop_takes(run: Training, seconds: Mapping[str, float]) -> None:
-    """A line where a step is long: a stop waits for its end, and what ends runs by a signal may not."""
+    """Say so if a step is long: a stop waits for its end, and what ends runs by a signal may not."""
     step = seconds_of_training(seconds)
     if step > PATIENCE:
         run.output.say(
@@ -26,7 +26,7 @@ def say_how_long_a_stop_takes(run: Training, seconds: Mapping[str, float]) -> No
 
 
 def believed(run: Training, log: StepLog, result: RolloutResult) -> list[Check]:
-    """The step's checks; where one fails, under what rounding does to the policy of today."""
+    """Make the step's checks; if one fails, again after measuring the noise of today's policy."""
     limits = run.components.limits
     checks = log.checks(limits.tolerance)
     if any(check.failed for check in checks) and measured_again(run, result.groups):
@@ -36,7 +36,7 @@ def believed(run: Training, log: StepLog, result: RolloutResult) -> list[Check]:
 
 
 def probed(run: Training) -> Check:
-    """Whether the engine has the learner's weights; where it seems not to, the same holds, on what it was asked."""
+    """Check whether the engine has the learner's weights; if it seems not to, again after measuring the noise."""
     checks, probe = run.settings.checks, run.components.probe
     if not checks.asks(run.progress.step):
         return not_asked(checks.probe_every)
@@ -65,7 +65,7 @@ def report(run: Training, result: RolloutResult, batch: Batch, checks: list[Chec
 
 
 def machine_work(run: Training, sampled: Sampled) -> dict[str, Any]:
-    """What the machine did in the step that has ended: who worked when, and with which trouble."""
+    """Return what the machine did in the step that has ended: who worked when, and with which trouble."""
     work = timeline(run.clock.take_extents(), beside=run.components.batches.take_extents())
     ahead = {} if sampled.ahead_seconds is None else {"ahead_seconds": round(sampled.ahead_seconds, 6)}
     return {"timeline": work, "engine_restarts": run.components.engine.restarts, **ahead}

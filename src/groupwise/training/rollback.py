@@ -52,12 +52,13 @@ class Rollback(BaseModel):
 
 
 def rate_after(rollbacks: Sequence[Rollback]) -> float:
-    """What the policy's learning rate is multiplied by after these returns."""
+    """Return what the policy's learning rate is multiplied by after these returns."""
     return math.prod(rollback.rate_factor for rollback in rollbacks)
 
 
 def way_back(root: Path, step: int, every: int, returned_to: int = 0, needed: Sequence[str] = ()) -> Path | None:
-    """The newest good checkpoint from before the steps that a warning at `step` speaks of; None where there is none.
+    """Return the newest good checkpoint from before the steps that a warning at `step` speaks of; None if there is
+    none.
 
     Only checkpoints that a run makes whoever stops it count, after each `every` steps and before the first: a run that
     was stopped and gone on with returns to where it would have without the stop.

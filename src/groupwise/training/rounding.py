@@ -66,7 +66,7 @@ class Passes:
 def sampled_completions(
     engine: Engine, prompts: Sequence[Prompt], sampling: Sampling, seed: int
 ) -> list[tuple[Completion, ...]]:
-    """Some short completions of each prompt, under random numbers that nothing else in a run draws."""
+    """Sample some short completions of each prompt, under random numbers that nothing else in a run draws."""
     tokens = min(TOKENS, sampling.max_new_tokens)
     requests = [Request(p.tokens, SAMPLES, derive(seed, "rounding", i), tokens) for i, p in enumerate(prompts)]
     return engine.generate(requests, sampling)
@@ -79,7 +79,7 @@ def measured_tolerance(
     prompts: Sequence[Prompt],
     completions: Sequence[tuple[Completion, ...]],
 ) -> Tolerance:
-    """The tolerance of these precisions on these completions; nothing is run where every side is float32."""
+    """Measure the tolerance of these precisions on these completions; nothing is run where every side is float32."""
     if precisions.exact:
         return FLOAT32
     logprobs = partial(_logprobs, prompts=prompts, pad=policy.pad, completions=completions)
@@ -97,7 +97,7 @@ def measured_tolerance(
 
 
 def tolerance_of(passes: Passes, precisions: Precisions) -> Tolerance:
-    """What the passes allow each comparison whose sides are not both float32."""
+    """Return what the passes allow each comparison whose sides are not both float32."""
     learner, engine, reference = (
         precision == "bf16" for precision in (precisions.learner, precisions.engine, precisions.reference)
     )
@@ -139,7 +139,7 @@ class WholePolicy:
 
 
 def float32_logprobs(learner: Learner) -> Callable[[Sequence[Group], int], list[Tensor]]:
-    """What `learner.completion_logprobs` is in float32, under the weights as they are whenever it is called."""
+    """Return `learner.completion_logprobs` in float32, under the weights as they are whenever it is called."""
     whole = WholePolicy(learner)
     exact = _with_model(learner, whole.model, "fp32")
 

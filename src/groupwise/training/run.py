@@ -7,15 +7,17 @@ from pathlib import Path
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.engine import Engine
-from groupwise.core.machine.clock import BEFORE, Clock
+from groupwise.core.machine.clock import BEFORE, LOST, Clock
 from groupwise.core.processes.stop import Stop
 from groupwise.core.records import Evaluation, Group
 from groupwise.diagnostics.checks import CheckSettings, Probe
 from groupwise.diagnostics.tolerance import Limits
+from groupwise.health.symptoms.base import Finding
 from groupwise.journal.output import Output
 from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import Rollout
 from groupwise.rollout.free import FreeBatches
+from groupwise.training import checkpoint
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
 from groupwise.training.rollback import Guard, Rollback, RollbackSettings
@@ -108,13 +110,47 @@ class Training:
         parts.engine.load_weights(parts.learner.weights(), version=self.progress.step)
         parts.probe.restart()
 
+    def way_back(self) -> Path | None:
+        """Return the checkpoint to go back to from warnings of this step."""
+        return self.components.state.way_back(self.progress, self.settings.checkpoint_every)
+
+    @property
+    def may_go_back(self) -> bool:
+        """Whether the guard returns the run to a checkpoint, and has not done so too often."""
+        return self.settings.guard is Guard.ROLLBACK and len(self.progress.rollbacks) < self.settings.rollback.most
+
+    def roll_back(self, folder: Path, alarms: Sequence[Finding]) -> None:
+        """Go on from an earlier checkpoint with a smaller learning rate, and with the same problems and random numbers.
+
+        Later checkpoints are removed, then this one is saved again with the return in it, then rows are taken out:
+        killed at any moment of this, a run is resumed from before the return, which it will make again, or from after
+        it.
+        """
+        at, to, settings = self.progress.step, int(folder.name.rpartition("-")[2]), self.settings.rollback
+        warnings = [alarm.name for alarm in alarms]
+        rollback = Rollback(from_step=at, to_step=to, warnings=warnings, rate_factor=settings.rate_factor)
+        rollbacks = (*self.progress.rollbacks, rollback)
+        seconds_before = self.progress.seconds_before
+        with self.clock.phase("load weights"):
+            self.put_back(folder, rollbacks)
+        self.progress.seconds_before = seconds_before  # this process goes on
+        checkpoint.remove_after(self.components.state.folder, to)
+        self.save()
+        self.clock.add(LOST, self.output.cut_back(to))
+        self.output.rolled_back([one.model_dump() for one in rollbacks])
+        self.output.say(
+            at,
+            f"early warning of collapse ({', '.join(warnings)}): back to step {to}, return {len(rollbacks)} of at most "
+            f"{settings.most}; the learning rate is {self.progress.rate_factor:.3g} times the recipe's",
+        )
+
     def end_step(self) -> dict[str, float]:
-        """The seconds of the step that has ended, by phase, counted into the run's."""
+        """Return the seconds of the step that has ended, by phase, and count them into the run's."""
         seconds = self.clock.lap()
         self.progress.seconds_training += seconds_of_training(seconds)
         return seconds
 
 
 def seconds_of_training(seconds: Mapping[str, float]) -> float:
-    """The seconds of a step by phase, without what came before the first step."""
+    """Return the seconds of a step by phase, without what came before the first step."""
     return math.fsum(value for name, value in seconds.items() if name not in BEFORE)

@@ -102,7 +102,7 @@ class RunState:
     def save(
         self, progress: Progress, stream: StreamState, seconds: float, updates: Mapping[str, int] | None = None
     ) -> Path:
-        """A checkpoint of the run as it is, after `seconds` of this process -> its folder.
+        """Save a checkpoint of the run as it is, after `seconds` of this process -> its folder.
 
         `updates` are those of the step's start where no weight has moved since, so that it can be tried again.
         """
@@ -131,25 +131,21 @@ class RunState:
         return checkpoint.save(self.folder, progress.step, write, self.keep, self.every)
 
     def kept(self) -> str:
-        """What a run that has to stop now leaves to go on with, as a sentence."""
+        """Return what a run that has to stop now leaves to go on with, as a sentence."""
         saved = checkpoint.steps(self.folder)
         return f"The checkpoint of step {saved[-1]} is kept" if saved else "No checkpoint was saved yet"
 
     def way_back(self, progress: Progress, every: int) -> Path | None:
-        """The checkpoint to go back to from a warning at the run's step; `every` steps have one."""
+        """Return the checkpoint to go back to from a warning at the run's step; `every` steps have one."""
         returned_to = progress.rollbacks[-1].to_step if progress.rollbacks else 0
         needed = self.reference.files if self.reference is not None else ()
         return way_back(self.folder, progress.step, every, returned_to=returned_to, needed=needed)
-
-    def remove_after(self, step: int) -> None:
-        """Takes away the checkpoints after `step`. Raises RunError where the disk refuses."""
-        checkpoint.remove_after(self.folder, step)
 
     def restore(self, folder: Path, rollbacks: Sequence[Rollback] | None = None) -> tuple[Progress, StreamState]:
         """Puts learner and critic where a checkpoint left them, bit for bit -> the run's progress and stream then.
 
         rollbacks  the returns so far where this is one; None: those that the checkpoint has
-        Raises UsageError where the reference is another one than at the start, or where the checkpoint does not fit
+        Raises UsageError if the reference is another one than at the start, or where the checkpoint does not fit
         what the recipe makes.
         """
         try:
@@ -177,7 +173,7 @@ class RunState:
             ) from None
 
     def _restore_reference(self, reference: Reference, folder: Path, state: Mapping[str, Any]) -> None:
-        """One that was never renewed is in no checkpoint: it is made or loaded again."""
+        """Put the reference back. One that was never renewed is in no checkpoint: it is made or loaded again."""
         if not state["reference_step"] and state["reference"] != reference.digest:
             raise UsageError(
                 f"{folder}: the run's reference was policy {state['reference']}, and what is made or loaded now is "

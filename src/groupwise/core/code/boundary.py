@@ -16,7 +16,7 @@ _NOTE = "groupwise wrote this traceback to "
 
 
 def unexpected(error: BaseException, doing: str) -> str:
-    """The line: what was being done, the error, the place in groupwise's own code, and where the traceback is."""
+    """Return one line: what was being done, the error, its place in groupwise's code, and where the traceback is."""
     line = f"unexpected, in {shortened(doing)}: {type(error).__name__}"
     with suppress(Exception):  # what an error says of itself may raise, and memory may be full
         line += shortened(f": {one_line(error)}")
@@ -27,7 +27,7 @@ def unexpected(error: BaseException, doing: str) -> str:
 
 
 def save_traceback(error: BaseException, log: Path | None = None) -> str:
-    """The file that the traceback is in: the end of `log`, else a new one; "" where no disk takes it.
+    """Write the traceback at the end of `log`, else to a new file -> that file; "" if no disk takes it.
 
     A second call writes nothing and names the same file.
     """
@@ -43,7 +43,7 @@ def save_traceback(error: BaseException, log: Path | None = None) -> str:
 
 
 def _appended(log: Path | None, text: bytes) -> str:
-    """The log's name; "" where nothing could be put at its end."""
+    """Append to the log -> its name; "" if nothing could be put at its end."""
     if log is not None:
         with suppress(OSError), open_to_append(log) as file:
             file.write(text)
@@ -52,7 +52,7 @@ def _appended(log: Path | None, text: bytes) -> str:
 
 
 def _written(text: bytes) -> str:
-    """The name of a new file of this text."""
+    """Write a new file of this text -> its name."""
     handle, name = tempfile.mkstemp(prefix="groupwise-", suffix=".log")
     with open(handle, "wb") as file:
         file.write(text)

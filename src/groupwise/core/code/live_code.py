@@ -30,7 +30,7 @@ _OF_THE_PROGRAM = ("__main__", "__mp_main__")
 
 
 def located(definition: Any) -> str:
-    """`file.py:Name` or `package.module:Name` of what a module has under its own name; "" where only this process has
+    """`file.py:Name` or `package.module:Name` of what a module has under its own name; "" if only this process has
     it: what a notebook or the program itself defines, what stands inside a function, an object.
     """
     module = sys.modules.get(getattr(definition, "__module__", None) or "")
@@ -45,7 +45,7 @@ def located(definition: Any) -> str:
 
 
 def require_as_in_its_file(definition: Any, what: str) -> None:
-    """Raises UsageError, `what` first, where a function's file says another than when it was imported."""
+    """Raises UsageError, `what` first, if a function's file says another than when it was imported."""
     plain = inspect.isfunction(definition) and inspect.unwrap(definition) is definition
     if plain and definition.__code__.co_name == definition.__name__ and _source(definition) is None:
         file, name = definition.__code__.co_filename, definition.__name__
@@ -56,10 +56,11 @@ def require_as_in_its_file(definition: Any, what: str) -> None:
 
 
 def extracted(function: Any, what: str, home: str) -> bytes:
-    """A file that holds a function of this program whole: with the imports, the constants and the functions it uses.
+    """Return the text of a file that holds a function of this program whole: with the imports, the constants and the
+    functions it uses.
 
     home  the file that the message of a UsageError advises
-    Raises UsageError, `what` first, where a source is not known, or does not say all that its function does.
+    Raises UsageError, `what` first, if a source is not known, or does not say all that its function does.
     """
     name = getattr(function, "__name__", type(function).__name__)
     remedy = f"write it, with what it uses, into a file {home} and give " + repr(f"{home}:{_callable_name(name)}")
@@ -95,7 +96,7 @@ class _Text:
         self.functions: dict[str, Any] = {}
 
     def refusal(self, function: Any, why: str) -> UsageError:
-        """The error of a function, or of one that it uses, that another process cannot have."""
+        """Return the error of a function, or of one that it uses, that another process cannot have."""
         name, user = function.__name__, next(iter(self.functions.values()), function)
         beside = "" if function is user else f", which {user.__name__} uses,"
         return UsageError(
@@ -103,7 +104,7 @@ class _Text:
         )
 
     def add(self, function: Any) -> None:
-        """Add a function, after what it uses. Raises UsageError where it does not stand by itself."""
+        """Add a function, after what it uses. Raises UsageError if it does not stand by itself."""
         name = function.__name__
         if name == "<lambda>":
             raise self.refusal(function, "has no name and no source of its own")
@@ -155,7 +156,7 @@ class _Text:
 
 
 def _kind(value: Any) -> str:
-    """What a value of the program is that no line can give another one."""
+    """Return what a value of the program is that no line can give another one."""
     home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     elsewhere = isinstance(home, str) and home not in _OF_THE_PROGRAM and not _installed(home)
     of = "" if isinstance(value, ModuleType) else f"{getattr(value, '__name__', type(value).__name__)} of "
@@ -183,7 +184,7 @@ def _place(function: Any) -> str:
 
 
 def _source(function: Callable[..., Any]) -> str | None:
-    """The text of its definition; None where there is none, or where the text is of another function by now."""
+    """Return the text of its definition; None if there is none, or where the text is of another function by now."""
     code = function.__code__
     try:
         source = textwrap.dedent(inspect.getsource(function))
@@ -204,7 +205,7 @@ def _compiled(text: str, flags: int) -> CodeType:
 
 
 def _same(one: CodeType, other: CodeType) -> bool:
-    """Whether two pieces of code do the same: instructions, names and constants, but for where they stand."""
+    """Tell whether two pieces of code do the same: instructions, names and constants, but for where they stand."""
     if (one.co_code, one.co_names, one.co_varnames) != (other.co_code, other.co_names, other.co_varnames):
         return False
     pairs = list(zip(one.co_consts, other.co_consts, strict=False))
@@ -215,8 +216,8 @@ def _same(one: CodeType, other: CodeType) -> bool:
 
 
 def _outside(source: str) -> list[str]:
-    """The global names that a definition reads, annotations left out, but for those of its module; a name that it sets,
-    with `global` in front.
+    """Return the global names that a definition reads, annotations left out, but for those of its module; a name that
+    it sets, with `global` in front.
     """
     names: dict[str, None] = {}
     for code in _codes(compile("from __future__ import annotations\n" + source, "", "exec", dont_inherit=True)):
@@ -229,7 +230,8 @@ def _outside(source: str) -> list[str]:
 
 
 def _looked_up(source: str, function: Any) -> list[str]:
-    """The global names that a definition reads by a text: `eval("NAME")`, `globals()["NAME"]`, `globals().get("NAME")`.
+    """Return the global names that a definition reads by a text: `eval("NAME")`, `globals()["NAME"]`,
+    `globals().get("NAME")`.
 
     A text that is made when it runs is not known, and one with a table of names of its own has what it needs.
     """
@@ -247,7 +249,7 @@ def _looked_up(source: str, function: Any) -> list[str]:
 
 
 def _names_in(text: str) -> list[str]:
-    """The names that an expression or statements read; none of a text that is neither."""
+    """Return the names that an expression or statements read; none of a text that is neither."""
     try:
         nodes = list(ast.walk(ast.parse(text.strip())))
     except (SyntaxError, ValueError):
@@ -259,7 +261,7 @@ def _names_in(text: str) -> list[str]:
 
 
 def _line_separator(function: Any) -> str:
-    """A sign in the texts of a function at which `str.splitlines` ends a line, and Python's grammar does not."""
+    """Return a sign in the texts of a function at which `str.splitlines` ends a line, and Python's grammar does not."""
     constants = "".join(one for code in _codes(function.__code__) for one in code.co_consts if isinstance(one, str))
     return next((sign for sign in "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029" if sign in constants), "")
 
@@ -272,7 +274,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _line(name: str, value: Any, source: str) -> str:
-    """The line that gives a module a global name; "" where no line does."""
+    """Return the line that gives a module a global name; "" if no line does."""
     if isinstance(value, ModuleType):
         return _import(name, value, source) if _installed(value.__name__) else ""
     for home, own in _homes(value):
@@ -291,7 +293,7 @@ def _homes(value: Any) -> Iterator[tuple[str | None, str | None]]:
 
 
 def _import(name: str, module: ModuleType, source: str) -> str:
-    """The import of a module, and of those inside it that the source names: `import xml.etree.ElementTree` is both."""
+    """Return the import of a module, and of those inside it that the source names, as in `import xml.etree`."""
     parts = set(ast.unparse(ast.parse(source)).replace(".", " ").replace("(", " ").split())
     inside = [one for one in list(sys.modules) if one.startswith(f"{module.__name__}.")]
     used = [one for one in inside if set(one.split(".")[1:]) <= parts]
@@ -300,13 +302,13 @@ def _import(name: str, module: ModuleType, source: str) -> str:
 
 
 def _installed(module: str) -> bool:
-    """Whether it is of Python itself, of groupwise, or of an installed package: another process has these."""
+    """Return whether it is of Python itself, of groupwise, or of an installed package: another process has these."""
     top = module.partition(".")[0]
     return top in sys.stdlib_module_names or top == "groupwise" or top in metadata.packages_distributions()
 
 
 def _is_plain(value: object) -> bool:
-    """Whether Python's own text of a value is the value: a number, text, or a list, tuple, set or table of these."""
+    """Tell whether `repr` of a value gives the value: a number, text, or a list, tuple, set or table of these."""
     if type(value) in (list, tuple, set, frozenset):
         return all(map(_is_plain, value))  # type: ignore[arg-type]
     if type(value) is dict:
@@ -317,7 +319,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _with_other_defaults(content: bytes, functions: Mapping[str, Any]) -> Any:
-    """The first function whose defaults in the file are others: a constant may have changed since they were set."""
+    """Return the first function with other defaults in the file: a constant may have changed since they were set."""
     namespace: dict[str, Any] = {"__name__": next(iter(functions))}
     try:
         exec(compile(content, "", "exec", dont_inherit=True), namespace)
@@ -330,7 +332,7 @@ def _with_other_defaults(content: bytes, functions: Mapping[str, Any]) -> Any:
 
 
 def _defaults(function: Any, known: Mapping[str, Any]) -> str:
-    """The defaults of a function's arguments; one that is a known function is its name."""
+    """Return the defaults of a function's arguments; one that is a known function is its name."""
     positional, named = function.__defaults__ or (), function.__kwdefaults__ or {}
     each = {**dict(enumerate(positional)), **named}
     names = {key: getattr(value, "__name__", "") for key, value in each.items() if inspect.isfunction(value)}

@@ -15,7 +15,7 @@ def ours(filename: str) -> bool:
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, frames of this package left out, its last 4,096 characters at most."""
+    """Return the traceback as Python prints it, frames of this package left out, its last 4,096 characters at most."""
     report = traceback.TracebackException.from_exception(error)
     link: traceback.TracebackException | None = report
     while link is not None:
@@ -25,7 +25,7 @@ def own_traceback(error: BaseException) -> str:
 
 
 def own_lines(output: str) -> str:
-    """What a dying process printed, without the lines in which faulthandler names frames of this package.
+    """Return what a dying process printed, without the lines in which faulthandler names frames of this package.
 
     >>> own_lines('Fatal Python error: Segmentation fault\\n  File "mine.py", line 3 in f\\n  File "<string>", line 1')
     'Fatal Python error: Segmentation fault\\n  File "mine.py", line 3 in f'
@@ -35,7 +35,7 @@ def own_lines(output: str) -> str:
 
 
 def place(error: BaseException) -> str:
-    """`file.py, line 3` of the innermost frame that is not ours; "" where there is none."""
+    """`file.py, line 3` of the innermost frame that is not ours; "" if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not ours(f.filename)]

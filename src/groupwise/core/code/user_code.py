@@ -54,7 +54,7 @@ class Source(abc.ExecutionLoader):
         return f"{re.sub(r'[^a-zA-Z0-9]', '_', self.path.stem)}_{identity[:16]}"
 
     def get_filename(self, fullname: str) -> str:
-        """What a traceback names: the user's own file."""
+        """Return what a traceback names: the user's own file."""
         return str(self.path)
 
     def get_source(self, fullname: str) -> str:
@@ -64,7 +64,7 @@ class Source(abc.ExecutionLoader):
         return False
 
     def module(self) -> ModuleType:
-        """The file, imported once in this process. What it raises comes through."""
+        """Import the file, once in this process. What it raises comes through."""
         name = self.module_name
         if name in sys.modules:
             return sys.modules[name]
@@ -89,7 +89,7 @@ NO_FILES: Files = MappingProxyType({})
 
 
 def source(use: str, what: str, files: Files = NO_FILES) -> Source | None:
-    """The file that `use` names, read; None where it names a module. `what` begins the message of a UsageError."""
+    """Read the file that `use` names; None if it names a module. `what` begins the message of a UsageError."""
     where, _ = _divided(use, what)
     if not where.endswith(".py"):
         return None
@@ -101,13 +101,13 @@ def source(use: str, what: str, files: Files = NO_FILES) -> Source | None:
 
 
 def whole_use(use: str, what: str, files: Files = NO_FILES) -> str:
-    """The same with the file's absolute path, so that it can be found from any folder; a module's as it is."""
+    """Return the `use` with the file's absolute path, so that it can be found from any folder; a module's as it is."""
     file = source(use, what, files)
     return f"{file.path}:{use.rpartition(':')[2]}" if file else use
 
 
 def load(use: str, what: str, files: Files = NO_FILES) -> Any:
-    """What `use` names. Raises UsageError, with the user's traceback as its note, where it cannot be loaded."""
+    """Load what `use` names. Raises UsageError, with the user's traceback as its note, if it cannot be loaded."""
     where, name = _divided(use, what)
     file = source(use, what, files)
     try:
@@ -120,7 +120,7 @@ def load(use: str, what: str, files: Files = NO_FILES) -> Any:
 
 
 def attribute(module: ModuleType, name: str, what: str) -> Any:
-    """The dotted name in a module. Raises UsageError with the nearest there is."""
+    """Return the dotted name in a module. Raises UsageError with the nearest there is."""
     owner: Any = module
     for part in name.split("."):
         if not hasattr(owner, part):
@@ -131,19 +131,19 @@ def attribute(module: ModuleType, name: str, what: str) -> Any:
 
 
 def source_of(kind: type) -> Source | None:
-    """The user's file that a class is from; None where it is from a module."""
+    """Return the user's file that a class is from; None if it is from a module."""
     loader = getattr(sys.modules.get(kind.__module__), "__loader__", None)
     return loader if isinstance(loader, Source) else None
 
 
 def use_of(kind: type) -> str:
-    """The `use` that names a class: `load(use_of(kind), "")` is the class."""
+    """Return the `use` that names a class: `load(use_of(kind), "")` is the class."""
     file = source_of(kind)
     return f"{file.path if file else kind.__module__}:{kind.__qualname__}"
 
 
 def require_frozen_dataclass(kind: Any, what: str) -> None:
-    """Raises UsageError, `what` first, where something is not a class, or not a frozen dataclass of its own."""
+    """Raises UsageError, `what` first, if something is not a class, or not a frozen dataclass of its own."""
     if not isinstance(kind, type):
         raise UsageError(f"{what}: a {type(kind).__name__}, not a class; write a frozen dataclass")
     if "__dataclass_params__" not in vars(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ def require_frozen_dataclass(kind: Any, what: str) -> None:
 
 
 def raised(what: str, doing: str, error: BaseException) -> UsageError:
-    """What a user's code raised, in a line, with its traceback as a note."""
+    """Return what a user's code raised, in a line, with its traceback as a note."""
     at = place(error)
     words = " ".join(writable(str(error)).split())
     wrong = UsageError(f"{what}: {doing} raised {type(error).__name__}: {words}{f' ({at})' if at else ''}")
@@ -160,12 +160,12 @@ def raised(what: str, doing: str, error: BaseException) -> UsageError:
 
 
 def offered(group: str) -> dict[str, metadata.EntryPoint]:
-    """What installed packages offer in a group of entry points, by name."""
+    """Return what installed packages offer in a group of entry points, by name."""
     return {one.name: one for one in metadata.entry_points(group=group)}
 
 
 def entry(group: str, name: str, what: str) -> Any:
-    """What one of them is, loaded. Raises UsageError where its package cannot be."""
+    """Load what a package offers by a name. Raises UsageError if its package cannot be."""
     chosen = offered(group)[name]
     try:
         return chosen.load()
@@ -175,7 +175,7 @@ def entry(group: str, name: str, what: str) -> Any:
 
 
 def offered_name(group: str, kind: type) -> str | None:
-    """The name under which an installed package offers a class; None where none does."""
+    """Return the name under which an installed package offers a class; None if none does."""
     place = f"{kind.__module__}:{kind.__qualname__}"
     return next((name for name, one in offered(group).items() if one.value == place), None)
 

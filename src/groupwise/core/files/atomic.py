@@ -17,9 +17,10 @@ from groupwise.core.files.paths import existing_parent
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to fill beside `path`, moved there at the end of the block; where anything fails, `path` stays as it was.
+    """Yield a file to fill beside `path`, moved there at the end of the block; if anything fails, `path` stays as it
+    was.
 
-    Raises OSError where the disk refuses.
+    Raises OSError if the disk refuses.
     """
     draft = path.with_name(f".partial-{secrets.token_hex(6)}")
     try:
@@ -31,7 +32,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """A file, to be read. Raises OSError also for a FIFO, which one would wait for, or a device, which has no end."""
+    """Open a file to read. Raises OSError also for a FIFO, which one would wait for, or a device, which has no end."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder is refused by open
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -39,7 +40,7 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def open_to_append(path: Path) -> IO[bytes]:
-    """A file, to be written at its end; made where there is none.
+    """Open a file to be written at its end, made if there is none.
 
     Raises OSError also for a link, which would lead the writing to another place, a FIFO or a device.
     """
@@ -73,7 +74,7 @@ def remove(path: Path) -> None:
 def make_folder(folder: Path, write: Callable[[Path], object], what: str) -> None:
     """Let `write` fill a folder beside its place, and move it there; a folder that exists already stays as it is.
 
-    A kill in the middle leaves a folder of another name. Raises RunError, naming `what`, where the disk refuses.
+    A kill in the middle leaves a folder of another name. Raises RunError, naming `what`, if the disk refuses.
     """
     if folder.is_dir():
         return
@@ -92,7 +93,7 @@ def make_folder(folder: Path, write: Callable[[Path], object], what: str) -> Non
 
 
 def require_place(folder: Path, size: int) -> None:
-    """Raises UsageError where a folder of `size` bytes cannot be made: no place that can be written to, or no room."""
+    """Raises UsageError if a folder of `size` bytes cannot be made: no place that can be written to, or no room."""
     place = existing_parent(folder)
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise UsageError(f"{folder}: cannot be made: {place} is no folder that can be written to")

@@ -32,8 +32,8 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, data: Any) -> Any:
-    """The value that `to_json` wrote, where `kind` is its annotated type: a tuple for a sequence, and the default
-    for a field that is missing.
+    """Return the value that `to_json` wrote, where `kind` is its annotated type: a tuple for a sequence, and the
+    default for a field that is missing.
 
     >>> from_json(tuple[tuple[str, float], ...], [["a", 1.5]])
     (('a', 1.5),)

@@ -11,7 +11,7 @@ DEEPEST = 100
 
 
 def decoded(line: bytes, where: str) -> str:
-    """The text of a line. Raises UsageError naming the first byte that is not UTF-8.
+    """Return the text of a line. Raises UsageError naming the first byte that is not UTF-8.
 
     >>> decoded(b"caf\\xc3\\xa9", "a.csv, line 1")
     'café'
@@ -25,7 +25,7 @@ def decoded(line: bytes, where: str) -> str:
 
 
 def json_value(text: bytes, where: str) -> Any:
-    """What a JSON text says. Raises UsageError where it is none, or says a key twice."""
+    """Read what a JSON text says. Raises UsageError if it is none, or says a key twice."""
     try:
         value = json.loads(decoded(text, where), object_pairs_hook=_distinct)
         if text.count(b"[") + text.count(b"{") > DEEPEST and _depth(value) > DEEPEST:
@@ -40,7 +40,7 @@ def json_value(text: bytes, where: str) -> Any:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these keys and values. Raises ValueError where a key comes twice: one value would be lost."""
+    """Return the object of these keys and values. Raises ValueError if a key comes twice: one value would be lost."""
     table = dict(pairs)
     if len(table) < len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
@@ -49,13 +49,13 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _depth(value: object) -> int:
-    """How many lists and objects are inside one another."""
+    """Return how many lists and objects are inside one another."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
 def encoded(text: str, where: str) -> bytes:
-    """The text in UTF-8. Raises UsageError for half of a surrogate pair, which JSON can spell and no text can hold."""
+    """Encode the text. Raises UsageError for half of a surrogate pair, which JSON can spell and no text can hold."""
     try:
         return text.encode()
     except UnicodeEncodeError:

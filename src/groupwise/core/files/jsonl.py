@@ -18,7 +18,7 @@ BEGINNING = re.compile(rb'\{"step": ?(\d{1,15})[,}]')
 
 
 def encoded(row: Any, indent: bool = False) -> bytes:
-    """A row as JSON. A number that is not finite becomes null, half a surrogate pair the replacement character.
+    """Return a row as JSON. A number that is not finite becomes null, half a surrogate pair the replacement character.
 
     >>> encoded({"a": float("nan"), "b": "1" + chr(0xD800)}).decode()
     '{"a":null,"b":"1\ufffd"}'
@@ -31,7 +31,7 @@ def encoded(row: Any, indent: bool = False) -> bytes:
 
 
 def rows(path: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a file, or those of a step; what is no whole row, as a killed process leaves it, is passed over."""
+    """Yield the rows of a file, or of a step; what is no whole row, as a killed process leaves it, is passed over."""
     with open_regular(path) as file:
         for line in file:
             row = _parsed(line) if step is None or step_of(line) == step else None
@@ -40,7 +40,7 @@ def rows(path: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
 
 
 def step_of(line: bytes) -> int | None:
-    """The step of a line that is a whole row; None where it is not, or has no step.
+    """Return the step of a line that is a whole row; None if it is not, or has no step.
 
     >>> step_of(b'{"step":3,"loss":0.5}\\n'), step_of(b'{"step":3,"lo'), step_of(b'{"step":3,"lo{"step":4}\\n')
     (3, None, None)
@@ -53,7 +53,7 @@ def step_of(line: bytes) -> int | None:
 
 
 def cut(path: Path, last: int) -> None:
-    """Take out lines after step `last`, and those that are not whole. Raises RunError where the disk refuses."""
+    """Take out lines after step `last`, and those that are not whole. Raises RunError if the disk refuses."""
     try:
         with open_regular(path) as old, whole_file(path) as new:
             for line in old:
@@ -85,7 +85,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def shallow(value: Any) -> Any:
-    """The value. Raises ValueError where JSON could not hold it again: nested too deep, an integer beyond 64 bits."""
+    """Return the value. Raises ValueError if JSON cannot hold it again: nested too deep, an integer beyond 64 bits."""
     try:
         orjson.dumps(value, option=OPTIONS)
     except TypeError as error:
@@ -94,7 +94,7 @@ def shallow(value: Any) -> Any:
 
 
 def writable(value: Any) -> Any:
-    """The value with every text encodable: half a surrogate pair becomes the replacement character."""
+    """Return the value with every text encodable: half a surrogate pair becomes the replacement character."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, Mapping):

@@ -9,7 +9,7 @@ from groupwise.core.errors import UsageError, brief
 
 
 def expanded(text: str) -> str:
-    """A path with `~` expanded. Raises ValueError, in words, for one that cannot even be looked up."""
+    """Return a path with `~` expanded. Raises ValueError, in words, for one that cannot even be looked up."""
     if not text:
         raise ValueError("an empty path")
     try:
@@ -25,7 +25,7 @@ def expanded(text: str) -> str:
 
 
 def location(path: str | os.PathLike[str], what: str = "path") -> Path:
-    """The path, `expanded`. Raises UsageError, `what` first, where it cannot be."""
+    """Return the path, `expanded`. Raises UsageError, `what` first, if it cannot be."""
     try:
         return Path(expanded(os.fspath(path)))
     except TypeError:
@@ -48,7 +48,7 @@ def recipe_folder() -> Path:
 
 
 def decoded(content: bytes) -> str:
-    """The text of a person's file in UTF-8, with or without a byte order mark; lines end with a newline alone.
+    """Return the text of a person's file in UTF-8, with or without a byte order mark; lines end with a newline alone.
 
     Raises ValueError, in words, for UTF-16, UTF-32 and what else is not UTF-8, and for what an editor does not show: a
     NUL byte, or another byte order mark at the beginning of a line.
@@ -72,7 +72,7 @@ def decoded(content: bytes) -> str:
 
 
 def existing_parent(path: Path) -> Path:
-    """What exists of the folders above a path, the nearest of them."""
+    """Return what exists of the folders above a path, the nearest of them."""
     return next(parent for parent in path.absolute().parents if os.path.lexists(parent))
 
 

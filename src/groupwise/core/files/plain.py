@@ -27,8 +27,8 @@ def require_plain(key: str, value: object, depth: int = 0) -> None:
 
 
 def of_program(value: Any) -> Any:
-    """A program's value as a recipe holds it, in new tables: a path is its text, a number of numpy is Python's, of 32
-    bits the shortest decimal that is the same.
+    """Return a program's value as a recipe holds it, in new tables: a path is its text, a number of numpy is Python's,
+    of 32 bits the shortest decimal that is the same.
 
     >>> import numpy, pathlib
     >>> of_program({"path": pathlib.Path("a.jsonl"), "rates": [numpy.float32(0.1), numpy.int64(3)]})
@@ -47,7 +47,7 @@ def of_program(value: Any) -> Any:
 
 
 def _refusal(value: object) -> str:
-    """Why no recipe can hold the value itself; "" where one can."""
+    """Why no recipe can hold the value itself; "" if one can."""
     if value is None:
         return "a recipe has no such value; leave the key out to have its default"
     if isinstance(value, int) and not -(2**63) <= value < 2**63:

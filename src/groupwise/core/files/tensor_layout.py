@@ -53,7 +53,7 @@ def size(tensor: Tensor) -> int:
 
 
 def header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, multiple: int = LENGTH) -> bytes:
-    """What stands before the bytes of these tensors, which follow in the same order and without gaps.
+    """Return what stands before the bytes of these tensors, which follow in the same order and without gaps.
 
     The header ends with spaces, so that its whole length is a multiple of `multiple`.
     """
@@ -68,9 +68,9 @@ def header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = N
 
 
 def layout(start: bytes) -> Layout:
-    """What a file holds, of which `start` is the beginning, the whole header included.
+    """Return what a file holds, of which `start` is the beginning, the whole header included.
 
-    Raises ValueError where this is no such header.
+    Raises ValueError if this is no such header.
 
     >>> layout(header({"a": torch.zeros(2, 3)}, {"version": "7"})).metadata
     {'version': '7'}

@@ -38,7 +38,7 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What runs inside counts as this phase; afterwards the phase of before goes on."""
+        """Count what runs inside as this phase; afterwards the phase of before goes on."""
         before = self.current
         self.switch(name)
         try:

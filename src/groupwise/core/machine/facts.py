@@ -16,12 +16,12 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 2**10
 
 
 def words(device: str) -> str:
-    """The machine in a few words: "x86_64, 2 threads, cpu"."""
+    """Return the machine in a few words: "x86_64, 2 threads, cpu"."""
     return f"{platform.machine()}, {torch.get_num_threads()} threads, {device}"
 
 
 def versions() -> dict[str, str]:
-    """Of what computes the numbers."""
+    """Return the versions of what computes the numbers."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -30,7 +30,7 @@ def versions() -> dict[str, str]:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held so far, or since `count_peak_anew`.
+    """Return the most memory that this process has held so far, or since `count_peak_anew`.
 
     On Linux a process that is started takes over its parent's ru_maxrss, so that a small child of a large parent would
     look large; VmHWM is its own.
@@ -49,7 +49,7 @@ def count_peak_anew() -> None:
 
 
 def machine_row(step: int) -> dict[str, Any]:
-    """A line of machine.jsonl: the time, unix seconds, and the most memory held so far, MiB."""
+    """Return a line of machine.jsonl: the time, unix seconds, and the most memory held so far, MiB."""
     row = {"step": step, "time": round(time.time(), 3)}
     row["memory_peak_mib"] = round(peak_bytes() / 2**20, 1)
     if torch.cuda.is_available() and torch.cuda.is_initialized():

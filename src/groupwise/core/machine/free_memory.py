@@ -67,7 +67,7 @@ def keep_freed(large: bool = True) -> None:
 
 @contextmanager
 def freed_stays(large: bool = True) -> Iterator[None]:
-    """Inside, what is freed stays with the process (`keep_freed`); before and behind it, it is returned."""
+    """Keep what is freed inside with the process (`keep_freed`); before and behind it, give it back."""
     give_back()
     keep_freed(large)
     try:
@@ -87,7 +87,7 @@ def available(meminfo: str) -> int:
 
 
 def containers(root: Path, own: Path) -> Iterator[int]:
-    """What each container around this process leaves; page cache that can be dropped counts as free."""
+    """Yield what each container around this process leaves; page cache that can be dropped counts as free."""
     lines = own.read_text().splitlines() if own.exists() else []
     places = {line.split(":", 2)[2].lstrip("/") for line in lines if line.count(":") >= 2}
     folders = {folder for place in places for base in (root, root / "memory") for folder in _upward(base, base / place)}

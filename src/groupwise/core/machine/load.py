@@ -17,7 +17,7 @@ _IDLE, _COUNTED = (3, 4), 8
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(_own_cores())
 
 
@@ -43,7 +43,8 @@ def busy_seconds(stat: str, own: Collection[int]) -> float:
 
 
 def free_threads(most: int, held: float, among: int) -> int:
-    """As many threads as there are free cores, one at least and `most` at most, where others hold `held` of `among`.
+    """Return as many threads as there are free cores, one at least and `most` at most, where others hold `held` of
+    `among`.
 
     >>> [free_threads(2, held, among=2) for held in (0.0, 0.2, 0.9, 2.0)], free_threads(64, 1.0, among=64)
     ([2, 2, 1, 1], 63)

@@ -15,7 +15,7 @@ Part = str | tuple[str, str]
 
 
 def clean(text: str, encoding: str = "utf-8") -> str:
-    r"""The text with escapes for what steers a terminal, and for what the encoding cannot say.
+    r"""Return the text with escapes for what steers a terminal, and for what the encoding cannot say.
 
     >>> print(clean("\x1b[2J red" + chr(0xDC80)))
     \x1b[2J red\udc80
@@ -41,17 +41,17 @@ class Terminal:
         return Console().is_jupyter
 
     def html(self, renderable: Any) -> str:
-        """A table or a panel, as `render` makes them for a terminal, as HTML."""
+        """Return a table or a panel, as `render` makes them for a terminal, as HTML."""
         page = Console(file=StringIO(), record=True, width=84, force_terminal=True, force_jupyter=False)
         page.print(renderable)
         style = "font-family: Menlo, 'DejaVu Sans Mono', Consolas, monospace; line-height: 1.2"
         return page.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
 
     def print(self, *parts: Part) -> None:
-        """The parts, one behind the other, and the end of a line."""
+        """Print the parts, one behind the other, and the end of a line."""
         self.console.print(self.text(*parts))
 
     def text(self, *parts: Part) -> Text:
-        """What `print` prints, for a table or a panel."""
+        """Return what `print` prints, for a table or a panel."""
         pairs = ((part, "") if isinstance(part, str) else part for part in parts)
         return Text.assemble(*((clean(text, self.console.encoding), style) for text, style in pairs))

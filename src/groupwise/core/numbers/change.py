@@ -59,7 +59,7 @@ class Change:
 
     @property
     def enough(self) -> int | None:
-        """Problems, to two digits, of which four in five runs would tell a change of that size; None where it is told.
+        """Problems, to two digits, of which four in five runs would tell a change of that size; None if it is told.
 
         The interval's half on the side of 0 shrinks with the root of the problems.
         """
@@ -128,7 +128,7 @@ def change(
     after: Mapping[str, float],
     bounds: tuple[float, float] | None = None,
 ) -> Change:
-    """The paired change over the problems that both have, each problem's mean over its samples under its key.
+    """Return the paired change over the problems that both have, each problem's mean over its samples under its key.
 
     bounds  of what is measured, SHARE for pass rates; None takes the range of all the values, before and after
 

@@ -16,7 +16,7 @@ LARGEST = 1e15
 
 
 def numbers(name: str, given: Column, beside: Tensor | None = None) -> Tensor:
-    """A column of numbers in float32 or float64, on the device of the tensor that it is used with.
+    """Return a column of numbers in float32 or float64, on the device of the tensor that it is used with.
 
     float32 and float64 stay as they are; half precision and whole numbers become the default type, at least float32.
     Gradients pass, and arrive in the type that was given.
@@ -31,7 +31,7 @@ def numbers(name: str, given: Column, beside: Tensor | None = None) -> Tensor:
 
 
 def whole_numbers(name: str, given: Column, beside: Tensor) -> Tensor:
-    """A column of integer ids. Floating-point numbers are refused: in bfloat16, 256 and 257 are one id."""
+    """Return a column of integer ids. Floating-point numbers are refused: in bfloat16, 256 and 257 are one id."""
     tensor = tensor_of(name, given, "integers", beside)
     if not isinstance(given, Tensor) and not tensor.numel():
         return tensor.long()  # an empty list is of no type
@@ -41,7 +41,7 @@ def whole_numbers(name: str, given: Column, beside: Tensor) -> Tensor:
 
 
 def mask_of(name: str, given: Column, beside: Tensor | None = None) -> Tensor:
-    """A bool column, from bool or from the numbers 0 and 1 of any type.
+    """Return a bool column, from bool or from the numbers 0 and 1 of any type.
 
     >>> mask_of("mask", [[1, 0]])
     tensor([[ True, False]])
@@ -56,7 +56,7 @@ def mask_of(name: str, given: Column, beside: Tensor | None = None) -> Tensor:
 
 
 def tensor_of(name: str, given: Column, due: str, beside: Tensor | None = None) -> Tensor:
-    """A tensor as it is, an array or lists as one beside another. Raises ValueError, with what is `due`, for others."""
+    """Return a tensor as it is, else convert, onto the device of `beside`. Raises ValueError, with what is `due`."""
     if not isinstance(given, Tensor):
         try:
             given = _from_array(given) if hasattr(given, "__array__") else torch.as_tensor(given)
@@ -73,20 +73,20 @@ def tensor_of(name: str, given: Column, due: str, beside: Tensor | None = None) 
 
 
 def _from_array(given: Column) -> Tensor:
-    """A copy of an array: torch reads no reversed one, no foreign byte order and no float of more than 64 bits."""
+    """Copy an array: torch reads no reversed one, no foreign byte order and no float of more than 64 bits."""
     array = np.array(given)
     wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
     return torch.from_numpy(array.astype(np.float64 if wide else array.dtype.newbyteorder("="), order="C"))
 
 
 def require_shape(name: str, column: Tensor, shape: torch.Size, words: str) -> None:
-    """Raises ValueError, with `words` for the shape that is due, where a column has another."""
+    """Raises ValueError, with `words` for the shape that is due, if a column has another."""
     if column.shape != shape:
         raise ValueError(f"{name} has shape {tuple(column.shape)}; {words} {tuple(shape)} is due")
 
 
 def require_finite(name: str, column: Tensor, read: Tensor, remedy: str, largest: float = torch.inf) -> None:
-    """Raises ValueError where a column has NaN, infinity or a number beyond the largest at a place that is read."""
+    """Raises ValueError if a column has NaN, infinity or a number beyond the largest at a place that is read."""
     column = column.detach()
     wrong = read & ~(column.abs() <= min(largest, torch.finfo(column.dtype).max))
     if wrong.any():

@@ -32,16 +32,16 @@ class Measure:
     pass_at: float | None = 1.0
 
     def value(self, completion: Completion) -> float:
-        """Reward units; NaN where it has none."""
+        """Reward units; NaN if it has none."""
         return metric_value(completion, self.metric)
 
     def passes(self, completion: Completion) -> bool:
-        """Whether its value is high enough; one without a value does not pass."""
+        """Return whether its value is high enough; one without a value does not pass."""
         return self.pass_at is not None and self.value(completion) >= self.pass_at - TIE
 
 
 def metric_value(completion: Completion, metric: str) -> float:
-    """The task's score, the reward that trains, or the score of one reward by its name; NaN where there is none."""
+    """Return the task's score, the reward that trains, or the score of one reward by its name; NaN if there is none."""
     if metric == CORRECTNESS:
         return completion.score
     if metric == REWARD:
@@ -50,13 +50,13 @@ def metric_value(completion: Completion, metric: str) -> float:
 
 
 def values_of(group: Group, metric: str) -> list[float]:
-    """The values of the group's completions that have one."""
+    """Return the values of the group's completions that have one."""
     values = (metric_value(completion, metric) for completion in group.completions)
     return [value for value in values if not math.isnan(value)]
 
 
 def differ(values: Sequence[float]) -> bool:
-    """Whether there is something to prefer among them.
+    """Return whether there is something to prefer among them.
 
     >>> differ([0.5, 0.5]), differ([0.5, 0.6]), differ([0.5])
     (False, True, False)
@@ -89,7 +89,7 @@ class Logged(NamedTuple):
 
 
 def logged_of(completions: Sequence[Completion]) -> Logged:
-    """What rewards log of completions one by one."""
+    """Return what rewards log of completions one by one."""
     columns: dict[str, list[tuple[float, int]]] = {}
     for completion in completions:
         for name, value in completion.logged:

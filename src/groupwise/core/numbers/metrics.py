@@ -72,7 +72,7 @@ def merge(parts: Iterable[Metrics]) -> dict[str, Value]:
 
 
 def read(metrics: Metrics) -> dict[str, float]:
-    """The numbers, by name."""
+    """Return the numbers, by name."""
     return {name: value.read() for name, value in metrics.items()}
 
 
@@ -82,5 +82,5 @@ def mean_over(x: Tensor, mask: Tensor) -> Mean:
 
 
 def mean_of(values: Sequence[float]) -> Mean:
-    """The mean of numbers, each counting the same."""
+    """Return the mean of numbers, each counting the same."""
     return Mean(math.fsum(values), len(values))

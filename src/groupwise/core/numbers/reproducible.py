@@ -23,7 +23,7 @@ def prepare(device: torch.device | str) -> None:
 
 @contextmanager
 def reproducible(device: torch.device | str) -> Iterator[None]:
-    """Inside, gradients on a GPU are added up in one order, so that a run that is taken up again has the same bits.
+    """Add gradients up in one order inside, on a GPU, so that a run that is taken up again has the same bits.
 
     A CPU does so in any case. Where cuBLAS was set up otherwise before, nothing changes, and bits may differ.
     """
@@ -45,7 +45,7 @@ def _set(one_order: bool, fills: bool) -> None:
 
 @cache
 def _has_one_order() -> bool:
-    """Whether torch multiplies on the GPU in deterministic mode, which depends on what cuBLAS read at its start."""
+    """Try whether torch multiplies on the GPU in deterministic mode: it depends on what cuBLAS read at its start."""
     prepare("cuda")
     before, one = torch.are_deterministic_algorithms_enabled(), torch.ones(1, 1, device="cuda")
     torch.use_deterministic_algorithms(True)

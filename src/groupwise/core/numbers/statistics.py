@@ -44,7 +44,7 @@ class Interval:
         return self.low <= value <= self.high
 
     def clipped(self) -> Interval:
-        """What of it a share can be.
+        """Return what of it a share can be.
 
         >>> str(Interval(0.9, 1.1, "").clipped())
         '0.900 to 1.000'
@@ -53,7 +53,7 @@ class Interval:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of independent values: sample deviation / sqrt(count); NaN of fewer than two.
+    """Return the standard error of the mean of values: sample deviation / sqrt(count); NaN of fewer than two.
 
     >>> standard_error([0.0, 1.0])
     0.5
@@ -71,7 +71,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def pass_rate_interval(rate: float, problems: int, samples: int, error: float = math.nan) -> Interval:
-    """The pass rate of one run: what other problems of the same kind would give.
+    """Return the pass rate of one run: what other problems of the same kind would give.
 
     rate     mean over `problems` (1 or more) of the share of right ones among `samples` of each
     error    standard error of `rate` over problems, which counts samples of one problem as alike as they were; NaN
@@ -110,7 +110,7 @@ def _trials(rate: float, problems: int, error: float) -> float:
 
 
 def mean_interval(mean: float, problems: int, error: float) -> Interval | None:
-    """The mean reward of one run over `problems`, from its standard error over them: mean +- t error.
+    """Return the mean reward of one run over `problems`, from its standard error over them: mean +- t error.
 
     For rows that have no values of the problems; with them `mean_within` is right at the ends of a range too. None
     where the problems have no spread, which few problems cannot vouch for.
@@ -124,7 +124,7 @@ def mean_interval(mean: float, problems: int, error: float) -> Interval | None:
 
 
 def seen_mean_interval(values: Sequence[float]) -> Interval | None:
-    """The mean reward of one run, from each problem's own mean, where the bounds of the reward are not known.
+    """Return the mean reward of one run, from each problem's own mean, where the bounds of the reward are not known.
 
     The range of the values stands for the bounds. None for fewer than FEWEST_SEEN problems: the mean over all problems
     of the kind lies outside the range of n of them with chance 2^(1 - n) where it is their median. None without spread.
@@ -138,7 +138,7 @@ def seen_mean_interval(values: Sequence[float]) -> Interval | None:
 
 
 def mean_within(values: Sequence[float], least: float, most: float, name: str) -> Interval:
-    """The mean of independent values, one or more, between two bounds; it has a width also where all are equal.
+    """Return the mean of independent values, one or more, between two bounds; it has a width also where all are equal.
 
     The lower end is the 0.025 quantile of a Beta distribution over [least, most] after half a value at `least` was
     added to the values, the upper end the 0.975 quantile after half a value at `most`. The Beta has the mean and the
@@ -154,7 +154,7 @@ def mean_within(values: Sequence[float], least: float, most: float, name: str) -
 
 
 def _end(values: np.ndarray, end: float, least: float, most: float) -> float:
-    """The end of an interval on the side of the bound `end`."""
+    """Return the end of an interval on the side of the bound `end`."""
     weights = np.append(np.ones(len(values)), 0.5)
     values = np.append(values, end)
     total = weights.sum()
@@ -168,7 +168,7 @@ def _end(values: np.ndarray, end: float, least: float, most: float) -> float:
 
 
 def _beta_quantile(mean: float, trials: float, level: float) -> float:
-    """The point below which Beta(mean trials, (1 - mean) trials) lies with chance `level`.
+    """Return the point below which Beta(mean trials, (1 - mean) trials) lies with chance `level`.
 
     With x = sin(a)^2 the density of a is proportional to sin(a)^(2 mean trials - 1) cos(a)^(2 (1 - mean) trials - 1),
     which is nearly normal with deviation 1 / (2 sqrt(trials)); it is summed over WIDTHS of them to each side.
@@ -198,7 +198,8 @@ def rate_difference(before: float, around_before: Interval, after: float, around
 
 
 def over_seeds(scores: Sequence[float]) -> Interval | None:
-    """The mean score of a recipe: mean +- t s / sqrt(n), s the sample deviation over n seeds, t Student's with n - 1.
+    """Return the mean score of a recipe: mean +- t s / sqrt(n), s the sample deviation over n seeds, t Student's with n
+    - 1.
 
     It covers what differs from seed to seed. None for fewer than two seeds.
 
@@ -244,7 +245,8 @@ def paired(first: Mapping[object, float], second: Mapping[object, float]) -> Int
 
 @cache
 def t_quantile(degrees: float) -> float:
-    """The point that Student's t stays below with chance 0.975; `degrees` of freedom, 1 or more, any real number.
+    """Return the point that Student's t stays below with chance 0.975; `degrees` of freedom, 1 or more, any real
+    number.
 
     With t = sqrt(v) tan(a) the density of a is proportional to cos(a)^(v-1) from 0 to pi/2; |t| stays below the point
     where 0.95 of it is reached. Neither numpy nor the standard library has this quantile.

@@ -51,14 +51,14 @@ class LeadingMesh(Mesh):
 
     @contextmanager
     def together(self, message: Message) -> Iterator[None]:
-        """Inside, every rank does what the message says. Raises ProcessLost, with the rank, where one is lost."""
+        """Let every rank do inside what the message says. Raises ProcessLost, with the rank, if one is lost."""
         with self.turn, self.answering():
             tell(self, message)
             yield
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Inside, the ranks work together. Raises ProcessLost, with the rank, where one is lost."""
+        """Let the ranks work together inside. Raises ProcessLost, with the rank, if one is lost."""
         try:
             yield
         except BaseException as error:
@@ -88,7 +88,7 @@ def lead(
 ) -> LeadingMesh:
     """Starts the other `size` - 1 ranks, each running a module's `main`, and meets them.
 
-    Raises UsageError where one cannot be started, or ends before it is there.
+    Raises UsageError if one cannot be started, or ends before it is there.
     """
     store = rendezvous(place.host, 0, size, leads=True, seconds=STARTS)
     shared = {**options, "host": place.host, "port": store.port, "size": size, "seconds": seconds}
@@ -106,7 +106,7 @@ def lead(
 
 
 def lost_rank(followers: Sequence[Follower], size: int, seconds: float) -> str:
-    """Which rank was lost, and how. Those that wait for it in vain end of themselves; one that stalls does not."""
+    """Say which rank was lost, and how. Those that wait for it in vain end of themselves; one that stalls does not."""
     _wait_for_ends(followers)
     if first := _ended(followers):
         follower, how = first
@@ -116,12 +116,12 @@ def lost_rank(followers: Sequence[Follower], size: int, seconds: float) -> str:
 
 
 def of_ranks(error: RuntimeError) -> bool:
-    """Whether an error says that another rank is gone or late; torch has no class for those of gloo."""
+    """Return whether an error says that another rank is gone or late; torch has no class for those of gloo."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def _ended(followers: Sequence[Follower]) -> tuple[Follower, Exit] | None:
-    """The first that ended of itself, and how."""
+    """Return the first that ended of itself, and how."""
     exits = ((follower, follower.process.exit()) for follower in followers)
     return next(((f, how) for f, how in exits if how is not None and how.code != LOST_OTHERS), None)
 
@@ -143,7 +143,7 @@ def _started(place: Place, rank: int, module: str, options: Mapping[str, Any]) -
 
 
 def _arrived(follower: Follower) -> None:
-    """Waits until a rank has imported what it needs. Raises UsageError where it has not."""
+    """Waits until a rank has imported what it needs. Raises UsageError if it has not."""
     try:
         follower.process.receive(STARTS)
     except PeerLost as gone:

@@ -11,7 +11,9 @@ Moments and the critic are two thirds of a checkpoint's bytes, and only a resume
 rows; the policy, which anything may read, is gathered and written as a Hugging Face folder by rank 0.
 """
 
+import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,9 +25,9 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from groupwise.core.files.tensor_layout import LENGTH, Layout, header, layout
 from groupwise.models.shards import first_rows, own_part, with_own_part
 from groupwise.training.mesh import Mesh
-from groupwise.training.ranks.tensor_file import layout_of, sha256_of, sync, write_tensors
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,12 @@ class Stored:
         self.places, self._files = places, files
 
     def whole(self, name: str) -> Tensor:
-        """All of a tensor."""
+        """Return all of a tensor."""
         place = self.places[name]
         return self._rows(name, place.rows[0], place.rows[-1]) if place.rows else self._files[0].get_tensor(name)
 
     def like(self, name: str, x: Tensor) -> Tensor:
-        """A tensor of x's shape, on its device and in parts as x is; no more is read than x holds here."""
+        """Return a tensor of x's shape, on its device and in parts as x is; no more is read than x holds here."""
         if not isinstance(x, DTensor):
             return self.whole(name).to(x.device)
         bounds, rank = first_rows(x), x.device_mesh.get_local_rank()
@@ -64,7 +66,7 @@ class Stored:
         return with_own_part(x, own.to(x.device))
 
     def _rows(self, name: str, first: int, stop: int) -> Tensor:
-        """The rows from `first` on up to `stop`, put together from the files that have some of them."""
+        """Return the rows from `first` on up to `stop`, put together from the files that have some of them."""
         place = self.places[name]
         bounds = place.rows or (0, place.shape[0])
         parts = [
@@ -76,9 +78,10 @@ class Stored:
 
 
 def write_parts(folder: Path, name: str, tensors: Mapping[str, Tensor], mesh: Mesh) -> dict[str, str]:
-    """The tensors under the name of one file; each rank writes its own rows -> the hashes of the ranks' files, by name.
+    """Write tensors under the name of one file; each rank writes its own rows -> the hashes of the ranks' files, by
+    name.
 
-    Raises OSError, on every rank, where one of them cannot write.
+    Raises OSError, on every rank, if one of them cannot write.
     """
     if mesh.alone:
         write_tensors(folder / name, tensors)
@@ -96,30 +99,60 @@ def write_parts(folder: Path, name: str, tensors: Mapping[str, Tensor], mesh: Me
 
 
 def is_stored(folder: Path, name: str) -> bool:
-    """Whether `write_parts` has written something of this name there."""
+    """Return whether `write_parts` has written something of this name there."""
     return (folder / name).is_file() or (folder / _layout(name)).is_file()
 
 
 @contextmanager
 def stored(folder: Path, name: str) -> Iterator[Stored]:
-    """What `write_parts` wrote, open to be read, whatever number of ranks wrote it.
+    """Open what `write_parts` wrote, whatever number of ranks wrote it.
 
     Raises OSError, KeyError, ValueError or SafetensorError where it is not there, or is something else.
     """
-    layout = folder / _layout(name)
+    shared = folder / _layout(name)
     with ExitStack() as stack:
-        if not layout.exists():
-            places = {key: Place(entry.shape) for key, entry in layout_of(folder / name).places.items()}
+        if not shared.exists():
+            places = {key: Place(entry.shape) for key, entry in _layout_of(folder / name).places.items()}
             yield Stored(places, [stack.enter_context(safe_open(folder / name, "pt"))])
             return
-        known = json.loads(layout.read_bytes())
+        known = json.loads(shared.read_bytes())
         places = {key: Place(tuple(one["shape"]), tuple(one["rows"])) for key, one in known["tensors"].items()}
         paths = [folder / _file(name, rank, known["ranks"]) for rank in range(known["ranks"])]
         yield Stored(places, [stack.enter_context(safe_open(path, "pt")) for path in paths])
 
 
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file tensor by tensor: wherever they lie, one at a time is copied to the processor."""
+    with path.open("wb") as file:
+        file.write(header(tensors))
+        for tensor in tensors.values():
+            file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def _layout_of(path: Path) -> Layout:
+    """Read what a file holds, in the order in which it was written. Raises ValueError if it is no such file."""
+    with path.open("rb") as file:
+        start = file.read(LENGTH)
+        return layout(start + file.read(min(int.from_bytes(start, "little"), path.stat().st_size)))
+
+
+def sha256_of(path: Path) -> str:
+    """Hash a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or what a folder holds by name, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _written(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, int, str]:
-    """The hash of a file with these tensors, on disk; or the number and the words of the error where it is not."""
+    """Write a file with these tensors -> its hash; or the number and the words of the error where it is not."""
     try:
         write_tensors(path, tensors)
         sync(path)
@@ -133,7 +166,7 @@ def _rows_of(x: Tensor) -> tuple[int, ...]:
 
 
 def _file(name: str, rank: int, size: int) -> str:
-    """The file of a rank's rows.
+    """Return the file of a rank's rows.
 
     >>> _file("optimizer.safetensors", rank=0, size=2)
     'optimizer.00001-of-00002.safetensors'

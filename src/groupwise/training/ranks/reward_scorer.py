@@ -28,13 +28,13 @@ class RewardScorer:
         self._sharded = None if mesh.alone else Sharded(reward.model, mesh)
 
     def scores(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[float]:
-        """One score a row, reward units, in the order given. Raises ValueError as `RewardModel.scores` does."""
+        """Return one score a row, reward units, in the order given. Raises ValueError as `RewardModel.scores` does."""
         rows = self._reward.rows(prompts, completions)
         with self.mesh.together(Message(Verb.SCORES)):
             return self.take_part(rows)
 
     def take_part(self, rows: Sequence[Tokens] = ()) -> list[float]:
-        """The scores of rank 0's rows, on every rank; what the others give is not read."""
+        """Score rank 0's rows, on every rank; what the others give is not read."""
         rows = rows_of(self.mesh.tensors(passed(rows) if self.mesh.leads else {}))
         out = torch.zeros(len(rows))
         with torch.no_grad():
@@ -63,5 +63,5 @@ def passed(rows: Sequence[Tokens]) -> dict[str, Tensor]:
 
 
 def rows_of(tensors: Mapping[str, Tensor]) -> list[Tokens]:
-    """The rows that `passed` laid one behind the other."""
+    """Return the rows that `passed` laid one behind the other."""
     return [tuple(row.tolist()) for row in tensors["tokens"].split(tensors["length"].tolist())]

@@ -53,11 +53,11 @@ class Sharded(nn.Module):
                 module.set_force_sum_reduction_for_comms(True)
 
     def forward(self, compute: Callable[[], T]) -> T:
-        """What `compute` returns, run where every parameter is whole when it is used; so in its backward."""
+        """Return what `compute` returns, run where every parameter is whole when it is used; so in its backward."""
         return compute()
 
     def run(self, compute: Callable[[], T]) -> T:
-        """The same. Every rank has to run its own at the same point of its work."""
+        """Run `forward`. Every rank has to run its own at the same point of its work."""
         out = self(compute)
         if not torch.is_grad_enabled():
             # No backward will let go of the outer group; held on, it would be of weights that an update makes old.
@@ -66,7 +66,7 @@ class Sharded(nn.Module):
 
 
 def require_decoder_layers(model: nn.Module, ranks: int) -> list[nn.Module]:
-    """The decoder layers of a model for so many ranks. Raises UsageError where none are known to be such."""
+    """Return the decoder layers of a model for so many ranks. Raises UsageError if none are known to be such."""
     layers = decoder_layers(model)
     if not layers:
         raise UsageError(
@@ -92,12 +92,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float, mesh: Mesh)
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of which each is gathered by itself, in their order."""
+    """Return the layers of which each is gathered by itself, in their order."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def norms_of(layer: nn.Module) -> list[nn.Module]:
-    """The modules of a layer that have vectors alone, as norms do; they go with what lies around the layers."""
+    """Return the modules of a layer that have vectors alone, as norms do; they go with what lies around the layers."""
     return [module for module in layer.modules() if _is_norm(module)]
 
 
@@ -107,7 +107,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _policy(layer: nn.Module, bf16: bool) -> MixedPrecisionPolicy:
-    """The arithmetic of a layer. Autocast goes on inside: what enters stays as it is, such as a residual in float32."""
+    """Return a layer's arithmetic. Autocast goes on inside; what enters stays as it is, such as a float32 residual."""
     weight: Tensor = next(layer.parameters())
     if not bf16 or weight.dtype == torch.bfloat16:
         return MixedPrecisionPolicy()

@@ -34,9 +34,9 @@ class GivenRanks:
     port: int
 
     def store(self, seconds: float = PATIENCE) -> Store:
-        """Where the ranks meet, which torchrun keeps; what is asked for there is waited for so long.
+        """Reach the place where the ranks meet, which torchrun keeps; what is asked for there is waited for so long.
 
-        Raises UsageError where it cannot be reached.
+        Raises UsageError if it cannot be reached.
         """
         try:
             store = TCPStore(self.host, self.port, self.size, is_master=False, timeout=timedelta(seconds=seconds))
@@ -62,7 +62,7 @@ class GivenMesh(LeadingMesh):
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Inside, the ranks work together. Raises ProcessLost where one is lost; torchrun says which."""
+        """Let the ranks work together inside. Raises ProcessLost if one is lost; torchrun says which."""
         try:
             yield
         except BaseException as error:
@@ -84,9 +84,9 @@ class GivenMesh(LeadingMesh):
 
 
 def given_ranks(environment: Mapping[str, str] | None = None) -> GivenRanks | None:
-    """What torchrun tells this process; None where it has not started it, or has started no other.
+    """Read what torchrun tells this process; None if it has not started it, or has started no other.
 
-    Raises UsageError where something else tells it the same, and the ranks have nowhere to meet.
+    Raises UsageError if something else tells it the same, and the ranks have nowhere to meet.
 
     >>> variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     >>> given_ranks({**variables, "TORCHELASTIC_USE_AGENT_STORE": "True"})
@@ -105,9 +105,9 @@ def given_ranks(environment: Mapping[str, str] | None = None) -> GivenRanks | No
 
 
 def lead_given(given: GivenRanks, seconds: float, go_on: str) -> GivenMesh:
-    """Rank 0's mesh of the ranks that torchrun has started, once every one of them is there.
+    """Make rank 0's mesh of the ranks that torchrun has started, once every one of them is there.
 
-    Raises UsageError where they do not come.
+    Raises UsageError if they do not come.
     """
     store = given.store()
     store.set(SECONDS, str(seconds))
@@ -116,6 +116,6 @@ def lead_given(given: GivenRanks, seconds: float, go_on: str) -> GivenMesh:
 
 
 def join_given(given: GivenRanks) -> Mesh:
-    """The mesh of another rank that torchrun has started: it waits for rank 0 as long as that takes to load a run."""
+    """Join the mesh as another rank that torchrun has started, which waits until rank 0 has loaded a run."""
     store = given.store()
     return connect(store, given.rank, given.size, seconds=float(store.get(SECONDS)))

@@ -37,7 +37,7 @@ def follow(mesh: Mesh, verbs: Mapping[Verb, Callable[[Message], object]]) -> Non
 
 
 def columns_of(batch: Batch) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A batch as what JSON can hold and tensors: rows of different length lie one behind the other."""
+    """Return a batch as what JSON can hold and tensors: rows of different length lie one behind the other."""
     lengths: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     for column in dataclasses.fields(batch):
@@ -53,7 +53,7 @@ def columns_of(batch: Batch) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def batch_of(lengths: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Batch:
-    """The batch that `columns_of` took apart, to the bit."""
+    """Return the batch that `columns_of` took apart, to the bit."""
     columns: dict[str, Any] = {name: x for name, x in tensors.items() if name not in lengths}
     rows = {name: _rows(tensors[name], each) for name, each in lengths.items()}
     for name in ("routes_engine", "routes", "routes_own"):
@@ -66,7 +66,7 @@ def batch_of(lengths: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Batch
 
 
 def _parts(name: str, rows: tuple[Any, ...]) -> dict[str, list[Tensor | None]]:
-    """A column of rows as columns of tensors."""
+    """Return a column of rows as columns of tensors."""
     if name != "support":
         return {name: list(rows)}
     return {f"{name}.{part}": [row and getattr(row, part) for row in rows] for part in ("ids", "start")}

@@ -12,7 +12,7 @@ from groupwise.training.checkpoint import damaged, seal
 def cached_folder(folder: Path, write: Callable[[Path], object], what: str, note: Callable[[str], None]) -> None:
     """Let `write` fill a folder that is not there yet; one that does not match its hashes is made again, with a `note`.
 
-    Raises RunError, naming `what`, where the disk refuses.
+    Raises RunError, naming `what`, if the disk refuses.
     """
     if folder.is_dir() and (damage := damaged(folder, needed=())):
         note(f"cache        {what} in {folder} is damaged ({damage}); it is made again")

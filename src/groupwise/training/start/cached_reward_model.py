@@ -44,8 +44,8 @@ def cached_reward_model(
     on_step: OnStep = silent,
     note: Callable[[str], None] = print,
 ) -> Path:
-    """The folder in `cache` of a policy's reward model and its report; made where the same one is not there yet, or,
-    with a line by `note`, where it is damaged.
+    """Return the folder in `cache` of a policy's reward model and its report; made where the same one is not there yet,
+    or, with a line by `note`, where it is damaged.
 
     The pairs come from the file `settings.path`, or else are the policy's own completions of training prompts, ranked
     by the task's score. Held-out pairs come from other prompts of the same origin; the task's held-out split stays

@@ -110,7 +110,7 @@ def imitate(
 
 @torch.no_grad()
 def loss_of(model: Any, examples: Sequence[Example], pad: int) -> float:
-    """The mean cross-entropy of the completion tokens, nats a token. The model stays in the mode that it is in."""
+    """Measure the mean cross-entropy of the completion tokens, nats a token. The model stays in its mode."""
     trains = model.training
     model.eval()
     with reproducible(model.device):
@@ -120,7 +120,7 @@ def loss_of(model: Any, examples: Sequence[Example], pad: int) -> float:
 
 
 def by_tokens(examples: Sequence[Example]) -> list[Sequence[Example]]:
-    """As many as TOKENS hold, of about one length."""
+    """Split examples into parts of about one length that TOKENS hold."""
     length = torch.tensor([len(ids) for ids, _ in examples])
     return [[examples[row] for row in part.tolist()] for part in microbatches(length, TOKENS)]
 

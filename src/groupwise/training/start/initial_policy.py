@@ -47,7 +47,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def check_model(key: str, model: str, names: Sequence[str] = tuple(TINY)) -> None:
-    """Raises UsageError, the recipe's key first, where `model` is none of the names, nor a folder, nor a run, nor looks
+    """Raises UsageError, the recipe's key first, if `model` is none of the names, nor a folder, nor a run, nor looks
     like a hub's id; and where it is a file.
     """
     if os.path.isfile(model):
@@ -70,7 +70,7 @@ def starting_policy(
     require: Callable[[Any], object] | None = None,
     adapter: AdapterSettings = AdapterSettings(),
 ) -> Policy:
-    """The policy, ready to train. With a warm start it comes from `cache` where the same one is there already.
+    """Return the policy, ready to train. With a warm start it comes from `cache` where the same one is there already.
 
     Of a trained model adapters alone learn, where there are to be any, and they are merged into its weights.
 

@@ -53,15 +53,16 @@ class Comparison:
     right: bool | None = None
 
     def swapped(self) -> Comparison:
-        """The same pair with the opposite label."""
+        """Return the same pair with the opposite label."""
         right = None if self.right is None else not self.right
         return Comparison(self.prompt, chosen=self.rejected, rejected=self.chosen, right=right)
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """The pairs of a JSONL file, one object a line with the texts prompt, chosen and rejected; other keys are ignored.
+    """Return the pairs of a JSONL file, one object a line with the texts prompt, chosen and rejected; other keys are
+    ignored.
 
-    Raises UsageError, naming file and line, where a line is not that, or where both completions are the same.
+    Raises UsageError, naming file and line, if a line is not that, or where both completions are the same.
     """
     require_regular(path, f"{path}: cannot be read as a file of pairs")
     try:
@@ -77,7 +78,7 @@ def read_pairs(path: Path) -> list[Pair]:
 def encode_pairs(policy: Policy, pairs: Sequence[Pair]) -> list[Comparison]:
     """Pairs as the policy would have sampled them: prompt and completion tokenised apart, the end id appended.
 
-    Raises UsageError, naming the pair by its number from 1, where a text cannot be tokenised or is too long.
+    Raises UsageError, naming the pair by its number from 1, if a text cannot be tokenised or is too long.
     """
     end = policy.tokenizer.eos_token_id
     end = min(policy.eos) if end is None else end
@@ -107,7 +108,7 @@ def sample_pairs(
     """`count` pairs of the engine's completions, ranked by the task's score; each label is wrong with chance `noise`.
 
     Every prompt gets `per_prompt` completions and gives as many pairs as it has completions of different scores to put
-    together, the best with the worst. The same seed gives the same pairs. Raises RunError where the completions of
+    together, the best with the worst. The same seed gives the same pairs. Raises RunError if the completions of
     10 * count prompts differ too seldom.
     """
     distinct: dict[Comparison, None] = {}  # ordered, and a pair that comes again counts once
@@ -131,7 +132,7 @@ def sample_pairs(
 
 
 def ranked(group: Group) -> list[Comparison]:
-    """The group's best completion with its worst, the next best with the next worst, ... while their scores differ."""
+    """Pair the group's best completion with its worst, the next best with the next worst, ... while scores differ."""
     scored = sorted((c for c in group.completions if not math.isnan(c.score)), key=lambda c: c.score, reverse=True)
     return [
         Comparison(group.prompt.tokens, best.tokens, worst.tokens, right=True)
@@ -141,7 +142,7 @@ def ranked(group: Group) -> list[Comparison]:
 
 
 def flip(comparisons: Sequence[Comparison], noise: float, seed: int) -> list[Comparison]:
-    """Each label swapped with chance `noise`, a fixed draw of `seed`."""
+    """Return each label swapped with chance `noise`, a fixed draw of `seed`."""
     draws = torch.rand(len(comparisons), generator=stream(seed, "label noise"), dtype=torch.float64)
     return [pair.swapped() if draw < noise else pair for pair, draw in zip(comparisons, draws.tolist(), strict=True)]
 
@@ -151,7 +152,7 @@ def split_by_prompt(
 ) -> tuple[list[Comparison], list[Comparison]]:
     """-> training pairs, held-out pairs: whole prompts, drawn by `seed`, until `heldout` pairs are held out.
 
-    No prompt has pairs in both. Raises UsageError where one of the two would be empty.
+    No prompt has pairs in both. Raises UsageError if one of the two would be empty.
     """
     pairs_of = Counter(pair.prompt for pair in comparisons)
     prompts = list(pairs_of)  # in the order of their first pairs

@@ -135,13 +135,13 @@ def gradients(model: RewardModel, batch: Sequence[Comparison], settings: Prefere
 
 
 def rate(step: int, steps: int) -> float:
-    """The factor on the learning rate at `step`, from 1 to `steps`: up over the first tenth, then down to near 0."""
+    """Return the learning rate's factor at `step` of 1 to `steps`: up over the first tenth, then down to near 0."""
     rising = max(1, steps // 10)
     return step / rising if step <= rising else (steps - step + 1) / (steps - rising + 1)
 
 
 def _batches(count: int, settings: PreferenceSettings, seed: int) -> Iterator[list[int]]:
-    """Every pair once an epoch, in an order of the epoch's own; the last batch of an epoch may be smaller."""
+    """Yield every pair once an epoch, in an order of the epoch's own; the last batch of an epoch may be smaller."""
     for epoch in range(settings.epochs):
         order = torch.randperm(count, generator=stream(seed, "preference", epoch))
         yield from (part.tolist() for part in order.split(settings.batch_size))

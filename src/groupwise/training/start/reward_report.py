@@ -61,7 +61,7 @@ class PreferenceReport:
     seconds: float = field(default=math.nan, compare=False)
 
     def in_words(self) -> list[str]:
-        """What a person should know before anything trains on its scores."""
+        """Return what a person should know before anything trains on its scores."""
         allowed = "" if self.ceiling is None else f", {self.share_of_ceiling:.1%} of the {self.ceiling:.3f} that wrong "
         allowed += "labels allow" if allowed else ""
         true = "" if self.accuracy_true is None else f"; by the true ranking {self.accuracy_true:.3f}"
@@ -98,15 +98,15 @@ def report_on(
     )
 
 
-def calibration(gap: Tensor, bins: int = BINS) -> tuple[Bin, ...]:
-    """[M] score differences, chosen minus rejected -> `bins` equal bins of predicted P(first preferred).
+def calibration(gap: Tensor) -> tuple[Bin, ...]:
+    """[M] score differences, chosen minus rejected -> BINS equal bins of predicted P(first preferred).
 
     Each pair is seen both ways round: as sigmoid(gap) with the first preferred, and as sigmoid(-gap) with the second.
     """
     predicted = torch.cat([gap, -gap]).sigmoid()
     preferred = torch.cat([torch.ones_like(gap), torch.zeros_like(gap)])
-    place = (predicted * bins).long().clamp(max=bins - 1)
-    return tuple(_bin(i / bins, (i + 1) / bins, predicted[place == i], preferred[place == i]) for i in range(bins))
+    place = (predicted * BINS).long().clamp(max=BINS - 1)
+    return tuple(_bin(i / BINS, (i + 1) / BINS, predicted[place == i], preferred[place == i]) for i in range(BINS))
 
 
 def calibration_error(bins: Sequence[Bin]) -> float:
@@ -117,7 +117,7 @@ def calibration_error(bins: Sequence[Bin]) -> float:
 
 
 def read_report(path: Path) -> PreferenceReport:
-    """The report beside a reward model. Raises UsageError where it is damaged."""
+    """Return the report beside a reward model. Raises UsageError if it is damaged."""
     try:
         return TypeAdapter(PreferenceReport).validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -125,7 +125,7 @@ def read_report(path: Path) -> PreferenceReport:
 
 
 def _share_above(gap: Tensor) -> float:
-    """The share of positive differences, ties counted half: the chance to be right if a tie is decided by a coin."""
+    """Return the share of positive differences, ties counted half, as if a coin decided them."""
     return float(((gap > 0).double() + 0.5 * (gap == 0).double()).mean())
 
 

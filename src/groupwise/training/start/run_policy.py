@@ -25,7 +25,7 @@ class RunPolicy:
 
 
 def run_policy(text: str) -> RunPolicy | None:
-    """What RUN or RUN:STEP names; None where it is no run, but a folder of a model, a name or nothing at all."""
+    """Return what RUN or RUN:STEP names; None if it is no run, but a folder of a model, a name or nothing at all."""
     if is_run(text):
         return RunPolicy(Path(text), None)
     match = _WITH_STEP.fullmatch(text)
@@ -33,7 +33,7 @@ def run_policy(text: str) -> RunPolicy | None:
 
 
 def is_run(folder: str) -> bool:
-    """Whether a folder is one of a run; "" is none, also where the current directory has a recipe.toml."""
+    """Return whether a folder is one of a run; "" is none, also where the current directory has a recipe.toml."""
     return (
         bool(folder)
         and os.path.lexists(os.path.join(folder, RECIPE))

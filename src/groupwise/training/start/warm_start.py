@@ -70,12 +70,12 @@ class WarmStart(Settings):
     load_balance: float = Field(default=0.01, ge=0)
 
     def fitted(self, tiny: bool) -> "WarmStart":
-        """The same with the rates that were not given: large ones for the random weights of a tiny policy."""
+        """Return the same with the rates that were not given: large ones for the random weights of a tiny policy."""
         usual = TINY_RATES if tiny else TRAINED_RATES
         return self.replace(**{key: rate for key, rate in usual.items() if getattr(self, key) is None})
 
     def rate(self, step: int) -> float:
-        """The factor on both learning rates at `step`, counted from 1."""
+        """Return the factor on both learning rates at `step`, counted from 1."""
         rising = max(1, round(self.warmup * self.steps))
         if step <= rising:
             return step / rising
@@ -119,7 +119,7 @@ def updates(
 
 
 def pad_of(chat: Chat) -> int:
-    """The id that fills rows up: any will do, because nothing looks at padding."""
+    """Return the id that fills rows up: any will do, because nothing looks at padding."""
     return chat.tokenizer.pad_token_id or 0
 
 
@@ -131,7 +131,8 @@ def halves(examples: Sequence[Example]) -> list[Sequence[Example]]:
 
 
 def fingerprint(*parts: object) -> str:
-    """A short name for a warm start: the parts (task, spec, settings, seed), the code behind them and the libraries.
+    """Return a short name for a warm start: the parts (task, spec, settings, seed), the code behind them and the
+    libraries.
 
     The number of threads belongs to it: sums over several threads round differently.
     """
