@@ -31,7 +31,7 @@ class AdapterSettings(Settings):
         return set() if self.rank or "rank" in self.model_fields_set else set(self.model_fields_set)
 
     def require_installed(self) -> None:
-        """Raises UsageError, with what to install, where there are to be adapters and peft is missing."""
+        """Raise UsageError, with what to install, if there are to be adapters and peft is missing."""
         if self.rank:
             need("peft", EXTRA, f"adapter.rank = {self.rank}")
 

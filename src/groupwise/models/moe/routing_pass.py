@@ -22,7 +22,7 @@ AddLoss = Callable[[Tensor], Tensor]
 class RoutingPass:
     """One pass over a batch, microbatch by microbatch, whose routes are gathered. For a dense model it does nothing.
 
-    replayed  routes of the batch's rows to run on, or None where the routers choose
+    replayed  routes of the batch's rows to run on, or None if the routers choose
     losses    of RoutingSettings: those to add up; the load they read is counted once, over the batch's routes
     """
 
@@ -51,7 +51,7 @@ class RoutingPass:
     def record(
         self, joined: Callable[[Tensor], Tensor], sums: Callable[[Sequence[float]], list[float]]
     ) -> RoutingRecord | None:
-        """What the routers did, once every row was in a microbatch of some rank; None for a dense model.
+        """Tell what the routers did, once every row was in a microbatch of some rank; None for a dense model.
 
         joined  tensors that are 0 but in places of one rank each -> their sum
         sums    numbers -> their sums over the ranks
@@ -108,7 +108,7 @@ class RoutingPass:
             self._used[i], self._own[i] = row, own
 
     def _add_losses(self, logits: Sequence[Tensor], layout: Layout, loss: Tensor) -> Tensor:
-        """The microbatch's loss with its part of the routers' own, each the mean over layers.
+        """Return the microbatch's loss with its part of the routers' own, each the mean over layers.
 
         They are means over the tokens of rows: a prompt that is run once counts as often as it has completions.
         """
@@ -122,7 +122,7 @@ class RoutingPass:
 
 
 def _no_routes(routers: Sequence[Router], batch: Batch) -> list[Tensor]:
-    """Zeros in place of each row's routes [length - 1,L,K]."""
+    """Return zeros in place of each row's routes [length - 1,L,K]."""
     if not routers:
         return []
     dtype, chosen = route_dtype(max(r.experts for r in routers)), routers[0].chosen
@@ -130,9 +130,9 @@ def _no_routes(routers: Sequence[Router], batch: Batch) -> list[Tensor]:
 
 
 def routes_to_replay(batch: Batch, column: str, routers: Sequence[Router]) -> RowRoutes:
-    """The batch's column `routes` or `routes_engine`, to be replayed.
+    """Return the batch's column `routes` or `routes_engine`, to be replayed.
 
-    Raises RunError where a row has none, or its routes are of another length, depth or number.
+    Raises RunError if a row has none, or its routes are of another length, depth or number.
     """
     rows = tuple(row for row in getattr(batch, column) or () if row is not None)
     if len(rows) < len(batch):
