@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import RunError, UsageError
-from groupwise.engines.local.sampler import Drawing
+from groupwise.engines.local.sampler import draw
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.engines.settings import EngineSettings
 
@@ -73,11 +73,11 @@ def test_the_engines_copy_has_the_precision_that_is_set(setting, declared):
 def test_log_probabilities_of_bf16_logits_are_float32s():
     logits = 4 * torch.randn(7, 300, generator=torch.Generator().manual_seed(0))
     uniform = torch.rand(7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    rough, drawing = logits.bfloat16(), Drawing(torch.zeros(300, dtype=torch.bool))
+    rough = logits.bfloat16()
     for sampling in (Sampling(), Sampling(temperature=0.7), Sampling(top_p=0.9)):
-        draw, _ = drawing(rough, uniform, sampling)
+        drawn = draw(rough, uniform, sampling)
         exact = rough.double() / sampling.temperature
-        if draw.support is not None:
-            exact = exact.masked_fill(~draw.support, -torch.inf)
-        expected = exact.log_softmax(-1).gather(1, draw.tokens[:, None])[:, 0]
-        torch.testing.assert_close(draw.logp, expected, rtol=0, atol=2e-6)
+        if drawn.support is not None:
+            exact = exact.masked_fill(~drawn.support, -torch.inf)
+        expected = exact.log_softmax(-1).gather(1, drawn.tokens[:, None])[:, 0]
+        torch.testing.assert_close(drawn.logp, expected, rtol=0, atol=2e-6)

@@ -655,10 +655,6 @@ def test_thinking_and_answer_are_told_apart(text: str, opened: bool, expected: t
     assert answer_only(text, opened=opened) == expected[1]
 
 
-def test_other_tags_tell_them_apart_too() -> None:
-    assert split_thinking("[T]a[/T]b", "[T]", "[/T]") == ("a", "b")
-
-
 def test_a_template_that_an_editor_marked_does_not_put_the_mark_into_prompts(tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("{% for m in messages %}\n{{ m.content }}{% endfor %}", encoding="utf-8-sig", newline="\r\n")

@@ -58,7 +58,9 @@ def test_rows_whose_prompts_are_run_some_at_a_time_are_laid_out_once(monkeypatch
     engine._prefill_tokens = 2 * 40
     runs, laid = [], []
     prefill, swap = engine._prefill, RowCache._swap
-    monkeypatch.setattr(engine, "_prefill", lambda prompts: (runs.append(len(prompts)), prefill(prompts))[1])
+    monkeypatch.setattr(
+        engine, "_prefill", lambda prompts, held: (runs.append(len(prompts)), prefill(prompts, held))[1]
+    )
     monkeypatch.setattr(RowCache, "_swap", lambda *args: (laid.append(args), swap(*args))[1])
     engine.generate([Request((2 + i,) * 40, 3, i) for i in range(6)], Sampling(max_new_tokens=4))
     assert runs == [2, 2, 2]

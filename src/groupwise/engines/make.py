@@ -19,12 +19,12 @@ from groupwise.models.load import Policy
 
 
 def inside(policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place) -> Engine:
-    """In the run's own process."""
+    """Make it in the run's own process."""
     return resolve_name(KINDS[settings.name].build_inside)(policy, settings, routes)
 
 
 def in_child(policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place) -> Engine:
-    """In a process of its own, or in several."""
+    """Make it in a process of its own, or several in several."""
     child = partial(OutsideEngine, policy, settings, routes, note, reach=reach_at(place, settings))
     engine, libraries = _as_one([child] * settings.count, policy)
     if settings.python:
@@ -33,7 +33,7 @@ def in_child(policy: Policy, settings: EngineSettings, routes: bool, note: Note,
 
 
 def at_address(policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place) -> Engine:
-    """In a process that a server elsewhere starts, or in several."""
+    """Make it in a process that a server elsewhere starts, or several in several."""
     assert settings.address is not None, "its place says that it has one"
     reaches = [Reaching(address, settings.start_deadline) for address in addresses_of(settings.address)]
     makers = [partial(OutsideEngine, policy, settings, routes, note, reach=reach) for reach in reaches]
@@ -43,7 +43,7 @@ def at_address(policy: Policy, settings: EngineSettings, routes: bool, note: Not
 
 
 def _as_one(makers: Sequence[Callable[..., OutsideEngine]], policy: Policy) -> tuple[Engine, list[str]]:
-    """The one engine, or several that share the run's newest weights and close them; and the library of each."""
+    """Return the one engine, or several that share the run's newest weights and close them; and the library of each."""
     if len(makers) == 1:
         engine = makers[0]()
         return engine, [engine.library]
@@ -57,7 +57,7 @@ def _as_one(makers: Sequence[Callable[..., OutsideEngine]], policy: Policy) -> t
 
 
 def _say(libraries: Sequence[str], note: Note) -> None:
-    """What samples where it is not what the run itself would have sampled with."""
+    """Note what samples, as it is not what the run itself would have sampled with."""
     for library in dict.fromkeys(libraries):
         note(f"engine       {library}")
 
@@ -78,17 +78,17 @@ def make_engine(
     note: Note = lambda line: None,
     place: Place = HERE,
 ) -> Engine:
-    """An engine that samples from a copy of the policy; `routes`: with the experts chosen. Close it after use.
+    """Return an engine that samples from a copy of the policy; `routes`: with the experts chosen. Close it after use.
 
     note   hears of a process that is started again
     place  where processes of engines are started
-    Raises UsageError where the policy's model cannot be sampled, or has no experts to record.
+    Raises UsageError if the policy's model cannot be sampled, or has no experts to record.
     """
     return LIVES[settings.place](policy, settings, routes, note, place)
 
 
 def require_sampling(engine: Engine, policy: Policy, sampling: Sampling, section: str) -> None:
-    """Raises UsageError, naming the key of the recipe's section, for a sampling that the engine or the policy's
+    """Raise UsageError, naming the key of the recipe's section, for a sampling that the engine or the policy's
     tokenizer cannot follow. Nothing is sampled.
     """
     for key, field in Sampling.model_fields.items():
@@ -105,7 +105,7 @@ def require_sampling(engine: Engine, policy: Policy, sampling: Sampling, section
 
 
 def require_engine_support(engine: Engine, sampling: Sampling) -> None:
-    """Raises UsageError where training needs the ids that top-p, top-k or min-p left and the engine does not return
+    """Raise UsageError if training needs the ids that top-p, top-k or min-p left and the engine does not return
     them.
     """
     if sampling.truncates and not engine.keeps_support:

@@ -10,7 +10,7 @@ from groupwise.models.context import positions, positions_in_words, window
 
 
 def local_limit(config: Any) -> tuple[int, str]:
-    """The longest prompt and completion together that the local engine samples, tokens, and the same in words."""
+    """Return how long a prompt and completion together the local engine samples, tokens, and that in words."""
     most, seen = positions(config), window(config)
     if seen is None or seen >= most:
         return most, positions_in_words(config)
@@ -23,7 +23,7 @@ def local_limit(config: Any) -> tuple[int, str]:
 def limits_of(
     requests: Sequence[Request], sampling: Sampling, context: int, vocabulary: int, within: str = ""
 ) -> list[int]:
-    """Most new tokens of a completion of each request. Raises UsageError for a request that a model cannot be asked.
+    """Return the most new tokens of each request. Raises UsageError for a request that a model cannot be asked.
 
     context     positions of the model
     vocabulary  ids of the model

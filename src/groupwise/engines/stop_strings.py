@@ -34,14 +34,16 @@ class StopStrings:
         self._silent: set[int] = set()
 
     def rows(self, tokens: Sequence[int]) -> list[int]:
-        """Which of the tokens can complete a stop string, by their place."""
+        """Tell which of the tokens can complete a stop string, by their place."""
         known = self._can_complete
         for token in set(tokens) - known.keys():
             known[token] = self._look_at(token)
         return [row for row, token in enumerate(tokens) if known[token]]
 
     def completed(self, tokens: tuple[int, ...]) -> str:
-        """The stop string that the last of a completion's tokens completes, the one that ends first; "" for none."""
+        """Return the stop string that the last of a completion's tokens completes, the one that ends first; "" for
+        none.
+        """
         spelled = tuple(token for token in tokens if token not in self._silent)[-self._reach :]
         return self._completed_in(tokens) if self._completed_in(spelled) else ""
 
@@ -53,7 +55,7 @@ class StopStrings:
         return min(ends, key=ends.__getitem__, default="")
 
     def _look_at(self, token: int) -> bool:
-        """Whether the token can complete a stop string, after whatever text."""
+        """Tell whether the token can complete a stop string, after whatever text."""
         alone, twice = self._decode((token,)), self._decode((token, token))
         later = twice[len(alone) :]  # a tokenizer may leave out a space at a text's beginning
         if not alone and not later:
@@ -62,7 +64,7 @@ class StopStrings:
 
 
 def require_spelled(policy: Policy, texts: Sequence[str]) -> None:
-    """Raises UsageError for a stop string that no completion's text can hold, such as a special token's."""
+    """Raise UsageError for a stop string that no completion's text can hold, such as a special token's."""
     for text in texts:
         ids = tuple(text_ids(policy.tokenizer, [text], f"stop = {text!r}: ")[0])
         if text not in policy.decode(ids * 2):  # twice: a space at a text's beginning may be left out
@@ -72,13 +74,13 @@ def require_spelled(policy: Policy, texts: Sequence[str]) -> None:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Tell how many characters both begin with."""
     places = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in places if a != b), min(len(one), len(other)))
 
 
 def _can_end(stop: str, text: str) -> bool:
-    """Whether what a token brings can end the stop string: it holds it, or begins with its end."""
+    """Tell whether what a token brings can end the stop string: it holds it, or begins with its end."""
     if PARTIAL in text and not stop.isascii():
         return True
     return stop in text or any(text.startswith(stop[-size:]) for size in range(1, min(len(stop), len(text)) + 1))

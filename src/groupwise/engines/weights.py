@@ -15,12 +15,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
-    """The shape of each."""
+    """Return the shape of each."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def require_whole(given: Shapes, parameters: Shapes, buffers: Shapes, keeps: int) -> None:
-    """Raises RunError, with the version that the model keeps, unless every parameter is given, and nothing else but
+    """Raise RunError, with the version that the model keeps, unless every parameter is given, and nothing else but
     buffers, each in its shape.
     """
     own = {**parameters, **buffers}
@@ -37,7 +37,7 @@ def require_whole(given: Shapes, parameters: Shapes, buffers: Shapes, keeps: int
 
 
 def broken(version: int) -> RunError:
-    """Of logits that are not finite under the weights of a version."""
+    """Make the error of logits that are not finite under the weights of a version."""
     return RunError(
         f"the model's logits are NaN or infinite (weights version {version}): the weights are broken; go back to an "
         "earlier checkpoint, and lower the learning rate if it happens again"

@@ -7,13 +7,17 @@ CHANGING_ROPE = "longrope"
 
 
 def positions(config: Any) -> int:
-    """The longest prompt and completion together that a model takes, tokens: as long as its rope is one function."""
+    """Return the longest prompt and completion together that a model takes, tokens: as long as its rope is one
+    function.
+    """
     limits = (getattr(config.get_text_config(), "max_position_embeddings", None), rope_limit(config))
     return min((int(limit) for limit in limits if limit), default=1 << 30)
 
 
 def rope_limit(config: Any) -> int | None:
-    """The tokens beyond which the rope's frequencies change with the length of the sequence; None if they never do."""
+    """Return the tokens beyond which the rope's frequencies change with the length of the sequence; None if they never
+    do.
+    """
     text = config.get_text_config()
     ropes = [rope for rope in _nested(getattr(text, "rope_parameters", None)) if rope.get("rope_type") == CHANGING_ROPE]
     limits = (rope.get("original_max_position_embeddings") for rope in ropes)
@@ -21,14 +25,14 @@ def rope_limit(config: Any) -> int | None:
 
 
 def window(config: Any) -> int | None:
-    """The most tokens that a layer with a sliding window sees; None for a model without such a layer."""
+    """Return the most tokens that a layer with a sliding window sees; None for a model without such a layer."""
     text = config.get_text_config()
     windowed = any("sliding" in kind for kind in getattr(text, "layer_types", None) or ["sliding"])
     return (getattr(text, "sliding_window", None) or None) if windowed else None
 
 
 def positions_in_words(config: Any) -> str:
-    """The number of positions, and the reason if it is not max_position_embeddings."""
+    """Return the number of positions, and the reason if it is not max_position_embeddings."""
     most, rope = positions(config), rope_limit(config)
     if rope is None or most < rope:
         return f"the model's {most} positions"
@@ -39,7 +43,7 @@ def positions_in_words(config: Any) -> str:
 
 
 def _nested(rope: Any) -> list[dict[str, Any]]:
-    """The parameters of one rope, or of one for each kind of layer."""
+    """Return the parameters of one rope, or of one for each kind of layer."""
     if not isinstance(rope, dict):
         return []
     inner = [value for value in rope.values() if isinstance(value, dict)]

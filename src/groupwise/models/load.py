@@ -55,18 +55,19 @@ class Policy:
         return positions(self.model.config)
 
     def decode(self, tokens: tuple[int, ...]) -> str:
-        """A completion's text, without special tokens."""
+        """Return a completion's text, without special tokens."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def decode_all(self, tokens: tuple[int, ...]) -> str:
-        """The same with special tokens written out."""
+        """Decode with special tokens written out."""
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 def model_folder(model: str) -> Path:
-    """A model's folder, from its path or its id on a model hub (which is downloaded once, then read from the cache).
+    """Return a model's folder, from its path or its id on a model hub (which is downloaded once, then read from the
+    cache).
 
-    Raises UsageError where there is no such folder and no such id.
+    Raises UsageError if there is no such folder and no such id.
     """
     if os.path.isdir(model):
         return Path(model)
@@ -83,11 +84,11 @@ def load_policy(
     training: bool = False,
     sampled_only: bool = False,
 ) -> Policy:
-    """The policy saved in `folder`, dropout off; for `training`, one that can be saved again.
+    """Return the policy saved in `folder`, dropout off; for `training`, one that can be saved again.
 
     sampled_only  no log-probability is computed from its head, which may be followed by a cap or a scale
 
-    Raises UsageError, naming the folder, where it is missing, is no model, has no tokenizer, lacks weights or has
+    Raises UsageError, naming the folder, if it is missing, is no model, has no tokenizer, lacks weights or has
     others, or where the tokenizer can produce ids that the model has no embedding for.
     """
     where = f"model = {str(folder)!r}"
@@ -120,7 +121,7 @@ def load_policy(
 
 
 def require_config(folder: Path, where: str) -> None:
-    """Raises UsageError, `where` first, for a folder that holds no model."""
+    """Raise UsageError, `where` first, for a folder that holds no model."""
     if (folder / ADAPTERS).exists():
         raise UsageError(
             f"{where}: it holds adapters and no model; groupwise export RUN FOLDER makes a model of a run that has "
@@ -133,10 +134,10 @@ def require_config(folder: Path, where: str) -> None:
 def from_pretrained(
     kind: Any, folder: Path, what: str, config: Any, dtype: torch.dtype, other_head: bool = False
 ) -> tuple[Any, dict[str, Any]]:
-    """The model of transformers' `kind` in a folder, dropout off, and what transformers says about its loading.
+    """Return the model of transformers' `kind` in a folder, dropout off, and what transformers says about its loading.
 
     other_head  beside the backbone the files may hold another layer, or none: then it is random
-    Raises UsageError, `what` first, where it does not load so.
+    Raises UsageError, `what` first, if it does not load so.
     """
     files = weight_files(folder, what)
     with loading(what):
@@ -163,9 +164,10 @@ def from_pretrained(
 
 
 def with_backbone(kind: Any, config: Any, backbone: nn.Module, what: str) -> Any:
-    """A model of transformers' `kind` with a copy of `backbone`, its type and device, under a head that is random.
+    """Return a model of transformers' `kind` with a copy of `backbone`, its type and device, under a head that is
+    random.
 
-    Raises UsageError, `what` first, where there is none.
+    Raises UsageError, `what` first, if there is none.
     """
     weight = next(backbone.parameters())
     with loading(what), torch.random.fork_rng(devices=[]):  # the caller's random stream stays where it is
@@ -175,9 +177,9 @@ def with_backbone(kind: Any, config: Any, backbone: nn.Module, what: str) -> Any
 
 
 def prompt_ids(tokenizer: Any, prompts: list[str], where: str = "") -> list[list[int]]:
-    """Ids of prompts that a completion will follow: with the tokenizer's BOS, without an end id it may add.
+    """Return the ids of prompts that a completion will follow: with the tokenizer's BOS, without an end id it may add.
 
-    Raises UsageError, `where` first, where the tokenizer cannot read one.
+    Raises UsageError, `where` first, if the tokenizer cannot read one.
     """
     end = tokenizer.eos_token_id
     with reading(where):
@@ -185,9 +187,9 @@ def prompt_ids(tokenizer: Any, prompts: list[str], where: str = "") -> list[list
 
 
 def text_ids(tokenizer: Any, texts: list[str], where: str = "") -> list[list[int]]:
-    """Ids of texts as they are, without what the tokenizer adds to a prompt.
+    """Return the ids of texts as they are, without what the tokenizer adds to a prompt.
 
-    Raises UsageError, `where` first, where the tokenizer cannot read one.
+    Raises UsageError, `where` first, if the tokenizer cannot read one.
     """
     with reading(where):
         return tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -195,7 +197,7 @@ def text_ids(tokenizer: Any, texts: list[str], where: str = "") -> list[list[int
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Raises UsageError, `where` first, for whatever a tokenizer raises over a text."""
+    """Raise UsageError, `where` first, for whatever a tokenizer raises over a text."""
     try:
         yield
     except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have
@@ -203,7 +205,7 @@ def reading(where: str) -> Iterator[None]:
 
 
 def save_policy(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """A Hugging Face folder that `from_pretrained` loads, tokenizer included.
+    """Write a Hugging Face folder that `from_pretrained` loads, tokenizer included.
 
     weights  every entry of the model's state, whole, where the model itself is in shards
     """
@@ -213,7 +215,8 @@ def save_policy(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, 
 
 
 def end_ids(config: Any, generation: GenerationConfig | None, tokenizer: Any, where: str) -> frozenset[int]:
-    """Every id that ends an answer: of the model's configuration, its generation configuration, and the tokenizer.
+    """Return every id that ends an answer: of the model's configuration, its generation configuration, and the
+    tokenizer.
 
     Raises UsageError, `where` first, for what is no id of the vocabulary.
     """
@@ -230,7 +233,7 @@ def end_ids(config: Any, generation: GenerationConfig | None, tokenizer: Any, wh
 
 
 def digest(model: nn.Module) -> str:
-    """A short hash of every weight: two policies with one digest are the same policy, bit for bit."""
+    """Return a short hash of every weight: two policies with one digest are the same policy, bit for bit."""
     total = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         total.update(name.encode())
@@ -239,9 +242,9 @@ def digest(model: nn.Module) -> str:
 
 
 def load_tokenizer(folder: Path, config: Any) -> Any:
-    """The tokenizer saved in `folder`, beside the model's `config`.
+    """Return the tokenizer saved in `folder`, beside the model's `config`.
 
-    Raises UsageError, naming the folder, where it is missing or does not load.
+    Raises UsageError, naming the folder, if it is missing or does not load.
     """
     require_tokenizer(folder)
     what = f"model = {str(folder)!r}: its tokenizer does not load"
@@ -255,6 +258,6 @@ def load_tokenizer(folder: Path, config: Any) -> Any:
 
 
 def require_tokenizer(folder: Path) -> None:
-    """Raises UsageError, naming the folder, where it holds no tokenizer."""
+    """Raise UsageError, naming the folder, if it holds no tokenizer."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         raise UsageError(f"model = {str(folder)!r}: no tokenizer (tokenizer.json) in it; save the tokenizer there too")

@@ -19,12 +19,12 @@ PRODUCTS_KEPT, PRODUCT_CACHES = "128", ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_
 
 
 def itemsize(precision: WeightPrecision) -> int:
-    """Bytes of a weight; master weights are float32."""
+    """Return bytes of a weight; master weights are float32."""
     return DTYPES.get(precision, torch.float32).itemsize
 
 
 def cast_weights(model: Any, precision: WeightPrecision) -> Any:
-    """The model itself, its parameters cast one after the other; tied ones stay tied.
+    """Return the model itself, its parameters cast one after the other; tied ones stay tied.
 
     Buffers stay as they are: rotary frequencies in bfloat16 would put distant tokens in other places.
     """
@@ -35,7 +35,7 @@ def cast_weights(model: Any, precision: WeightPrecision) -> Any:
 
 
 def keep_few_products() -> None:
-    """A product of bfloat16 on a CPU is compiled for its shape; from now on the last 128 are kept, and not 1,024.
+    """Keep the last 128 products of bfloat16 that a CPU has compiled for their shapes, and not 1,024.
 
     Microbatches seldom have as many tokens as one before, so what is kept is used within one alone, and a product takes
     about 0.6 MiB. Counts in a process that has made no such product yet; variables that are set already stay.
@@ -45,20 +45,20 @@ def keep_few_products() -> None:
 
 
 def require_precision(key: str, precision: str, device: str) -> None:
-    """Raises UsageError, the setting's key first, where the device cannot compute in it."""
+    """Raise UsageError, the setting's key first, if the device cannot compute in it."""
     if precision == "bf16" and torch.device(device).type == "cuda" and not torch.cuda.is_bf16_supported(False):
         name = torch.cuda.get_device_name(device)
         raise UsageError(f"{key} = 'bf16': {name} has no bfloat16; set it to 'fp32', or device = 'cpu'")
 
 
 def computes_in(x: Tensor) -> torch.dtype:
-    """The type that a product of this tensor is computed in: autocast's inside it, else the tensor's own."""
+    """Return the type that a product of this tensor is computed in: autocast's inside it, else the tensor's own."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x rounded to `dtype`, held in the type in which the device multiplies such numbers fastest.
+    """Return x rounded to `dtype`, held in the type in which the device multiplies such numbers fastest.
 
     A CPU without instructions for bfloat16 takes five times as long for its products as for float32's. There float32
     holds the rounded numbers: a product of two of them is exact in it, and sums are float32's either way. The caller
@@ -70,7 +70,7 @@ def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @lru_cache
 def multiplies_bf16(kind: str) -> bool:
-    """Whether a kind of device has instructions for products of bfloat16; yes, where torch does not tell."""
+    """Tell whether a kind of device has instructions for products of bfloat16; yes, where torch does not tell."""
     capabilities = getattr(torch.cpu, "get_capabilities", None)
     if kind != "cpu" or capabilities is None:
         return True

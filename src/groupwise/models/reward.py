@@ -23,7 +23,9 @@ Tokens = tuple[int, ...]
 
 
 def tokens_at_once(device: str) -> int:
-    """Padded tokens of a forward. On a CPU more pay nothing, and ranks that share a step's rows get more batches."""
+    """Return padded tokens of a forward. On a CPU more pay nothing, and ranks that share a step's rows get more
+    batches.
+    """
     return 2048 if device == "cpu" else 16384
 
 
@@ -43,9 +45,9 @@ class RewardModel:
     tokens_per_batch: int | None = None
 
     def scores(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[float]:
-        """One score a row, in the order given; no gradient. The same call gives the same bits.
+        """Return one score a row, in the order given; no gradient. The same call gives the same bits.
 
-        Raises ValueError where the two are not of one length, a row is empty or does not fit the model's positions.
+        Raises ValueError if the two are not of one length, a row is empty or does not fit the model's positions.
         """
         rows = self.rows(prompts, completions)
         out = torch.zeros(len(rows))
@@ -55,13 +57,13 @@ class RewardModel:
         return out.tolist()
 
     def rows(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Tokens]:
-        """Each prompt with its completion. Raises ValueError as `scores` does."""
+        """Return each prompt with its completion. Raises ValueError as `scores` does."""
         rows = [(*prompt, *completion) for prompt, completion in zip(prompts, completions, strict=True)]
         check_rows(rows, positions(self.model.config))
         return rows
 
     def batches(self, rows: Sequence[Tokens]) -> list[Tensor]:
-        """The indices of the rows that are run together, batch after batch."""
+        """Return the indices of the rows that are run together, batch after batch."""
         tokens = self.tokens_per_batch or tokens_at_once(self.model.device.type)
         return microbatches(torch.tensor([len(row) for row in rows]), tokens)
 
@@ -74,9 +76,9 @@ class RewardModel:
 
 
 def reward_model_of(policy: Policy) -> RewardModel:
-    """A new reward model: a copy of the policy's backbone, the policy itself untouched, and a head of zeros.
+    """Return a new reward model: a copy of the policy's backbone, the policy itself untouched, and a head of zeros.
 
-    With a head of zeros every completion scores 0 at first, whatever the seed. Raises UsageError where transformers has
+    With a head of zeros every completion scores 0 at first, whatever the seed. Raises UsageError if transformers has
     no such classifier for the policy's kind of model.
     """
     config = copy.deepcopy(policy.model.config)
@@ -94,7 +96,7 @@ def reward_model_of(policy: Policy) -> RewardModel:
 
 
 def load_reward_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> RewardModel:
-    """The reward model saved in `folder`. Raises UsageError, naming the folder, where none is there whole."""
+    """Return the reward model saved in `folder`. Raises UsageError, naming the folder, if none is there whole."""
     where = f"reward model {str(folder)!r}"
     require_config(folder, where)
     what = f"{where}: does not load as a classifier"
@@ -113,7 +115,8 @@ def load_reward_model(folder: Path, dtype: torch.dtype = torch.float32, device: 
 
 
 def last_scores(model: Any, tokens: Tensor, length: Tensor) -> Tensor:
-    """[N,T] ids padded on the right, [N] lengths -> [N] scores, each read at column length - 1; float32 at least.
+    """Map [N,T] ids padded on the right, [N] lengths -> [N] scores, each read at column length - 1; float32 at
+    least.
 
     transformers takes the last id that is not the pad id, which is another one where answers end in the pad id.
     """
@@ -124,7 +127,7 @@ def last_scores(model: Any, tokens: Tensor, length: Tensor) -> Tensor:
 
 
 def check_rows(rows: Sequence[Tokens], positions: int) -> None:
-    """Raises ValueError, naming the row, where one is empty or longer than the model's positions."""
+    """Raise ValueError, naming the row, if one is empty or longer than the model's positions."""
     for number, row in enumerate(rows):
         if not 0 < len(row) <= positions:
             raise ValueError(f"row {number} has {len(row)} tokens; the reward model takes from 1 to {positions}")

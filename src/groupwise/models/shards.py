@@ -11,13 +11,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def whole(x: Tensor) -> Tensor:
-    """All of a tensor, without gradient. Of one in parts, every rank has to call this at the same point of its work."""
+    """Return all of a tensor, without gradient. If it is in shards, every rank has to call this at the same point of
+    its work.
+    """
     x = x.detach()
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def own_part(x: Tensor) -> Tensor:
-    """What this rank holds of a tensor: a view, which may be empty."""
+    """Return what this rank holds of a tensor: a view, which may be empty."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
@@ -36,12 +38,12 @@ def parted_like(values: Tensor, x: Tensor) -> Tensor:
 
 
 def first_rows(x: DTensor) -> tuple[int, ...]:
-    """Where the rows of each rank begin, and behind them how many rows there are; as torch.chunk deals them."""
+    """Tell where the rows of each rank begin, and behind them how many rows there are, as torch.chunk deals them."""
     return dealt_rows(x.shape[0], x.device_mesh.size())
 
 
 def dealt_rows(rows: int, ranks: int) -> tuple[int, ...]:
-    """The same of so many rows: all ranks but the last ones have as many.
+    """Deal so many rows to ranks: all but the last ones have as many.
 
     >>> dealt_rows(15, 2), dealt_rows(5, 4)
     ((0, 8, 15), (0, 2, 4, 5, 5))
@@ -51,9 +53,9 @@ def dealt_rows(rows: int, ranks: int) -> tuple[int, ...]:
 
 
 def with_own_part(x: DTensor, own: Tensor) -> DTensor:
-    """A tensor in parts as x is, of which this rank holds `own`; nothing is sent.
+    """Return a tensor in parts as x is, of which this rank holds `own`; nothing is sent.
 
-    Raises ValueError where this rank holds another number of rows of x.
+    Raises ValueError if this rank holds another number of rows of x.
     """
     if own.shape != x.to_local().shape:
         raise ValueError(f"a part of shape {tuple(own.shape)} in the place of {tuple(x.to_local().shape)}")
@@ -61,7 +63,8 @@ def with_own_part(x: DTensor, own: Tensor) -> DTensor:
 
 
 def whole_state(model: nn.Module, holds: bool) -> dict[str, Tensor]:
-    """Every entry of a model's state, gathered one after another to the CPU of the ranks that hold them; else none.
+    """Return every entry of a model's state, gathered one after another to the CPU of the ranks that hold them; else
+    none.
 
     Entries that are one tensor, as a tied head and the embedding are, stay one.
     """
@@ -75,7 +78,7 @@ def whole_state(model: nn.Module, holds: bool) -> dict[str, Tensor]:
 
 
 def set_whole_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Sets every entry of a model's state, of which each rank has all. Raises ValueError where it has others."""
+    """Sets every entry of a model's state, of which each rank has all. Raises ValueError if it has others."""
     own = model.state_dict(keep_vars=True)
     if {k: x.shape for k, x in own.items()} != {k: x.shape for k, x in state.items()}:
         raise ValueError("the weights are of another model")

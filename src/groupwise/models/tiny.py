@@ -77,9 +77,9 @@ class TinySpec:
         save_policy(model, tokenizer, folder)
 
     def tokenizer(self, alphabet: str) -> PreTrainedTokenizerFast:
-        """One token a character, first `<pad>` and `<eos>`; one outside the alphabet is an error, never a guess.
+        """Make one token a character, first `<pad>` and `<eos>`; one outside the alphabet is an error, never a guess.
 
-        Raises UsageError where the task's text has no alphabet to take them from.
+        Raises UsageError if the task's text has no alphabet to take them from.
         """
         if not alphabet:
             raise UsageError(
@@ -105,7 +105,7 @@ class TinySpec:
         return Qwen3ForCausalLM(Qwen3Config(**self._settings(tokenizer), intermediate_size=self.mlp_width))
 
     def _settings(self, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-        """The configuration of every architecture of the family, less its feed-forward part."""
+        """Return the configuration of every architecture of the family, less its feed-forward part."""
         return {
             "vocab_size": len(tokenizer),
             "hidden_size": self.width,
@@ -135,8 +135,8 @@ class ByteSpec(TinySpec):
     chat: bool = False
 
     def tokenizer(self, alphabet: str) -> PreTrainedTokenizerFast:
-        """One token a byte, whatever the task's alphabet: any text goes in and comes back. First `<pad>` and `<eos>`;
-        with `chat` the two marks of a turn come last, its end being the tokenizer's eos.
+        """Make one token a byte, whatever the task's alphabet: any text goes in and comes back. First `<pad>` and
+        `<eos>`; with `chat` the two marks of a turn come last, its end being the tokenizer's eos.
         """
         marks = [TURN_START, TURN_END] if self.chat else []
         letters = sorted(pre_tokenizers.ByteLevel.alphabet())  # a set: sorted, the ids are the same in every process
@@ -169,7 +169,7 @@ class MoeSpec(TinySpec):
             raise UsageError(f"model.chosen must be from 1 to model.experts ({self.experts}), not {self.chosen}")
 
     def twin(self) -> TinySpec:
-        """The same policy without experts: its feed-forward network is as large as those that a token goes through."""
+        """Describe the policy without experts, its feed-forward network as large as those that a token goes through."""
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(TinySpec)}
         return TinySpec(**{**shared, "mlp_width": self.chosen * self.mlp_width})
 

@@ -19,15 +19,16 @@ REWARD_START = "reward-model"
 
 
 def from_policy(policy: Any) -> Any:
-    """A value model with a copy of the policy's backbone and a head of zeros: V = 0 everywhere.
+    """Return a value model with a copy of the policy's backbone and a head of zeros: V = 0 everywhere.
 
-    Raises UsageError where transformers has no token classification for the policy's architecture.
+    Raises UsageError if transformers has no token classification for the policy's architecture.
     """
     return _token_model(policy.config, policy.base_model, None)
 
 
 def from_folder(folder: Path, policy: Any) -> Any:
-    """A value model from a Hugging Face folder: its backbone, and the head of a reward model (one label) if it has one.
+    """Return a value model from a Hugging Face folder: its backbone, and the head of a reward model (one label) if it
+    has one.
 
     A causal language model's folder has no such head: it starts at zeros. Raises UsageError, naming the folder, where
     it is no such model, has more than one label, or fewer embeddings than the policy.
@@ -61,7 +62,7 @@ def token_values(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
 
 
 def _token_model(config: Any, backbone: nn.Module, head: nn.Linear | None) -> Any:
-    """Token classification with a copy of `backbone` and of `head` (zeros where None; no bias: zeros)."""
+    """Return token classification with a copy of `backbone` and of `head` (zeros where None; no bias: zeros)."""
     config = copy.deepcopy(config)
     config.num_labels, config.classifier_dropout = 1, 0.0
     what = (
@@ -78,7 +79,7 @@ def _token_model(config: Any, backbone: nn.Module, head: nn.Linear | None) -> An
 
 
 def _head(model: Any) -> nn.Linear:
-    """The one linear layer beside the backbone."""
+    """Return the one linear layer beside the backbone."""
     heads = [m for m in model.children() if isinstance(m, nn.Linear)]
     if len(heads) != 1 or heads[0].out_features != 1:
         raise UsageError(f"{type(model).__name__} has no single linear score head, which a critic is made of")

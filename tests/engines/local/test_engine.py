@@ -16,7 +16,6 @@ from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Completion
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.engines.local.prefill import SHORT
 from tests.engines.local.test_recording import is_recorded
 
 VOCABULARY = 30
@@ -108,7 +107,6 @@ def test_other_models_run_through_the_same_interface(name: str, attention: str) 
                 said = torch.tensor(done.logp_engine, dtype=torch.float64)
                 torch.testing.assert_close(said, expected, atol=1e-5, rtol=0)
     assert all(map(is_recorded, engine._step._forward.values()))
-    assert is_recorded(engine._prefill._short)
 
 
 def test_a_model_whose_values_steer_its_forward_is_not_replayed_from_a_recording() -> None:
@@ -118,14 +116,13 @@ def test_a_model_whose_values_steer_its_forward_is_not_replayed_from_a_recording
     engine = LocalEngine(model, EOS, pad=0)
     [[done]] = engine.generate([Request((5, 6), 1, seed=3)], Sampling(max_new_tokens=8))
     assert not any(map(is_recorded, engine._step._forward.values()))
-    assert not is_recorded(engine._prefill._short)
     said = torch.tensor(done.logp_engine, dtype=torch.float64)
     torch.testing.assert_close(said, plain_logp(model, (5, 6), done, 1.0), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("length", [SHORT, SHORT + 1])
-def test_the_longest_recorded_prompt_and_the_first_that_is_not(length: int, attention: str) -> None:
+@pytest.mark.parametrize("length", [4, 129])
+def test_prompts_of_one_length_and_of_several_go_through_the_model(length: int, attention: str) -> None:
     torch.manual_seed(4)
     model = Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "max_position_embeddings": 200}, head_dim=8)).eval()
     model.set_attn_implementation(attention)
@@ -137,16 +134,15 @@ def test_the_longest_recorded_prompt_and_the_first_that_is_not(length: int, atte
             for done in group:
                 said = torch.tensor(done.logp_engine, dtype=torch.float64)
                 torch.testing.assert_close(said, plain_logp(model, request.tokens, done, 1.0), atol=1e-5, rtol=0)
-    assert (engine._prefill._short is not None) == (length <= SHORT)
 
 
-def test_prompts_of_bfloat16_have_the_models_own_attention() -> None:
-    model = build().bfloat16()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prompts_have_the_models_own_attention(dtype: torch.dtype) -> None:
+    model: Any = build().to(dtype)
     engine, prompt = LocalEngine(model, EOS, pad=0), tuple(range(4, 24))
     with torch.no_grad():
         expected = model(input_ids=torch.tensor([prompt]), logits_to_keep=1).logits[:, -1]
         assert torch.equal(engine._prefill([prompt]).logits, expected)
-    assert engine._prefill._short is None
 
 
 def test_kept_holds_the_sampled_token_and_one_set_per_token(qwen: Any) -> None:
@@ -409,9 +405,9 @@ def test_a_prompt_goes_through_the_model_once(qwen: Any) -> None:
     seen: list[tuple[int, ...]] = []
     prefill = engine._prefill
 
-    def counted(prompts: Any) -> Any:
+    def counted(prompts: Any, held: Any) -> Any:
         seen.extend(prompts)
-        return prefill(prompts)
+        return prefill(prompts, held)
 
     engine._prefill = counted  # type: ignore[method-assign]
     engine.generate([Request((5, 6), 8, 0), Request((7,), 2, 1), Request((8, 9), 3, 1)], Sampling(max_new_tokens=4))

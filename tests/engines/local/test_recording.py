@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.core.machine.free_memory import give_back, held_memory
-from groupwise.engines.local.recording import Forward, recorded
+from groupwise.engines.local.decode import Forward, recorded
 
 
 def is_recorded(forward: Forward) -> bool:

@@ -148,8 +148,8 @@ def test_a_large_vocabulary_is_inverted_block_by_block_to_the_same_token(vocabul
     chance = torch.softmax(logits, -1)
     uniform = torch.rand(400, generator=generator, dtype=torch.float64)
     uniform[0], uniform[1] = 0.0, BELOW_ONE
-    tokens, total = module._invert_blocks(chance, uniform, chance.shape[1])
-    plain, plain_total = module._invert(chance, uniform, chance.shape[1])
+    tokens, total = module._invert_blocks(chance, uniform)
+    plain, plain_total = module._invert(chance, uniform)
     assert (chance.gather(1, tokens[:, None]) > 0).all()
     assert tokens[0] == (chance[0] > 0).nonzero()[0]
     assert tokens[1] == (chance[1] > 0).nonzero()[-1]

@@ -61,7 +61,7 @@ class PrefilledPrompts:
         return self.keys[0].shape[2]
 
     def only(self, index: int) -> PrefilledPrompts:
-        """One of them, in memory of its own."""
+        """Copy one of them to memory of its own."""
         one = slice(index, index + 1)
         return PrefilledPrompts(
             self.tokens[one],
@@ -104,7 +104,7 @@ class RowCache:
         return sum(buffer.nbytes for buffer in (*self._buffers, self._spare))
 
     def insert(self, prompts: PrefilledPrompts, source: Tensor, ahead: int, rows: int = 0) -> None:
-        """New rows behind the live ones: row i begins with prompt source[i].
+        """Add new rows behind the live ones: row i begins with prompt source[i].
 
         ahead  columns that may follow
         rows   how many there will be once those that come next are here too: room for all of them is made at once
@@ -135,7 +135,7 @@ class RowCache:
             self._frame()
 
     def sequences(self, rows: Tensor, ends: Tensor) -> list[tuple[Tensor, ...]]:
-        """Of each of these rows its keys and values, in turn, [H,n,D], from its start to before column ends[i].
+        """Copy each row's keys and values, in turn, [H,n,D], from its start to before column ends[i].
 
         Each is a copy of its own size: a part of a common block would hold the block, which is as wide as the longest.
         """
@@ -146,7 +146,7 @@ class RowCache:
         ]
 
     def prepare(self, ahead: int, last: int) -> tuple[Tensor, Tensor | None]:
-        """Room for the next step. Its positions, [R,1] or [1,1], and its mask, [R,1,1,W] or None if not needed.
+        """Make room for the next step -> its positions, [R,1] or [1,1], and its mask, [R,1,1,W] or None if not needed.
 
         last  the model's last position: a finished row may run past it until it is dropped; what it draws is not used
         """
@@ -156,7 +156,7 @@ class RowCache:
         return (self.column - self.start[: self.rows]).clamp_(max=last)[:, None], self.mask()
 
     def mask(self) -> Tensor:
-        """[R,1,1,W], 0 where a row may look and -inf where it may not."""
+        """Return [R,1,1,W], 0 where a row may look and -inf where it may not."""
         if self._mask is None:
             columns = torch.arange(self._base, self._base + self._columns, device=self.start.device)
             visible = self._memory[0].new_zeros(len(self.start), self._columns)
@@ -164,11 +164,11 @@ class RowCache:
         return self._mask[: self.rows, None, None, self._first - self._base : self.column + 1 - self._base]
 
     def advance(self) -> None:
-        """The step has written its column."""
+        """Go to the next column, once a step has written this one."""
         self.column += 1
 
     def views(self) -> list[Tensor]:
-        """Per layer four views: the column to write, of keys and of values, [R,H,1,D]; their windows [R,H,W,D]."""
+        """Return four views a layer: the column to write, of keys and of values, [R,H,1,D]; their windows [R,H,W,D]."""
         first, at = self._first - self._base, self.column - self._base
         views = []
         for memory in self._memory:
@@ -201,7 +201,7 @@ class RowCache:
         self.start, self._base, self._columns, self._mask = start, self.column - before, columns, None
 
     def _swap(self, layer: int, needed: int, room: int) -> Tensor:
-        """`needed` numbers of the spare buffer, which is the layer's from now on; the layer's own becomes the spare.
+        """Give `needed` numbers of the spare buffer to a layer, whose own buffer becomes the spare.
 
         room  numbers in a new buffer
         """
@@ -272,12 +272,12 @@ def row_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one new token per row, two batched products; other prompts go to transformers' own sdpa function.
+    """Attend from one new token per row, by two batched products; prompts go to transformers' own sdpa function.
 
     query [R,heads,Q,D], key and value [R,H,W,D], mask [R,1,Q,W] additive -> [R,Q,heads,D]. Query heads that share a
     key-value head are one matrix, so grouped-query attention copies no key. On a CPU this is 2 to 6 times as fast as
     scaled_dot_product_attention at one token, whose kernels are made for long queries. Whatever is recorded
-    (recording.py) runs this, so short prompts do too.
+    (decode.py) runs this.
     """
     # A recording may not branch on a size.
     short = torch.jit.is_tracing() or query.shape[2] == 1  # type: ignore[reportPrivateImportUsage]

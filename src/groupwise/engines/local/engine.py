@@ -117,7 +117,7 @@ class LocalEngine:
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
     ) -> list[tuple[Completion, ...]]:
-        """The completions of each request, in order. Raises UsageError before sampling, RunError on bad logits."""
+        """Sample the completions of each request, in order. Raises UsageError at once, RunError on bad logits."""
         if self._model is None:
             raise RunError("the engine is closed")
         rules = self._rules_of(sampling)
@@ -152,9 +152,8 @@ class LocalEngine:
             self._progress()
             if scheduler.admits:
                 logits = torch.cat([logits, *self._admit(scheduler)])
-            if rules.adjusting is not None:
-                logits = rules.adjusting(logits, scheduler)
-            draw, end_sum = rules.drawing(logits, scheduler.uniform(), rules.sampling)
+            logits = rules.adjusted(logits, scheduler)
+            draw, end_sum = rules.draw(logits, scheduler.uniform())
             if not scheduler.record(draw, end_sum):
                 raise broken(self.version)
             tokens, finished = scheduler.retire(draw.tokens)
@@ -162,7 +161,7 @@ class LocalEngine:
             logits = self._decode(tokens, scheduler) if scheduler.count else logits[:0]
 
     def _decode(self, tokens: Tensor, scheduler: Scheduler) -> Tensor:
-        """One token more for every row: their next logits [R,V]."""
+        """Run the rows' last tokens: their next logits [R,V]."""
         cache = scheduler.cache
         positions, mask = cache.prepare(scheduler.ahead, self._context - 1)
         if mask is None and self._always_masked:
@@ -194,14 +193,14 @@ class LocalEngine:
         return logits
 
     def _run_prompts(self, queue: Queue, numbers: Sequence[int]) -> PrefilledPrompts:
-        """The prompts of a batch of requests, which all go on from what is held or all do not."""
+        """Return the prompts of a batch of requests, which all go on from what is held or all do not."""
         # Requests may share a prompt, say where each completion has a limit of its own: one pass serves them.
         past = {queue.requests[number].tokens: queue.past[number] for number in numbers}
         for number in numbers:
             queue.past[number] = None
         prompts, held = list(past), [sequence for sequence in past.values() if sequence is not None]
         self.tokens_run += sum(map(len, prompts)) - sum(len(sequence.tokens) for sequence in held)
-        return self._prefill.after(prompts, held) if held else self._prefill(prompts)
+        return self._prefill(prompts, held)
 
 
 def _announce(queue: Queue, outputs: Outputs, on_finish: OnFinish | None, slots: Tensor) -> None:
@@ -214,7 +213,7 @@ def _announce(queue: Queue, outputs: Outputs, on_finish: OnFinish | None, slots:
 
 
 def _prefill_batch(queue: Queue, takes: Sequence[Take], most: int) -> Sequence[Take]:
-    """As many of the takes, from the front, as one forward of at most `most` padded tokens holds; one at least.
+    """Take as many of the takes, from the front, as one forward of at most `most` padded tokens holds; one at least.
 
     Those that go on from what is held and those that do not are never in one batch.
     """

@@ -22,8 +22,8 @@ def make_experts_recordable(model: Any) -> None:
 
 
 def logits_and_experts(model: Any, routers: Sequence[Router], **inputs: Any) -> tuple[Tensor, Tensor | None]:
-    """The model's logits at the last token of each row, [R,V], and the experts of every token, [tokens,L,K], in the
-    smallest type that holds an expert's number; None for no routers.
+    """Return the model's logits at the last token of each row, [R,V], and the experts of every token, [tokens,L,K], in
+    the smallest type that holds an expert's number; None for no routers.
     """
     chosen: list[Tensor] = []
 

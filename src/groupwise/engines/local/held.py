@@ -31,7 +31,7 @@ class Held:
 
     tokens  T ids
     memory  of each layer the keys, then the values, [H,T,D]: H key-value heads, D head size
-    routes  [T,L,K] on the CPU, the experts chosen; None where routes are not asked for
+    routes  [T,L,K] on the CPU, the experts chosen; None if routes are not asked for
     """
 
     tokens: tuple[int, ...]
@@ -53,12 +53,12 @@ class Store:
         self._by_tokens[sequence.tokens] = sequence
 
     def before(self, request: Request) -> Held | None:
-        """What is held of the request's first `held` tokens, all but the last; None where it is not there."""
+        """Return what is held of the request's first `held` tokens, all but the last; None if it is not there."""
         return self._by_tokens.get(request.tokens[: request.held - 1]) if request.held else None
 
 
 def first_tokens(sequences: Sequence[Held], counts: Sequence[int]) -> list[Tensor]:
-    """Of each layer the keys, then the values, of the first counts[i] tokens of each sequence, [P,H,W,D].
+    """Join, of each layer, the keys, then the values, of the first counts[i] tokens of each sequence, [P,H,W,D].
 
     W is the largest count; fewer are padded with zeros on the left.
     """
@@ -74,7 +74,9 @@ def first_tokens(sequences: Sequence[Held], counts: Sequence[int]) -> list[Tenso
 
 
 def routes_after(sequences: Sequence[Held], routes: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The routes of whole prompts: what is held of each, [T,L,K], and its new tokens' from the last of routes[i]."""
+    """Return the routes of whole prompts: what is held of each, [T,L,K], and its new tokens' from the last of
+    routes[i].
+    """
     joined = []
     for sequence, last in zip(sequences, routes, strict=True):
         assert sequence.routes is not None, "an engine records routes always or never"

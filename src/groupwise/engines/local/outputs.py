@@ -42,15 +42,15 @@ class Outputs:
         self._by_slot: dict[int, str] = {}
 
     def begin(self, slots: Sequence[int], routes: Sequence[Tensor]) -> None:
-        """Completions begin after prompts with these routes, [prompt tokens,L,K] each, on the CPU."""
+        """Begin completions after prompts with these routes, [prompt tokens,L,K] each, on the CPU."""
         self._prompt_routes.update(zip(slots, routes, strict=True))
 
     def append_routes(self, routes: Tensor) -> None:
-        """[R,L,K], the experts chosen for the live rows' last drawn tokens, in the rows' present order."""
+        """Append [R,L,K], the experts chosen for the live rows' last drawn tokens, in the rows' present order."""
         self._step_routes.append(routes)
 
     def append(self, draw: Draw) -> None:
-        """One step of the live rows, in their present order."""
+        """Append one step of the live rows, in their present order."""
         if draw.support is not None:
             # Ids now and not at the flush: a step's mask over a large vocabulary is too large to wait.
             row, ids = draw.support.nonzero(as_tuple=True)
@@ -88,24 +88,26 @@ class Outputs:
         self._step_routes = []
 
     def sampled(self, slots: Tensor, lengths: Tensor) -> list[tuple[int, ...]]:
-        """The first `lengths` ids of completions that are flushed so far, with those drawn before."""
+        """Return the first `lengths` ids of completions that are flushed so far, with those drawn before."""
         rows = self._tokens[slots].cpu().numpy()  # slices cost less than a tensor's
         return [tuple(row[:length].tolist()) for row, length in zip(rows, lengths.tolist(), strict=True)]
 
     def end(self, slots: Tensor, lengths: Tensor, stops: Sequence[str]) -> None:
-        """Completions that are flushed end here, each by a stop string."""
+        """End completions that are flushed here, each by a stop string."""
         self._length[slots] = lengths
         self._by_slot.update(zip(slots.tolist(), stops, strict=True))
 
     def routes(self, slot: int, length: int) -> Tensor | None:
-        """[T,L,K] on the CPU, of a completion that is flushed and has `length` tokens, those drawn before included: of
-        its prompt's tokens and its own, all but the last. None where routes are not asked for.
+        """Return [T,L,K] on the CPU, of a completion that is flushed and has `length` tokens, those drawn before
+        included: of its prompt's tokens and its own, all but the last. None if routes are not asked for.
         """
         run = None if self._routes is None else self._routes[slot, self._drawn[slot] : length - 1].cpu()
         return _joined(self._prompt_routes.get(slot), run)
 
     def texts(self, slots: Tensor) -> list[tuple[tuple[int, ...], str, str]]:
-        """Of completions that are finished and flushed: the new ids, "stop" or "length", and the stop string or ""."""
+        """Return of completions that are finished and flushed the new ids, "stop" or "length", and the stop string or
+        "".
+        """
         lengths = self._length[slots]
         at_end = self.stops[self._tokens[slots, lengths - 1]].tolist()
         stops = [self._by_slot.get(slot, "") for slot in slots.tolist()]
@@ -115,7 +117,7 @@ class Outputs:
         return list(zip(new, finishes, stops, strict=True))
 
     def completions(self, version: int) -> list[Completion]:
-        """The completions in slot order, sampled by weights `version`. Call outside of inference mode."""
+        """Return the completions in slot order, sampled by weights `version`. Call outside of inference mode."""
         texts = self.texts(torch.arange(len(self._length), device=self._length.device))
         lengths = [len(tokens) for tokens, _, _ in texts]
         drawn = np.array(self._drawn)
@@ -139,21 +141,23 @@ class Outputs:
 
 
 def _columns(count: Tensor, steps: int, width: int) -> Tensor:
-    """[R] tokens so far -> [R,steps] columns of the last `steps` of them; what lies behind the last is put there."""
+    """Map [R] tokens so far -> [R,steps] columns of the last `steps` of them; what lies behind the last is put
+    there.
+    """
     column = (count - steps)[:, None] + torch.arange(steps, device=count.device)
     return column.clamp_(max=width - 1)
 
 
 def _joined(prompt: Tensor | None, run: Tensor | None) -> Tensor | None:
-    """The routes of one sequence, in memory of its own."""
+    """Return the routes of one sequence, in memory of its own."""
     return None if prompt is None else torch.cat([prompt] if run is None else [prompt, run])
 
 
 def _by_completion(
     steps: Sequence[tuple[np.ndarray, np.ndarray]], drawn: np.ndarray, length: np.ndarray
 ) -> list[Support]:
-    """Supports as they were drawn, step by step, (slot, token) [n,2] and ids [n] -> one Support per completion, of its
-    new tokens; `drawn` and `length` are how many were drawn before and are new.
+    """Sort supports as they were drawn, step by step, (slot, token) [n,2] and ids [n] -> one Support per completion, of
+    its new tokens; `drawn` and `length` are how many were drawn before and are new.
     """
     owner, ids = (np.concatenate(column) for column in zip(*steps, strict=True))
     slot, token = owner.T

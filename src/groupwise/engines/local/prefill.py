@@ -1,8 +1,6 @@
 """Prompts through the model, each once, before the first token is sampled.
 
-A pass over short prompts in float32 is recorded where that is safe (recording.py), with the engine's own attention and
-a mask. Longer ones run as the model's plain forward with transformers' attention, which never holds every score, and so
-do those of bfloat16, whose scores it does not round.
+They run as the model's plain forward with transformers' attention, which never holds every score.
 
 A prompt whose first tokens are held (held.py) runs the others only. Beside one that has more of them it runs some of
 its held ones again, in places that were padding otherwise: so what is before the tokens run ends in one column.
@@ -23,19 +21,16 @@ from groupwise.engines.kinds import setting
 from groupwise.engines.local.cache import PrefilledPrompts, PromptCache
 from groupwise.engines.local.experts import logits_and_experts
 from groupwise.engines.local.held import Held, first_tokens, routes_after
-from groupwise.engines.local.recording import Forward, recorded
 from groupwise.models.files.folder import error_line
 from groupwise.models.moe.record import Router, record_routes, require_routers
 
-# The longest prompt whose pass is recorded: its attention holds every score, [P,heads,W,W].
-SHORT = 128
 #: The layers that the engine knows, as configurations name them.
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 OTHER_ENGINE = f"set {setting(lambda kind: kind.own_layers)}"
 
 
 def require_sampled(model: Any) -> None:
-    """Raises UsageError for a model that runs by itself, but not as the engine runs it; device meta will do.
+    """Raise UsageError for a model that runs by itself, but not as the engine runs it; device meta will do.
 
     Tried on two tokens: the engine gives positions, a mask of each prompt, and a cache of each layer's keys and values.
     """
@@ -44,7 +39,7 @@ def require_sampled(model: Any) -> None:
     if other:
         raise UsageError(f"{what}, which has {', '.join(other)} layers; {OTHER_ENGINE}")
     positions = torch.arange(2)[None]
-    ids, mask = positions.to(model.device), _mask(positions, True, model.dtype, 2).to(model.device)
+    ids, mask = positions.to(model.device), _mask(positions, model.dtype, 2).to(model.device)
     with torch.no_grad():
         try:
             model(input_ids=ids, use_cache=True)  # without a cache transformers looks for packed rows, in numbers
@@ -66,59 +61,39 @@ class Prefill:
 
     def __init__(self, model: Any, pad: int, routes: bool = False) -> None:
         self._model, self._pad = model, pad
-        self._plain = _Forward(model, require_routers(model) if routes else ())
-        self._short: Forward | None = None
+        self._forward = _Forward(model, require_routers(model) if routes else ())
         if routes:
             with torch.inference_mode(), record_routes(model):  # refuses routers whose output is not understood
-                self._plain(*self._example((1,)))
+                self([(0,)])
 
-    def __call__(self, prompts: Sequence[tuple[int, ...]]) -> PrefilledPrompts:
-        short = max(map(len, prompts)) <= SHORT and self._model.dtype == torch.float32
-        forward = self._recording() if short else self._plain
-        ids, positions, mask, length = self._inputs(prompts, always_masked=short)
-        logits, chosen, *memory = forward(ids, positions, mask)
-        routes = _without_padding(chosen, length) if self._plain.routers else ()
-        return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
+    def __call__(self, prompts: Sequence[tuple[int, ...]], held: Sequence[Held] = ()) -> PrefilledPrompts:
+        """Run prompts, only the part of prompt i that is behind held[i] if sequences are held."""
+        new = length = [len(prompt) for prompt in prompts]
+        past: list[Tensor] = []
+        if held:
+            new = [tokens - len(sequence.tokens) for tokens, sequence in zip(length, held, strict=True)]
+            past = first_tokens(held, [max(tokens - max(new), 0) for tokens in length])
+        logits, chosen, *memory = self._forward(*self._inputs(prompts, last=max(new)), *past)
+        routes = _without_padding(chosen, new) if self._forward.routers else ()
+        if held and routes:
+            routes = routes_after(held, routes)
+        lengths = torch.tensor(length, device=logits.device)
+        return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], lengths, logits, routes)
 
-    def after(self, prompts: Sequence[tuple[int, ...]], held: Sequence[Held]) -> PrefilledPrompts:
-        """The same of prompts of which the first tokens are held: prompt i goes on from held[i]."""
-        new = [len(prompt) - len(sequence.tokens) for prompt, sequence in zip(prompts, held, strict=True)]
-        last = max(new)
-        past = first_tokens(held, [max(len(prompt) - last, 0) for prompt in prompts])
-        ids, positions, mask, length = self._inputs(prompts, always_masked=True, last=last)
-        logits, chosen, *memory = self._plain(ids, positions, mask, *past)
-        routes = ()
-        if self._plain.routers:
-            routes = routes_after(held, _without_padding(chosen, torch.tensor(new)))
-        return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], length.to(ids.device), logits, routes)
-
-    def _recording(self) -> Forward:
-        if self._short is None:
-            self._short = recorded(self._plain, self._example, (5, 3, 4), (9,) * 5, (1, 1), (2, 7))
-        return self._short
-
-    def _example(self, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:
-        *inputs, _ = self._inputs([tuple(i % 2 for i in range(length)) for length in lengths], always_masked=True)
-        return tuple(t for t in inputs if t is not None)
-
-    def _inputs(
-        self, prompts: Sequence[tuple[int, ...]], always_masked: bool, last: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Ids [P,Q], positions [P,Q] or [1,Q], mask [P,1,Q,W] or [1,1,Q,W] or None, lengths [P] on the CPU.
-
-        last  Q, how many of the W places are run; None for all
+    def _inputs(self, prompts: Sequence[tuple[int, ...]], last: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Lay out the `last` places that are run: ids [P,last], positions [P,last], mask [P,1,last,W]; no mask if the
+        prompts are equally long and run whole.
         """
         device, dtype = self._model.device, self._model.dtype
-        length = torch.from_numpy(np.array([len(p) for p in prompts]))
+        length = torch.tensor([len(prompt) for prompt in prompts])
         width = int(length.max())
-        last = width if last is None else last
         # torch takes four times as long
         padded = np.array([((self._pad,) * (width - len(p)) + p)[width - last :] for p in prompts])
         ids = torch.from_numpy(padded).to(device)
-        even = bool((length == width).all())
-        positions = torch.arange(width) - (width - (length[:1] if even else length))[:, None]
-        mask = None if even and not always_masked else _mask(positions, even, dtype, last).to(device)
-        return ids, positions[:, width - last :].clamp(min=0).to(device), mask, length
+        positions = torch.arange(width) - (width - length)[:, None]
+        whole = last == width and bool((length == width).all())
+        mask = None if whole else _mask(positions, dtype, last).to(device)
+        return ids, positions[:, width - last :].clamp(min=0).to(device), mask
 
 
 class _Forward(nn.Module):
@@ -141,22 +116,19 @@ class _Forward(nn.Module):
         return logits, tokens[:0] if experts is None else experts.unflatten(0, tokens.shape), *cache.memory
 
 
-def _mask(positions: Tensor, even: bool, dtype: torch.dtype, last: int) -> Tensor:
-    """[P,1,last,W] additive causal mask of the last places of left-padded prompts; positions [P,W] are negative in the
-    padding.
+def _mask(positions: Tensor, dtype: torch.dtype, last: int) -> Tensor:
+    """Make the additive causal mask [P,1,last,W] of the last places of left-padded prompts; positions [P,W] are
+    negative in the padding.
 
     A padded place sees itself: a softmax over nothing would be NaN.
     """
     width = positions.shape[1]
-    before = width - last
-    if even:
-        return torch.full((1, 1, last, width), float("-inf"), dtype=dtype).triu_(1 + before)
-    causal = torch.ones(last, width, dtype=torch.bool).tril(before)
-    itself = causal & ~torch.ones(last, width, dtype=torch.bool).tril(before - 1)
+    causal = torch.ones(last, width, dtype=torch.bool).tril(width - last)
+    itself = causal & ~causal.tril(width - last - 1)
     seen = (causal & (positions >= 0)[:, None, :]) | itself
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[:, None]
 
 
-def _without_padding(routes: Tensor, length: Tensor) -> tuple[Tensor, ...]:
-    """Routes [P,W,L,K] of left-padded prompts -> per prompt [length,L,K] on the CPU."""
-    return tuple(row[len(row) - tokens :] for row, tokens in zip(routes.cpu(), length.tolist(), strict=True))
+def _without_padding(routes: Tensor, length: Sequence[int]) -> tuple[Tensor, ...]:
+    """Map routes [P,W,L,K] of left-padded prompts -> per prompt [length,L,K] on the CPU."""
+    return tuple(row[len(row) - tokens :] for row, tokens in zip(routes.cpu(), length, strict=True))

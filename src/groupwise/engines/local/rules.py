@@ -7,57 +7,57 @@ from torch import Tensor
 
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
-from groupwise.engines.local.sampler import Drawing
+from groupwise.engines.local.sampler import Draw, draw, end_sum
 from groupwise.engines.local.scheduler import History, Scheduler
 from groupwise.engines.stop_strings import Decode, StopStrings
 from groupwise.models.forward.adjustment import Adjustment, adjustment_of
-
-
-class Adjusting:
-    """The step's logits [R,V] -> those that are divided by the temperature (core/engine.py: Distribution)."""
-
-    def __init__(self, adjustment: Adjustment, penalty: float, device: torch.device) -> None:
-        self._bias = None if adjustment.bias is None else adjustment.bias.to(device)
-        self._ends, self._least, self._penalty = adjustment.ends.to(device), adjustment.least, penalty
-
-    def __call__(self, logits: Tensor, scheduler: Scheduler) -> Tensor:
-        logits = logits.float()
-        if self._bias is not None:
-            logits = logits + self._bias
-        if scheduler.history is not None:
-            less_likely = torch.where(logits > 0, logits / self._penalty, logits * self._penalty)
-            logits = torch.where(scheduler.history.had, less_likely, logits)
-        if scheduler.youngest < self._least:
-            early = (scheduler.age < self._least).nonzero()
-            logits = logits.index_put((early, self._ends), logits.new_tensor(-torch.inf))
-        return logits
 
 
 @dataclass(frozen=True)
 class Rules:
     """How one call of the engine samples.
 
-    stops      [V] bool, the ids that end a completion
-    drawing    draws tokens, and says where a row may have ended
-    strings    the texts that end a completion; None without any
-    adjusting  None where logits stay as they are
+    adjustment  of logits, on the engine's device
+    stops       [V] bool, the ids that end a completion
+    strings     the texts that end a completion; None without any
     """
 
     sampling: Sampling
+    adjustment: Adjustment
     stops: Tensor
-    drawing: Drawing
     strings: StopStrings | None
-    adjusting: Adjusting | None
+
+    def adjusted(self, logits: Tensor, scheduler: Scheduler) -> Tensor:
+        """Turn a step's logits [R,V] into those that are divided by the temperature (core/engine.py: Distribution)."""
+        if not self.sampling.adjusts:
+            return logits
+        logits = logits.float()
+        if self.adjustment.bias is not None:
+            logits = logits + self.adjustment.bias
+        if scheduler.history is not None:
+            penalty = self.sampling.repetition_penalty
+            logits = torch.where(
+                scheduler.history.had, torch.where(logits > 0, logits / penalty, logits * penalty), logits
+            )
+        if scheduler.youngest < self.adjustment.least:
+            early = (scheduler.age < self.adjustment.least).nonzero()
+            logits = logits.index_put((early, self.adjustment.ends), logits.new_tensor(-torch.inf))
+        return logits
+
+    def draw(self, logits: Tensor, uniform: Tensor) -> tuple[Draw, Tensor]:
+        """Draw a token for each row from logits [R,V] and numbers [R] -> the draw and its end sum."""
+        drawn = draw(logits, uniform, self.sampling)
+        return drawn, end_sum(drawn, self.stops)
 
     def history(self) -> History | None:
-        """An empty one where the sampling reads what a row has had."""
+        """Return an empty one where the sampling reads what a row has had."""
         if self.sampling.repetition_penalty == 1:
             return None
         return History(len(self.stops), self.stops.device)
 
 
 class Rulebook:
-    """Samplings -> their rules, for a model. Recordings, and what is known of ids, are kept from call to call.
+    """Samplings -> their rules, for a model. What stop strings know of ids is kept from call to call.
 
     eos      ids that end a completion under every sampling
     decode   the text of ids, or None: then there are no stop strings
@@ -72,23 +72,14 @@ class Rulebook:
             )
         self._eos, self._vocabulary, self._device, self._decode = eos, vocabulary, device, decode
         self.options = frozenset(Sampling.model_fields) - (frozenset() if decode else {"stop"})
-        self._drawings: dict[tuple[int, ...], Drawing] = {}
         self._strings: dict[tuple[str, ...], StopStrings] = {}
 
     def __call__(self, sampling: Sampling) -> Rules:
-        """Raises UsageError, beginning with the key, for a sampling that the model cannot follow."""
-        adjustment = adjustment_of(sampling, self._eos, self._vocabulary)
+        """Raise UsageError, beginning with the key, for a sampling that the model cannot follow."""
+        adjustment = adjustment_of(sampling, self._eos, self._vocabulary).on(self._device)
         stops = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
-        stops[adjustment.ends.to(self._device)] = True
-        if sampling.stop_ids not in self._drawings:
-            self._drawings[sampling.stop_ids] = Drawing(stops)
-        return Rules(
-            sampling,
-            stops,
-            drawing=self._drawings[sampling.stop_ids],
-            strings=self._strings_of(sampling.stop),
-            adjusting=Adjusting(adjustment, sampling.repetition_penalty, self._device) if sampling.adjusts else None,
-        )
+        stops[adjustment.ends] = True
+        return Rules(sampling, adjustment, stops, self._strings_of(sampling.stop))
 
     def _strings_of(self, stop: tuple[str, ...]) -> StopStrings | None:
         if not stop:

@@ -2,20 +2,18 @@
 
 Shapes: R rows, V vocabulary. Randomness comes in as one uniform number per row; a draw is the inverse of the cumulative
 distribution in id order, so two rows with the same logits and the same number take the same token. All are functions of
-tensors without state, but for `Drawing`, which keeps its recordings.
+tensors without state.
 """
 
 import math
 from collections.abc import Iterable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from groupwise.core.engine import Sampling
-from groupwise.engines.local.recording import Forward, recorded
 
 # Top-p looks at this many of the most likely tokens before it sorts the whole vocabulary.
 FIRST_LOOK = 256
@@ -33,7 +31,7 @@ class Draw(NamedTuple):
     tokens  [R] int64
     chance  [R] float32, the token's share of `total`; 1 where the draw is greedy
     total   [R] float64, about 1; NaN where the logits hold NaN or +inf, or nothing but -inf
-    support [R,V] bool, the ids drawn from, or None where they are the whole vocabulary
+    support [R,V] bool, the ids drawn from, or None if they are the whole vocabulary
     """
 
     tokens: Tensor
@@ -47,31 +45,8 @@ class Draw(NamedTuple):
         return self.chance.double().log() - self.total.log()
 
 
-class Drawing:
-    """Logits [R,V] and numbers [R] -> a Draw and its end sum. `stops` [V] bool are the ids that end a completion.
-
-    The end sum, [] float64, tells whether the scheduler must look closer: the draw's totals, about R, and END for each
-    row that it ends; finite if every total is. All this is a dozen operations on little data, whose time is that of
-    calling them.
-    """
-
-    def __init__(self, stops: Tensor) -> None:
-        self._stops = stops.double() * END
-        self._recordings: dict[float, Forward] = {}
-
-    def __call__(self, logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Draw, Tensor]:
-        if sampling.temperature == 0 or sampling.truncates:
-            plain = draw(logits, uniform, sampling)
-            return plain, _end_sum(plain.tokens, plain.total, self._stops)
-        if sampling.temperature not in self._recordings:
-            plain = _DrawFromAll(sampling.temperature, self._stops)
-            self._recordings[sampling.temperature] = recorded(plain, partial(_example, self._stops), 5, 3, 1)
-        tokens, chance, total, end_sum = self._recordings[sampling.temperature](logits, uniform)
-        return Draw(tokens, chance, total, None), end_sum
-
-
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
-    """One token per row from logits [R,V] and numbers [R] float64 in [0, 1)."""
+    """Draw one token per row from logits [R,V] and numbers [R] float64 in [0, 1)."""
     logits = logits.float()
     if sampling.temperature == 0:
         return _greedy(logits)
@@ -80,32 +55,30 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
     support = support_mask(logits, sampling.top_k, sampling.top_p, sampling.min_p) if sampling.truncates else None
     if support is not None:
         logits = logits.masked_fill(~support, -torch.inf)
-    return Draw(*from_all(logits, uniform, 1.0, logits.shape[-1]), support)
+    chance = torch.softmax(logits, -1)
+    tokens, total = (_invert if logits.shape[-1] <= 4 * BLOCK else _invert_blocks)(chance, uniform)
+    return Draw(tokens, chance.gather(1, tokens[:, None])[:, 0], total, support)
 
 
-def from_all(logits: Tensor, uniform: Tensor, temperature: float, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, chance and total of a Draw from every token whose logit is not -inf; nothing here branches on a tensor.
-
-    vocabulary  the size of the last dimension as a number of its own: a recording may not ask a tensor for it
+def end_sum(draw: Draw, stops: Tensor) -> Tensor:
+    """Tell by one number whether a step has to be looked at: [] float64, the draw's totals, about R, and END for each
+    row that draws one of the ids `stops` [V] bool; finite if every total is.
     """
-    logits = logits.float()
-    chance = torch.softmax(logits if temperature == 1 else logits / temperature, -1)
-    invert = _invert if vocabulary <= 4 * BLOCK else _invert_blocks
-    tokens, total = invert(chance, uniform, vocabulary)
-    return tokens, chance.gather(1, tokens[:, None])[:, 0], total
+    return (draw.total + stops.index_select(0, draw.tokens) * END).sum()
 
 
-def _invert(chance: Tensor, uniform: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+def _invert(chance: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """chance [R,V], uniform [R] -> the token [R] whose span of the cumulative sum holds u, and the sum's end [R]."""
     cumulative = chance.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # u * total can round up to total, which lies behind the last token: stay below it.
     target = uniform[:, None] * (total * BELOW_ONE)
-    return _first_above(cumulative, target, vocabulary), total[:, 0]
+    return _first_above(cumulative, target), total[:, 0]
 
 
-def _invert_blocks(chance: Tensor, uniform: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """The same in two looks, first for a block of tokens and then inside it: a tenth of the numbers are summed up."""
+def _invert_blocks(chance: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Invert in two looks, first for a block of tokens and then inside it: a tenth of the numbers are summed up."""
+    vocabulary = chance.shape[1]
     full = vocabulary - vocabulary % BLOCK
     blocks = chance[:, :full].unflatten(1, (-1, BLOCK)).sum(-1)
     if full < vocabulary:
@@ -113,24 +86,24 @@ def _invert_blocks(chance: Tensor, uniform: Tensor, vocabulary: int) -> tuple[Te
     reached = blocks.cumsum(-1, dtype=torch.float64)
     total = reached[:, -1:]
     target = uniform[:, None] * (total * BELOW_ONE)
-    block = _first_above(reached, target, -(-vocabulary // BLOCK))[:, None]
+    block = _first_above(reached, target)[:, None]
     ids = block * BLOCK + torch.arange(BLOCK, device=chance.device)
     inside = chance.gather(1, ids.clamp(max=vocabulary - 1)).masked_fill_(ids >= vocabulary, 0)
     inner = inside.cumsum(-1, dtype=torch.float64)
     before = (reached - blocks.double()).gather(1, block)
     # The block's sum was rounded otherwise than its tokens': what is left of the target must still end inside it.
     rest = torch.minimum((target - before).clamp_(min=0), inner[:, -1:] * BELOW_ONE)
-    return block[:, 0] * BLOCK + _first_above(inner, rest, BLOCK), total[:, 0]
+    return block[:, 0] * BLOCK + _first_above(inner, rest), total[:, 0]
 
 
-def _first_above(cumulative: Tensor, target: Tensor, places: int) -> Tensor:
-    """[R,places], [R,1] -> [R]: the first place whose sum is above the target; it has a weight above 0."""
+def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
+    """Map [R,places], [R,1] -> [R]: the first place whose sum is above the target; it has a weight above 0."""
     # Rows of NaN point past the end; they are reported by `total`.
-    return torch.searchsorted(cumulative, target, right=True).clamp_(max=places - 1)[:, 0]
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)[:, 0]
 
 
 def support_mask(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
-    """[R,V] bool, the tokens that top-k, top-p and min-p leave, in this order, of logits over the temperature.
+    """Return [R,V] bool, the tokens that top-k, top-p and min-p leave, in this order, of logits over the temperature.
 
     Min-p keeps tokens at least min_p times as likely as the most likely one, which the other two never leave out.
     """
@@ -142,7 +115,7 @@ def support_mask(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -
 
 
 def _most(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """[R,V] bool, the tokens that top-k and then top-p leave.
+    """Return [R,V] bool, the tokens that top-k and then top-p leave.
 
     Top-p keeps the smallest set of most likely tokens whose probability, renormalised over the top k, reaches top_p.
     Of equally likely tokens the lower id comes first.
@@ -159,7 +132,9 @@ def _most(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def most_likely(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Values and ids, [R,count] each, of the largest float32 logits: falling, and of equal ones the lower id first."""
+    """Return values and ids, [R,count] each, of the largest float32 logits: falling, and of equal ones the lower id
+    first.
+    """
     if count == logits.shape[-1]:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
         return values, ids
@@ -172,7 +147,7 @@ def most_likely(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def uniforms(streams: Iterable[tuple[int, int]], length: int) -> np.ndarray:
-    """[streams, length] float64 in [0, 1): a row for each (seed, number of the completion), a stream of its own."""
+    """Draw [streams, length] float64 in [0, 1): a row for each (seed, number of the completion)."""
     generator = np.random.Philox(key=0)
     # A generator per completion would cost more than its numbers; setting the key of one costs a quarter of that.
     state = generator.state
@@ -195,7 +170,7 @@ def _greedy(logits: Tensor) -> Draw:
 
 
 def _nucleus(logits: Tensor, values: Tensor, top_p: float, over_all: bool) -> tuple[Tensor, bool]:
-    """Which of the most likely `values` top-p keeps, and whether it was reached in every row among them.
+    """Tell which of the most likely `values` top-p keeps, and whether it was reached in every row among them.
 
     over_all  probabilities are over the whole vocabulary (no top-k)
     """
@@ -209,26 +184,3 @@ def _nucleus(logits: Tensor, values: Tensor, top_p: float, over_all: bool) -> tu
         total = (logits - peak).exp().sum(-1, keepdim=True, dtype=torch.float64)
     keep[:, 1:] = reached[:, :-1] < top_p * total
     return keep, bool((reached[:, -1:] >= top_p * total).all())
-
-
-class _DrawFromAll(nn.Module):
-    """Draws from the whole vocabulary, as `draw` does."""
-
-    def __init__(self, temperature: float, stops: Tensor) -> None:
-        super().__init__()
-        self.temperature, self.vocabulary = temperature, len(stops)
-        self.register_buffer("stops", stops)
-
-    def forward(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, ...]:
-        tokens, chance, total = from_all(logits, uniform, self.temperature, self.vocabulary)
-        return tokens, chance, total, _end_sum(tokens, total, self.get_buffer("stops"))
-
-
-def _end_sum(tokens: Tensor, total: Tensor, stops: Tensor) -> Tensor:
-    return (total + stops.index_select(0, tokens)).sum()
-
-
-def _example(stops: Tensor, rows: int) -> list[Tensor]:
-    noise = torch.Generator().manual_seed(rows)
-    logits = torch.randn(rows, len(stops), generator=noise)
-    return [logits.to(stops.device), torch.rand(rows, generator=noise, dtype=torch.float64).to(stops.device)]

@@ -25,8 +25,6 @@ DROP_SHARE = 1 / 16
 ADMIT_SHARE = 1 / 8
 # A column that no completion reaches.
 FAR = 2**62
-# Columns whose numbers are looked up together.
-LOOK_AHEAD = 16
 
 
 class Take(NamedTuple):
@@ -40,7 +38,7 @@ class Take(NamedTuple):
 class Queue:
     """Completions that wait, in order. Completion i of request r has the slot offset[r] + i.
 
-    past     what each request goes on from, until its prompt is run; None where nothing is held of it
+    past     what each request goes on from, until its prompt is run; None if nothing is held of it
     carried  the prompt of a request that is admitted in part
     """
 
@@ -54,11 +52,11 @@ class Queue:
         self._sample = 0
 
     def by_slot(self) -> Iterator[Request]:
-        """The request of each completion."""
+        """Return the request of each completion."""
         return (request for request in self.requests for _ in range(request.samples))
 
     def number(self, slot: int) -> int:
-        """Which request a completion is of."""
+        """Tell which request a completion is of."""
         return bisect_right(self.offset, slot) - 1
 
     @property
@@ -71,7 +69,7 @@ class Queue:
         return self._request < len(self.requests)
 
     def take(self, room: int) -> list[Take]:
-        """The next completions, at most `room`."""
+        """Return the next completions, at most `room`."""
         takes = []
         while room and self.waiting:
             samples = self.requests[self._request].samples
@@ -96,7 +94,7 @@ class History:
         self.had = torch.zeros(0, vocabulary, dtype=torch.bool, device=device)
 
     def admit(self, prompts: Sequence[tuple[int, ...]], counts: Sequence[int]) -> None:
-        """New rows behind the others: `counts` of them after each prompt."""
+        """Add new rows behind the others: `counts` of them after each prompt."""
         new = self.had.new_zeros(len(prompts), self.had.shape[1])
         for row, tokens in zip(new, prompts, strict=True):
             row[list(set(tokens))] = True
@@ -104,7 +102,7 @@ class History:
         self.had = torch.cat([self.had, new.repeat_interleave(repeats, 0)])
 
     def add(self, tokens: Tensor) -> None:
-        """[R] what each row has drawn."""
+        """Add [R] what each row has drawn."""
         self.had.scatter_(1, tokens[:, None], True)
 
     def move(self, to: Tensor, origin: Tensor, rows: int) -> None:
@@ -122,6 +120,7 @@ class Scheduler:
 
     strings  texts that end a completion, though not among its first `least` tokens; None without any
     history  of the rows, where the sampling reads it
+    live     rows that are not finished, once `record` has been called
     held     what was computed for completions that have ended and are to be held
     """
 
@@ -145,10 +144,8 @@ class Scheduler:
         # [N,L] one number for each token that may be drawn; shorter limits read the front of their row.
         streams = ((r.seed, r.first + i) for r in queue.requests for i in range(r.samples))
         self._uniforms = torch.from_numpy(uniforms(streams, queue.longest)).to(self._device)
-        self._coming: list[Tensor] = []
-        self._first_coming = 0
         self._horizon = 0
-        self._live = 0
+        self.live = 0
         self._next_end = 0
         self._last_born = 0
 
@@ -160,11 +157,6 @@ class Scheduler:
     def ahead(self) -> int:
         """Columns that the longest row may still need."""
         return self._horizon - self.cache.column
-
-    @property
-    def live(self) -> int:
-        """Rows that are not finished, once `record` has been called."""
-        return self._live
 
     @property
     def age(self) -> Tensor:
@@ -183,12 +175,9 @@ class Scheduler:
         return self.queue.waiting and (self.count == 0 or free >= self._max_rows * ADMIT_SHARE)
 
     def uniform(self) -> Tensor:
-        """[R] the number each row's next token is drawn with."""
-        ahead = self.cache.column - self._first_coming
-        if ahead >= len(self._coming):
-            self._look_ahead()
-            ahead = 0
-        return self._coming[ahead]
+        """Look up [R] the number that each row's next token is drawn with."""
+        # A finished row runs past its numbers until it is dropped; what it draws is not used.
+        return self._uniforms[self._table[:, 0], self.age.clamp_(max=self._uniforms.shape[1] - 1)]
 
     def record(self, draw: Draw, end_sum: Tensor) -> bool:
         """Log a draw -> whether all logits were sound. `end_sum` [] is the sampler's count of rows that it may end."""
@@ -225,24 +214,16 @@ class Scheduler:
 
     def retire(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Drop finished rows once they are enough -> the last tokens [R] of the rows left, the slots of the dropped."""
-        finished = self.count - self._live
-        if self._live and finished < max(1, self.count * DROP_SHARE):
+        finished = self.count - self.live
+        if self.live and finished < max(1, self.count * DROP_SHARE):
             return tokens, self._table[:0, 0]
-        return self._drop(tokens, self._live)
+        return self._drop(tokens, self.live)
 
     def _count_live(self, column: int) -> None:
-        """How many rows go on after `column`, and the first column in which one of them reaches its limit."""
+        """Count how many rows go on after `column`, and the first column in which one of them reaches its limit."""
         ended = self._table[:, 2]
         beyond = torch.where(ended > column, ended, FAR)
-        self._live, self._next_end = torch.stack([(ended > column).sum(), beyond.amin()]).tolist()
-
-    def _look_ahead(self) -> None:
-        """[columns,R] the numbers of the next columns, so that a step takes a row of them and looks up nothing."""
-        slot, born, _ = self._table.unbind(1)
-        self._first_coming = self.cache.column
-        number = torch.arange(LOOK_AHEAD, device=self._device)[:, None] + (self._first_coming - born)
-        # A finished row runs past its numbers until it is dropped; what it draws is not used.
-        self._coming = list(self._uniforms[slot, number.clamp_(max=self._uniforms.shape[1] - 1)])
+        self.live, self._next_end = torch.stack([(ended > column).sum(), beyond.amin()]).tolist()
 
     def _drop(self, tokens: Tensor, live: int) -> tuple[Tensor, Tensor]:
         """Put live rows in the places of finished ones -> the tokens of the rows left, the slots of the others."""
@@ -257,7 +238,6 @@ class Scheduler:
             self.history.move(to, origin, live)
         self._table[to], tokens[to] = self._table[origin], tokens[origin]
         self._table = self._table[:live]
-        self._coming = []
         return tokens[:live], dropped
 
     def _hold_rows(self, rows: Tensor) -> None:
@@ -277,7 +257,7 @@ class Scheduler:
             self.held.add(Held(tokens, keys_values, self._outputs.routes(slot, len(own))))
 
     def admit(self) -> list[Take]:
-        """New rows behind the live ones, as many as are free; their prompts' keys and values come by `begin`."""
+        """Add new rows behind the live ones, as many as are free; their prompts' keys and values come by `begin`."""
         takes = self.queue.take(self._max_rows - self.count)
         if self.count:
             self._flush(self.cache.column)
@@ -293,12 +273,11 @@ class Scheduler:
         self._last_born = column
         if self.history is not None:
             self.history.admit([self.queue.requests[t.request].tokens for t in takes], counts)
-        self._coming = []
         self._count_live(column - 1)
         return takes
 
     def begin(self, prompts: PrefilledPrompts, source: Tensor) -> None:
-        """The next admitted rows begin with these prompts: row i with prompt source[i]."""
+        """Begin the next admitted rows with these prompts: row i with prompt source[i]."""
         first = self.cache.rows
         self.cache.insert(prompts, source, self.ahead, rows=self.count)
         if prompts.routes:
@@ -306,7 +285,9 @@ class Scheduler:
             self._outputs.begin(slots, [prompts.routes[i] for i in source.tolist()])
 
     def advance(self, routes: Tensor | None) -> None:
-        """The rows' last tokens have been through the model; `routes` [R,L,K] are the experts chosen for them."""
+        """Go on, once the rows' last tokens have been through the model; `routes` [R,L,K] are the experts chosen for
+        them.
+        """
         if routes is not None:
             self._outputs.append_routes(routes)
         self.cache.advance()

@@ -28,7 +28,7 @@ class Asked(NamedTuple):
     version: int
 
     def require_answer(self, answer: Answer) -> None:
-        """Raises ValueError, in words, for what is no answer to it."""
+        """Raise ValueError, in words, for what is no answer to it."""
         counts = [len(group) for group in answer.groups]
         if counts != [request.samples for request in self.requests]:
             asked = sum(request.samples for request in self.requests)
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
             raise ValueError(f"{answer.tokens_run} tokens were computed, where {most} can have been")
 
     def require_finished(self, done: Finished) -> None:
-        """Raises ValueError, in words, for a completion that was not asked for, or is none."""
+        """Raise ValueError, in words, for a completion that was not asked for, or is none."""
         numbers = type(done.request) is type(done.sample) is int and 0 <= done.request < len(self.requests)
         if not numbers or not 0 <= done.sample < self.requests[done.request].samples:
             raise ValueError(f"completion {done.sample} of request {done.request} was not asked for")
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
             raise ValueError(f"request {done.request}, completion {done.sample}: {wrong}")
 
     def _wrong(self, request: Request, completion: Completion) -> str:
-        """What is wrong with a completion of the request; "" where nothing is."""
+        """Tell what is wrong with a completion of the request; "" if nothing is."""
         own = all(span.own for span in completion.spans)
         versions = [span.version for span in completion.spans]
         support, routes, run = completion.support, completion.routes, len(request.tokens) + len(completion.tokens) - 1
@@ -79,7 +79,7 @@ class Asked(NamedTuple):
         return "" if finish in FINISHES else f"finish is {finish!a:.40}, where it is one of {', '.join(FINISHES)}"
 
     def _limit(self, request: Request) -> int:
-        """Most new tokens of a completion."""
+        """Return the most new tokens of a completion."""
         return self.sampling.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
 
     def _is_support(self, support: Support) -> bool:

@@ -26,11 +26,11 @@ class EngineConnection(Peer):
         self._address = address
 
     def parcel(self, weights: SharedWeights) -> Parcel:
-        """All their bytes."""
+        """Return all their bytes."""
         return Parcel({wire.WEIGHTS: weights.array()}, ())
 
     def explained(self, lost: PeerLost) -> PeerLost:
-        """The loss, and where more can be read."""
+        """Return the loss, and where more can be read."""
         where = "" if lost.late else f"; groupwise serve at {self._address} has printed why"
         return PeerLost(f"{lost}{where}", late=lost.late)
 
@@ -46,7 +46,7 @@ class Reaching:
         self._run = secrets.token_hex(8)
 
     def __call__(self, again: bool) -> EngineConnection:
-        """A process of its own. Raises UsageError where none can be had at once, or PeerLost after many tries."""
+        """Return a process of its own. Raises UsageError if none can be had at once, or PeerLost after many tries."""
         if not again:
             return self._connected()
         end = time.monotonic() + self._seconds

@@ -24,7 +24,7 @@ class EngineLine(Line, Protocol):
     pid: int | None
 
     def parcel(self, weights: SharedWeights) -> Parcel:
-        """How the weights go there."""
+        """Tell how the weights go there."""
         ...
 
     def speaks(self, seconds: float) -> bool:
@@ -32,7 +32,7 @@ class EngineLine(Line, Protocol):
         ...
 
     def explained(self, lost: PeerLost) -> PeerLost:
-        """The loss with what is known of its cause."""
+        """Return the loss with what is known of its cause."""
         ...
 
     def close(self) -> None:

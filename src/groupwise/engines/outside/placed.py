@@ -26,7 +26,7 @@ class EngineOfPlace:
         self._process.send(message, descriptors, seconds)
 
     def receive(self, seconds: float | None = None) -> dict[str, Any]:
-        """The next message from it. Raises PeerLost."""
+        """Return the next message from it. Raises PeerLost."""
         return self._process.receive(seconds)
 
     def send_raw(self, data: memoryview | bytes, seconds: float | None = None) -> None:
@@ -34,21 +34,21 @@ class EngineOfPlace:
         self._process.send_raw(data, seconds)
 
     def receive_raw(self, count: int, seconds: float | None = None) -> bytearray:
-        """The bytes behind a message that said how many. Raises PeerLost."""
+        """Return the bytes behind a message that said how many. Raises PeerLost."""
         return self._process.receive_raw(count, seconds)
 
     def speaks(self, seconds: float) -> bool:
-        """Whether there is a message, or the end of the connection, within these seconds."""
+        """Tell whether there is a message, or the end of the connection, within these seconds."""
         return self._process.speaks(seconds)
 
     def parcel(self, weights: SharedWeights) -> Parcel:
-        """The memory itself, or all bytes where it cannot be shared."""
+        """Return the memory itself, or all bytes where it cannot be shared."""
         if self._process.shares_memory:
             return Parcel({}, [weights.descriptor])
         return Parcel({wire.WEIGHTS: weights.array()}, ())
 
     def explained(self, lost: PeerLost) -> PeerLost:
-        """Why it was lost; of a program that failed with the last line that it printed, and all of it as a note."""
+        """Tell why it was lost; if its program failed, by the last line that it printed, with all of it as a note."""
         printed = self._process.printed(0.0 if lost.late else REST)
         how = self._process.exit()
         failed = how is not None and (how.code or 0) > 0
@@ -64,7 +64,7 @@ class EngineOfPlace:
 
 
 def reach_at(place: Place, settings: EngineSettings) -> Callable[[bool], EngineOfPlace]:
-    """What starts such a process, the first time and again."""
+    """Return what starts such a process, the first time and again."""
 
     def reach(again: bool) -> EngineOfPlace:
         process = place.start(Role.ENGINE, SERVER, {}, seconds=settings.start_deadline, python=settings.python)

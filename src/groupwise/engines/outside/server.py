@@ -60,7 +60,7 @@ class Server:
         }
 
     def serve(self) -> None:
-        """An answer, or what went wrong, to each message."""
+        """Answer each message, or tell what went wrong."""
         while True:
             try:
                 content, descriptors = self._run.receive_with(1)
@@ -120,7 +120,7 @@ class Server:
         return self._engine
 
     def _arrived(self, question: Message, descriptors: Sequence[int], stamp: Stamp) -> dict[str, Tensor]:
-        """The weights that came with a question. Raises RunError where one of the parameters is not among them."""
+        """Return the weights that came with a question. Raises RunError if one of the parameters is not among them."""
         memory = mapped(descriptors[0]) if descriptors else question.arrays[wire.WEIGHTS].data
         weights = read_weights(memory, stamp, self._progress)
         missing = [name for name in self._parameters if name not in weights]
@@ -147,7 +147,7 @@ class Server:
 
 
 def _in_words(error: Exception) -> dict[str, str]:
-    """What the run needs to raise the same error; what is no error of groupwise's is told with its traceback."""
+    """Tell what the run needs to raise the same error; what is no error of groupwise's is told with its traceback."""
     kind = "usage" if isinstance(error, UsageError) else "run"
     notes = "\n".join(getattr(error, "__notes__", ()))
     if isinstance(error, GroupwiseError):

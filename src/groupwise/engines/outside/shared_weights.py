@@ -51,7 +51,7 @@ class SharedWeights:
     def write(self, tensors: Mapping[str, Tensor], version: int) -> Stamp:
         """Replaces everything that was there, which no process may read meanwhile.
 
-        Raises RunError where memory has no room.
+        Raises RunError if memory has no room.
         """
         ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # each is aligned so
         head = header(ordered, {"version": str(version)}, PAGE)
@@ -63,7 +63,7 @@ class SharedWeights:
         return Stamp(version, checksum(memory))
 
     def array(self) -> np.ndarray:
-        """What was written last, where it lies: for a process that shares no memory with this one."""
+        """Return what was written last, where it lies: for a process that shares no memory with this one."""
         assert self._memory is not None, "weights are written before they are sent"
         return np.frombuffer(self._memory, np.uint8)
 
@@ -73,7 +73,7 @@ class SharedWeights:
         self._close()
 
     def _reserved(self, count: int) -> mmap.mmap:
-        """The file as memory of `count` bytes, all of which are there."""
+        """Return the file as memory of `count` bytes, all of which are there."""
         if self._memory is None or len(self._memory) != count:
             self._memory = None
             try:
@@ -90,14 +90,14 @@ class SharedWeights:
 
 
 def mapped(descriptor: int) -> mmap.mmap:
-    """The file of another process as memory of this one, which that process still writes to."""
+    """Return the file of another process as memory of this one, which that process still writes to."""
     return mmap.mmap(descriptor, os.fstat(descriptor).st_size, access=mmap.ACCESS_COPY)
 
 
 def read_weights(memory: Memory, stamp: Stamp, progress: Progress = silent) -> dict[str, Tensor]:
-    """The tensors of a file that another process wrote, where they lie: to be copied before it writes again.
+    """Return the tensors of a file that another process wrote, where they lie: to be copied before it writes again.
 
-    Raises RunError where it is not the file that the stamp is of.
+    Raises RunError if it is not the file that the stamp is of.
     """
     what = f"the weights of version {stamp.version} did not arrive whole"
     actual = checksum(memory, progress)
@@ -110,7 +110,7 @@ def read_weights(memory: Memory, stamp: Stamp, progress: Progress = silent) -> d
 
 
 def view(memory: Memory, place: Place) -> Tensor:
-    """The tensor that lies there, without a copy; it holds the memory."""
+    """Return the tensor that lies there, without a copy; it holds the memory."""
     if place.begin == place.end:
         return torch.empty(place.shape, dtype=place.dtype)
     count = (place.end - place.begin) // place.dtype.itemsize
@@ -118,7 +118,7 @@ def view(memory: Memory, place: Place) -> Tensor:
 
 
 def checksum(memory: Memory, progress: Progress = silent) -> int:
-    """CRC-32 of all bytes."""
+    """Compute the CRC-32 of all bytes."""
     total = 0
     with memoryview(memory) as every:
         for begin in range(0, len(every), CHUNK):

@@ -45,7 +45,7 @@ class EngineSpec:
 
 
 def spec_of(policy: Policy, settings: EngineSettings, routes: bool) -> EngineSpec:
-    """The engine of a policy, as it would be inside."""
+    """Return the engine of a policy, as it would be inside."""
     model = policy.model
     return EngineSpec(
         settings=settings.model_dump(mode="json"),
@@ -63,7 +63,7 @@ def spec_of(policy: Policy, settings: EngineSettings, routes: bool) -> EngineSpe
 
 
 def folder_writer(policy: Policy) -> Callable[[Path], None]:
-    """What writes the policy's configuration and tokenizer, as they are now, into a folder; no weights."""
+    """Return what writes the policy's configuration and tokenizer, as they are now, into a folder; no weights."""
     config = copy.deepcopy(policy.model.config)
     config.architectures = [type(policy.model).__name__]
 

@@ -98,7 +98,7 @@ class VllmEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every parameter in place, and drop the keys and values of the old ones.
 
-        Raises RunError where a name or a shape does not match, and nothing is changed.
+        Raises RunError if a name or a shape does not match, and nothing is changed.
         """
         self._require_open()
         given = dict(weights)
@@ -108,7 +108,7 @@ class VllmEngine:
         self.version = version
 
     def _renamed(self, given: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """The parameters as vLLM's model has them; buffers it makes itself."""
+        """Return the parameters as vLLM's model has them; buffers it makes itself."""
         widen = self._model.widening or (lambda name, tensor: tensor)
         for name in self._model.parameters:
             yield name, widen(name, given[name])
@@ -118,7 +118,7 @@ class VllmEngine:
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
     ) -> list[tuple[Completion, ...]]:
-        """The completions of each request, in order. Raises UsageError before sampling, RunError on bad logits."""
+        """Sample the completions of each request, in order. Raises UsageError at once, RunError on bad logits."""
         self._require_open()
         model = self._model
         adjustment_of(sampling, model.eos, model.vocabulary)
@@ -133,7 +133,7 @@ class VllmEngine:
         return [tuple(next(every).completion(self.version) for _ in range(r.samples)) for r in requests]
 
     def _begin(self, requests: Sequence[Request], limits: Sequence[int], sampling: Sampling) -> dict[str, "Row"]:
-        """Every completion as a request of vLLM's: its name there -> what there is of it."""
+        """Return every completion as a request of vLLM's: its name there -> what there is of it."""
         library, ends = self._library, self._model.eos.union(sampling.stop_ids)
         streamed = library.each_step if sampling.stop else library.at_end
         rows = {}
@@ -197,13 +197,13 @@ class Row:
     stop: str = ""
 
     def append(self, new: Any) -> None:
-        """What vLLM's output brings."""
+        """Append what vLLM's output brings."""
         self.tokens += new.token_ids
         self.logp += [chances[token].logprob for token, chances in zip(new.token_ids, new.logprobs, strict=True)]
         self.finish = new.finish_reason or ""
 
     def end_with(self, strings: StopStrings, begun: int, least: int) -> bool:
-        """Whether a stop string is completed by a token from number `begun` on; then it ends there.
+        """Tell whether a stop string is completed by a token from number `begun` on; then it ends there.
 
         The first `least` tokens end nothing.
         """
@@ -217,7 +217,7 @@ class Row:
         return False
 
     def completion(self, version: int) -> Completion:
-        """The whole of it, sampled by weights `version`."""
+        """Return the whole of it, sampled by weights `version`."""
         return Completion.of_one_turn(
             tuple(self.tokens), logp_engine=tuple(self.logp), finish=self.finish, version=version, stop=self.stop
         )

@@ -53,7 +53,7 @@ class Widening:
         return torch.cat([half, half + self.wide // 2])
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        """A parameter of the model -> that of the wide one, by the end of its name."""
+        """Map a parameter of the model -> that of the wide one, by the end of its name."""
         module = name.split(".")[-2] if "." in name else name
         change = self._changes.get(module)
         return tensor if change is None else change(tensor)
@@ -71,29 +71,29 @@ class Widening:
         }
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """[heads * H, ...] -> [heads * W, ...]"""
+        """Map [heads * H, ...] -> [heads * W, ...]"""
         heads = tensor.reshape(-1, self.narrow, *tensor.shape[1:])
         wide = heads.new_zeros(len(heads), self.wide, *tensor.shape[1:])
         wide[:, self.places] = heads
         return wide.flatten(0, 1)
 
     def _columns(self, tensor: Tensor) -> Tensor:
-        """[channels, heads * H] -> [channels, heads * W]; a bias [channels] stays."""
+        """Map [channels, heads * H] -> [channels, heads * W]; a bias [channels] stays."""
         return tensor if tensor.ndim == 1 else self._rows(tensor.T).T
 
 
 def head_channels(config: Any) -> int:
-    """H of a model."""
+    """Return H of a model."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def wide_enough(narrow: int) -> int | None:
-    """The fewest channels among WIDTHS that hold heads of H, W = s H; None where there are none."""
+    """Return the fewest channels among WIDTHS that hold heads of H, W = s H; None if there are none."""
     return next((width for width in WIDTHS if width % narrow == 0), None)
 
 
 def widening_for(config: Any) -> Widening | None:
-    """What a model needs for its heads to be among WIDTHS; None where they are.
+    """Tell what a model needs for its heads to be among WIDTHS; None if they are.
 
     Raises UsageError for a model whose heads cannot be widened.
     """

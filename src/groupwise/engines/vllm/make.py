@@ -28,9 +28,9 @@ LEAST_BATCHED = 2048
 
 
 def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progress: Progress) -> VllmEngine:
-    """vLLM with weights that are random until the first load.
+    """Make vLLM, with weights that are random until the first load.
 
-    Raises UsageError where vLLM is missing, or cannot serve the model.
+    Raises UsageError if vLLM is missing, or cannot serve the model.
     """
     settings = EngineSettings.model_validate(spec.settings)
     if spec.routes:
@@ -74,7 +74,7 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
 
 
 def _facts(spec: EngineSpec, config: Any, weights: Mapping[str, Tensor], on_cpu: bool) -> ModelFacts:
-    """Of the model. Raises UsageError where its heads are of a width that a CPU cannot be made to compute."""
+    """Gather what the engine knows of the model. Raises UsageError if a CPU cannot be made to compute heads so wide."""
     shapes, names = shapes_of(weights), set(spec.parameters)
     embedding = next((name for name in spec.parameters if name.endswith("embed_tokens.weight")), None)
     return ModelFacts(
@@ -89,7 +89,7 @@ def _facts(spec: EngineSpec, config: Any, weights: Mapping[str, Tensor], on_cpu:
 
 
 def _configure_process(threads: int) -> None:
-    """What vLLM reads from the environment, of this process alone."""
+    """Set what vLLM reads from the environment, of this process alone."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, so that its end is the engine's
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the run's own threads need cores too
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
@@ -98,7 +98,7 @@ def _configure_process(threads: int) -> None:
 
 
 def _import() -> tuple[Library, Any]:
-    """vLLM's parts, and what makes an LLM. Raises UsageError where it is missing."""
+    """Import vLLM's parts, and what makes an LLM. Raises UsageError if it is missing."""
     try:
         from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
@@ -110,13 +110,15 @@ def _import() -> tuple[Library, Any]:
 
 
 def _whole_prompts(model: ModelFacts) -> dict[str, Any]:
-    """Of the scheduler. Of a prompt that is run in parts vLLM takes back the number that it drew too early, which the
-    generators of a CPU cannot do.
+    """Keep vLLM's scheduler from running a prompt in parts: the number that it then draws too early it takes back,
+    which the generators of a CPU cannot do.
     """
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(LEAST_BATCHED, model.context)}
 
 
 def _overrides(model: ModelFacts) -> dict[str, Any]:
-    """Of the configuration. On a CPU vLLM packs an output head once: one that is tied would keep its first weights."""
+    """Override the configuration: on a CPU vLLM packs an output head once, so that a tied one would keep its first
+    weights.
+    """
     wide = {"head_dim": model.widening.wide} if model.widening else {}
     return wide | ({"tie_word_embeddings": False} if model.tied_to else {})

@@ -17,12 +17,12 @@ MATRICES = "adapters.safetensors"
 
 
 def holds_adapters(folder: Path) -> bool:
-    """Whether a folder holds adapters in the place of a model."""
+    """Tell whether a folder holds adapters in the place of a model."""
     return (folder / ADAPTERS).is_file()
 
 
 def write_adapters(folder: Path, adapters: Adapters, base: str, writes: bool = True) -> None:
-    """Only A and B, with their settings and the base that they were trained over, whose folder was `base`.
+    """Write only A and B, with their settings and the base that they were trained over, whose folder was `base`.
 
     writes  False: this rank only helps to gather them
     """
@@ -35,9 +35,9 @@ def write_adapters(folder: Path, adapters: Adapters, base: str, writes: bool = T
 
 
 def read_adapters(folder: Path, adapters: Adapters) -> None:
-    """A and B as they were saved, bit for bit.
+    """Read A and B as they were saved, bit for bit.
 
-    Raises UsageError where there are none, where they are of other settings, another base or other layers, and where
+    Raises UsageError if there are none, where they are of other settings, another base or other layers, and where
     the files hold something else.
     """
     rank = adapters.settings.rank
@@ -54,7 +54,7 @@ def read_adapters(folder: Path, adapters: Adapters) -> None:
 
 
 def _require_same(saved: Any, adapters: Adapters, path: Path) -> None:
-    """Raises UsageError where the adapters that were saved have other settings or another base than these."""
+    """Raise UsageError if the adapters that were saved have other settings or another base than these."""
     now = _description(adapters)
     for key in ("rank", "alpha", "targets"):
         if saved[key] != now[key]:

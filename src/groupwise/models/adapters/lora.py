@@ -53,7 +53,7 @@ class Adapters:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Inside, the model computes what it did before it had adapters, to the bit."""
+        """Make the model compute inside what it did before it had adapters, to the bit."""
         self._enable(False)
         try:
             yield
@@ -61,7 +61,8 @@ class Adapters:
             self._enable(True)
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight of the model without adapters, by name: W + alpha/r B A where it is adapted, one at a time.
+        """Return every weight of the model without adapters, by name: W + alpha/r B A where it is adapted, one at a
+        time.
 
         Of a model in shards each is gathered for it.
         """
@@ -69,7 +70,7 @@ class Adapters:
             yield name, self._merged(name, weight)
 
     def load(self, matrices: Mapping[str, Tensor]) -> None:
-        """Sets A and B. Raises ValueError where they are of other weights or shapes."""
+        """Set A and B. Raises ValueError if they are of other weights or shapes."""
         own = self.matrices
         if {k: m.shape for k, m in matrices.items()} != {k: m.shape for k, m in own.items()}:
             raise ValueError("the adapters are of other layers than the model has")
@@ -102,7 +103,8 @@ class Adapters:
 
 
 def with_adapters(model: Any, settings: AdapterSettings) -> Any:
-    """A copy of a model without memory, on the meta device, that has adapters and what is frozen as a real one has.
+    """Return a copy of a model without memory, on the meta device, that has adapters and what is frozen as a real one
+    has.
 
     Raises UsageError as Adapters does.
     """
@@ -114,7 +116,7 @@ def with_adapters(model: Any, settings: AdapterSettings) -> Any:
 
 @contextmanager
 def _whole_matrices(layer: Any) -> Iterator[None]:
-    """Inside, A and B of one of peft's layers are whole, also where they are in shards outside."""
+    """Make A and B of one of peft's layers whole inside, also those that are in shards outside."""
     linears = [getattr(layer, part)[NAME] for part in PARTS]
     own = [linear.weight for linear in linears]
     try:
@@ -127,7 +129,7 @@ def _whole_matrices(layer: Any) -> Iterator[None]:
 
 
 def _inject(model: Any, weights: list[str], settings: AdapterSettings, seed: int) -> None:
-    """Adapters without dropout over the weights of these names; their random numbers are a function of the seed."""
+    """Inject adapters without dropout over the weights of these names, random by the seed alone."""
     peft = need("peft", EXTRA, f"adapter.rank = {settings.rank}")
     stacks = [name for name in weights if model.get_parameter(name).dim() == 3]
     config = peft.LoraConfig(
@@ -144,13 +146,13 @@ def _inject(model: Any, weights: list[str], settings: AdapterSettings, seed: int
 
 
 def _names_now(model: nn.Module, base: Mapping[str, nn.Parameter]) -> dict[str, str]:
-    """The names that these parameters have in a model with adapters, by those that they had before."""
+    """Return the names that these parameters have in a model with adapters, by those that they had before."""
     now = {id(parameter): name for name, parameter in model.named_parameters()}
     return {name: now[id(parameter)] for name, parameter in base.items()}
 
 
 def _by_weight(model: nn.Module, base: Mapping[str, nn.Parameter]) -> dict[str, Any]:
-    """peft's layers, by the name of the weight that each adapts."""
+    """Find peft's layers, by the name of the weight that each adapts."""
     lora = need("peft", EXTRA, "adapters").tuners.lora
     names = {id(parameter): name for name, parameter in base.items()}
     layers: list[Any] = [module for module in model.modules() if isinstance(module, lora.LoraLayer)]

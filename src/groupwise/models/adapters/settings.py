@@ -26,7 +26,7 @@ class AdapterSettings(Settings):
     rate_factor: Changeable[float] = Field(default=10.0, gt=0)
 
     def require_installed(self) -> None:
-        """Raises UsageError, with what to install, where there are to be adapters and peft is missing."""
+        """Raise UsageError, with what to install, if there are to be adapters and peft is missing."""
         if self.rank:
             need("peft", EXTRA, f"adapter.rank = {self.rank}")
 

@@ -14,7 +14,8 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_nu
 
 
 def adapted_weights(model: Any, settings: AdapterSettings) -> dict[str, Tensor]:
-    """The weights that get adapters, by name: [out, in] of linear layers, [experts, ...] of experts in one parameter.
+    """Return the weights that get adapters, by name: [out, in] of linear layers, [experts, ...] of experts in one
+    parameter.
 
     Raises UsageError, one line, for a target that matches none of them, a router, or the output head.
     """
@@ -31,7 +32,9 @@ def adapted_weights(model: Any, settings: AdapterSettings) -> dict[str, Tensor]:
 
 
 def adaptable_weights(model: Any) -> dict[str, Tensor]:
-    """Every weight that may get adapters: those of linear layers and of experts, without the head and the routers."""
+    """Return every weight that may get adapters: those of linear layers and of experts, without the head and the
+    routers.
+    """
     routers, embedding = routing_modules(model), model.get_input_embeddings().weight
     weights: dict[str, Tensor] = {}
     for name, module in model.named_modules():
@@ -46,12 +49,12 @@ def adaptable_weights(model: Any) -> dict[str, Tensor]:
 
 
 def adapter_size(weights: Mapping[str, Tensor], rank: int) -> int:
-    """How many numbers adapters of that rank have: rank (in + out) for each matrix."""
+    """Tell how many numbers adapters of that rank have: rank (in + out) for each matrix."""
     return sum(rank * w.shape[:-2].numel() * (w.shape[-2] + w.shape[-1]) for w in weights.values())
 
 
 def in_short(model: Any, settings: AdapterSettings) -> str:
-    """What of a model gets adapters, and how many numbers train."""
+    """Tell what of a model gets adapters, and how many numbers train."""
     weights = adapted_weights(model, settings)
     experts = sum(weight.dim() == 3 for weight in weights.values())
     stacks = f", {experts} stacks of experts" if experts else ""
@@ -60,7 +63,9 @@ def in_short(model: Any, settings: AdapterSettings) -> str:
 
 
 def routing_modules(model: nn.Module) -> tuple[str, ...]:
-    """The modules that choose experts, by name: called so, or with an output for each expert and beside the experts."""
+    """Return the modules that choose experts, by name: called so, or with an output for each expert and beside the
+    experts.
+    """
     config = model.config.get_text_config()  # type: ignore[union-attr]
     counts = {getattr(config, key, None) for key in EXPERT_COUNTS} - {None}
     named = (name for name, module in model.named_modules() if _named_as_router(module))
@@ -104,7 +109,7 @@ def _require_target(target: str, weights: Mapping[str, Tensor], model: Any) -> N
 
 
 def _layer(weight: str) -> str:
-    """A weight's layer, as targets name it: experts in one parameter are a layer of that name."""
+    """Return a weight's layer, as targets name it: experts in one parameter are a layer of that name."""
     return weight.removesuffix(".weight")
 
 

@@ -19,7 +19,16 @@ class Cut:
     """A text as plain texts with control tokens between them: texts[0] controls[0] texts[1] ... texts[-1]."""
 
     texts: tuple[str, ...]
-    controls: tuple[int, ...]
+    controls: tuple[int, ...] = ()
+
+    def __add__(self, other: "Cut") -> "Cut":
+        """Join two cut texts: the plain texts where they meet become one.
+
+        >>> Cut(("a", "b"), (7,)) + Cut(("c",))
+        Cut(texts=('a', 'bc'), controls=(7,))
+        """
+        texts = (*self.texts[:-1], self.texts[-1] + other.texts[0], *other.texts[1:])
+        return Cut(texts, self.controls + other.controls)
 
 
 class ControlTokens:
@@ -52,9 +61,9 @@ class ControlTokens:
         self._require_readable()
 
     def cut(self, text: str) -> Cut:
-        """A text that may hold control tokens, such as a template's, cut at them as the tokenizer does.
+        """Return a text that may hold control tokens, such as a template's, cut at them as the tokenizer does.
 
-        Raises UsageError where the tokenizer cannot read it.
+        Raises UsageError if the tokenizer cannot read it.
         """
         with reading(""):
             encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -67,9 +76,9 @@ class ControlTokens:
         return Cut((*texts, text[start:]), tuple(controls))
 
     def ids_of(self, cut: Cut) -> tuple[int, ...]:
-        """A cut text's ids: its control tokens, and no other control token whatever the plain texts hold.
+        """Return a cut text's ids: its control tokens, and no other control token whatever the plain texts hold.
 
-        Raises UsageError where the tokenizer cannot read it.
+        Raises UsageError if the tokenizer cannot read it.
         """
         ids: list[int] = []
         before, after = (None, *cut.controls), (*cut.controls, None)
@@ -81,9 +90,9 @@ class ControlTokens:
         return tuple(ids)
 
     def plain(self, text: str) -> list[int]:
-        """The ids of a text that goes on after others, the text of control tokens read as any other text.
+        """Return the ids of a text that goes on after others, the text of control tokens read as any other text.
 
-        Raises UsageError where the tokenizer cannot read it.
+        Raises UsageError if the tokenizer cannot read it.
         """
         return [i for i in self._read(text) if i not in self.ids]
 
@@ -107,13 +116,13 @@ class ControlTokens:
 
 
 def _unknown(model: dict[str, Any]) -> str | None:
-    """What the model of a tokenizer.json gives for text that it does not know."""
+    """Tell what the model of a tokenizer.json gives for text that it does not know."""
     at = model.get("unk_id")  # a unigram's, whose vocabulary is a list of (piece, score)
     return model.get("unk_token") if at is None else model["vocab"][at][0]
 
 
 def _without_added(whole: dict[str, Any], ids: set[int]) -> Tokenizer:
-    """The tokenizer of a tokenizer.json with no added tokens but those of `ids`, and nothing put around a text."""
+    """Make the tokenizer of a tokenizer.json with no added tokens but `ids`, and nothing put around a text."""
     rest = [token for token in whole["added_tokens"] if token["id"] in ids]
     nothing = {"truncation": None, "padding": None, "post_processor": None}
     return Tokenizer.from_str(json.dumps({**whole, **nothing, "added_tokens": rest}))

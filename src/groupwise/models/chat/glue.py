@@ -23,36 +23,36 @@ _ANSWER = "Zq6a"
 class Between:
     """What a template writes from the end of a turn to the beginning of the next, around messages of certain roles.
 
-    before    all that is rendered up to the end of the turn
-    around    the texts around the k messages, k + 1 of them
-    marks     the k texts that stood for the messages
-    runs      the same text cut at its control tokens: plain texts, each in parts, a text or the number of a message
-    controls  those control tokens, one less than there are runs
+    before  all that is rendered up to the end of the turn
+    around  the texts around the k messages, k + 1 of them
+    marks   the k texts that stood for the messages
+    cuts    the texts around, cut at their control tokens
     """
 
     before: str
     around: tuple[str, ...]
     marks: tuple[str, ...]
-    runs: tuple[tuple[str | int, ...], ...]
-    controls: tuple[int, ...]
+    cuts: tuple[Cut, ...]
 
     def inside(self, rendered: str, at: int) -> str | None:
-        """What a template made of message `at`, from a text rendered with marks for the others; None where the rest
-        of the text is not what it is for a mark.
+        """Return what a template made of message `at`, from a text rendered with marks for the others; None if the
+        rest of the text is not what it is for a mark.
         """
         return inside_of(rendered, (self.before + self.around[0], *self.around[1:]), self.marks, at)
 
     def filled(self, texts: Sequence[str], after: int | None) -> Cut:
-        """With the messages' texts in it; without its first control token where the turn ended in it (`after`)."""
-        runs = tuple("".join(texts[p] if isinstance(p, int) else p for p in run) for run in self.runs)
-        spoken = any(isinstance(part, int) for part in self.runs[0])
-        ended = bool(self.controls) and not spoken and self.controls[0] == after
-        return Cut(runs[ended:], self.controls[ended:])
+        """Put the messages' texts in; leave the first control token out if the turn ended in it (`after`)."""
+        filled, *rest = self.cuts
+        if filled.controls[:1] == (after,):
+            filled = Cut(filled.texts[1:], filled.controls[1:])
+        for text, cut in zip(texts, rest, strict=True):
+            filled += Cut((text,)) + cut
+        return filled
 
 
 def inside_of(rendered: str, around: Sequence[str], marks: Sequence[str], at: int) -> str | None:
-    """What stands in place of mark `at` in a text that has k marks with k + 1 texts around them; None where the rest of
-    it is not these marks and texts.
+    """Return what stands in place of mark `at` in a text that has k marks with k + 1 texts around them; None if the
+    rest of it is not these marks and texts.
 
     >>> inside_of("<Zq7x><HIGHER>", ("<", "><", ">"), ("Zq7x", "Zq8x"), at=1)
     'HIGHER'
@@ -82,14 +82,14 @@ class Glue:
         self._least = self._newline() or (min(ends) if end is None else end,)
 
     def glue(self, turn: Sequence[int], messages: Sequence[Says]) -> tuple[int, ...]:
-        """The ids from the end of a turn to where the policy speaks again, chat.open included; never none.
+        """Return the ids from the end of a turn to where the policy speaks again, chat.open included; never none.
 
         turn      the ids that the policy sampled; where they do not end in the template's end of turn, it comes first
         messages  what the environment says, in order
 
         Without a template these are the messages' texts alone; where they have no ids, a newline, or the tokenizer's
         end id where it has none. A message that the template renders otherwise than others is put in as it is.
-        Raises UsageError where the template's text between turns cannot be seen, or the tokenizer cannot read a text.
+        Raises UsageError if the template's text between turns cannot be seen, or the tokenizer cannot read a text.
         """
         between = self.between(tuple(message.role for message in messages))
         texts = [self._rendered(between, messages, at) for at in range(len(messages))]
@@ -97,13 +97,13 @@ class Glue:
         return self.controls.ids_of(cut) or self._least
 
     def onward(self, sample: Sample, spoken: Sequence[Spoken]) -> Before:
-        """What comes behind these turns of a sample's episode, whose ids only grow."""
+        """Return what comes behind these turns of a sample's episode, whose ids only grow."""
         return Before(self.glue(spoken[-1].ids, spoken[-1].messages))
 
     def between(self, roles: tuple[str, ...]) -> Between:
-        """What the template writes around messages of these roles: looked for once.
+        """Return what the template writes around messages of these roles: looked for once.
 
-        Raises UsageError where it cannot be seen.
+        Raises UsageError if it cannot be seen.
         """
         if roles not in self._between:
             self._between[roles] = self._look(roles)
@@ -119,22 +119,10 @@ class Glue:
         if re.findall(pattern, rest) != list(marks):
             raise UsageError(f"the chat template drops or changes messages of role {', '.join(roles)}; {RENDERING}")
         around = tuple(re.split(pattern, rest))
-        return Between(head + answer, around, marks, *self._runs(around))
-
-    def _runs(self, around: Sequence[str]) -> tuple[tuple[tuple[str | int, ...], ...], tuple[int, ...]]:
-        """Texts around messages, cut at their control tokens: what is between these, and these."""
-        runs: list[tuple[str | int, ...]] = [()]
-        controls: tuple[int, ...] = ()
-        for i, text in enumerate(around):
-            cut = self.controls.cut(text)
-            runs[-1] += (cut.texts[0],)
-            runs += [(part,) for part in cut.texts[1:]]
-            controls += cut.controls
-            runs[-1] += (i,) if i + 1 < len(around) else ()
-        return tuple(runs), controls
+        return Between(head + answer, around, marks, tuple(map(self.controls.cut, around)))
 
     def _rendered(self, between: Between, messages: Sequence[Says], at: int) -> str:
-        """What the template makes of one message's text, say without the white space around it."""
+        """Return what the template makes of one message's text, say without the white space around it."""
         marked = [Says(m.role, mark) for m, mark in zip(messages, between.marks, strict=True)]
         try:
             text = self._render([*marked[:at], messages[at], *marked[at + 1 :]])

@@ -39,11 +39,11 @@ class History:
         self._opening = opening_of(glue.chat)
 
     def onward(self, sample: Sample, spoken: Sequence[Spoken]) -> Before:
-        """The ids of the prompt behind these turns; what a template writes around messages is what it writes around
-        marks in their places.
+        """Return the ids of the prompt behind these turns; what a template writes around messages is what it writes
+        around marks in their places.
 
         Of a turn that the template shortens, as by its thoughts, what is left has the ids that were sampled, where they
-        begin and end with it. Raises UsageError where the template drops a turn, or the tokenizer cannot read a text.
+        begin and end with it. Raises UsageError if the template drops a turn, or the tokenizer cannot read a text.
         """
         if self._chat.template is None:
             return self._glue.onward(sample, spoken)
@@ -52,7 +52,7 @@ class History:
         around = re.split("|".join(marks), self._render(sample, entries, marks))
         if len(around) != len(entries) + 1:
             raise UsageError(f"the chat template drops earlier turns, or writes them twice; {RENDERING}")
-        parts: list[str | tuple[int, ...] | Cut] = [self._controls.cut(around[0])]
+        parts: list[tuple[int, ...] | Cut] = [self._controls.cut(around[0])]
         for at, entry in enumerate(entries):
             parts += self._written(entry, self._inside(sample, entries, marks, around, at))
             parts.append(self._controls.cut(around[at + 1]))
@@ -73,22 +73,22 @@ class History:
     def _inside(
         self, sample: Sample, entries: Sequence[_Entry], marks: Sequence[str], around: Sequence[str], at: int
     ) -> str:
-        """What the template makes of one message's text; the text as it is where that cannot be told."""
+        """Return what the template makes of one message's text; the text as it is where that cannot be told."""
         whole = self._render(sample, entries, [*marks[:at], entries[at].text, *marks[at + 1 :]])
         inside = inside_of(whole, around, marks, at)
         return entries[at].text if inside is None else inside
 
-    def _written(self, entry: _Entry, inside: str) -> list[str | tuple[int, ...] | Cut]:
-        """What stands in the prompt for a message of which the template writes `inside`."""
+    def _written(self, entry: _Entry, inside: str) -> list[tuple[int, ...] | Cut]:
+        """Return what stands in the prompt for a message of which the template writes `inside`."""
         if entry.ids is None:
-            return [inside]
+            return [Cut((inside,))]
         own = inside.removeprefix(self._opening)
         opened = [self._controls.cut(self._opening)] if own != inside else []
         ids = self._part(entry.ids, own)
-        return [*opened, own if ids is None else ids]
+        return [*opened, Cut((own,)) if ids is None else ids]
 
     def _part(self, ids: tuple[int, ...], text: str) -> tuple[int, ...] | None:
-        """The ids of a part of a turn; None where it does not begin and end between two of them."""
+        """Return the ids of a part of a turn; None if it does not begin and end between two of them."""
         place = self._decode(ids).rfind(text)
         if place < 0:
             return None
@@ -98,34 +98,30 @@ class History:
         )
         return ids[start:stop] if self._decode(ids[start:stop]) == text else None
 
-    def _ids(self, parts: Sequence[str | tuple[int, ...] | Cut]) -> Iterator[int]:
-        """The ids of parts one after the other; texts next to each other are read together."""
-        texts, controls = [""], list[int]()
+    def _ids(self, parts: Sequence[tuple[int, ...] | Cut]) -> Iterator[int]:
+        """Yield the ids of parts one after the other; texts next to each other are read together."""
+        cut = Cut(("",))
         for part in parts:
-            if isinstance(part, str):
-                texts[-1] += part
-            elif isinstance(part, Cut):
-                texts[-1] += part.texts[0]
-                texts += part.texts[1:]
-                controls += part.controls
-            else:
-                yield from self._controls.ids_of(Cut(tuple(texts), tuple(controls)))
-                yield from part
-                texts, controls = [""], []
-        yield from self._controls.ids_of(Cut(tuple(texts), tuple(controls)))
+            if isinstance(part, Cut):
+                cut += part
+                continue
+            yield from self._controls.ids_of(cut)
+            yield from part
+            cut = Cut(("",))
+        yield from self._controls.ids_of(cut)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._chat.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def thinking_of(chat: Chat) -> str:
-    """The thinking that prompts open and a completion goes on with; "" where they open none, or close it again."""
+    """Return the thinking that prompts open and a completion goes on with; "" if they open none, or close it again."""
     opening = opening_of(chat)
     return opening if OPEN in opening.rpartition(CLOSE)[2] else ""
 
 
 def opening_of(chat: Chat) -> str:
-    """What a prompt has of the answer already: thinking that it begins, or chat.open."""
+    """Return what a prompt has of the answer already: thinking that it begins, or chat.open."""
     prompt = chat.text(Sample(key="", prompt="Zq5", answer=""))
     begun = prompt.rstrip().endswith(OPEN)
     return prompt[prompt.rindex(OPEN) :] if begun else chat.settings.open

@@ -46,14 +46,14 @@ class ChatSettings(Settings):
 
 
 class Chat:
-    """A tokenizer and the way samples are put to it. `template` is the Jinja text, None where prompts are plain."""
+    """A tokenizer and the way samples are put to it. `template` is the Jinja text, None if prompts are plain."""
 
     def __init__(
         self, tokenizer: Any, settings: ChatSettings | None = None, tools: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         """`tools` are JSON schemas of functions that the policy may call, as the template gets them.
 
-        Raises UsageError where the template is missing, does not render or takes too much for a few words, or a
+        Raises UsageError if the template is missing, does not render or takes too much for a few words, or a
         setting or the tools have nothing that reads them.
         """
         self.tokenizer, self.settings = tokenizer, settings or ChatSettings()
@@ -72,7 +72,7 @@ class Chat:
         self._require_tools_read()
 
     def encode(self, sample: Sample) -> tuple[int, ...]:
-        """The ids the engine is given: the rendered prompt with exactly one BOS where the tokenizer puts one."""
+        """Return the ids the engine is given: the rendered prompt with exactly one BOS where the tokenizer puts one."""
         where = f"sample {sample.key}: "
         ids = self.ids(self.text(sample), where)
         if lost := self.dropped(self.messages(sample), where, sample.tools):
@@ -83,15 +83,15 @@ class Chat:
         return ids
 
     def prompts(self, samples: Sequence[Sample]) -> list[list[int]]:
-        """The ids of many prompts."""
+        """Return the ids of many prompts."""
         if self.template is None:
             return prompt_ids(self.tokenizer, [self.text(sample) for sample in samples], "a prompt: ")
         return [list(self.encode(sample)) for sample in samples]
 
     def text(self, sample: Sample) -> str:
-        """What the policy is to continue, as text; a BOS that the tokenizer will add is not in it.
+        """Render what the policy is to continue; a BOS that the tokenizer will add is not in it.
 
-        The sample's prefill comes last, behind the start of an answer. Raises UsageError where the template would drop
+        The sample's prefill comes last, behind the start of an answer. Raises UsageError if the template would drop
         a call of a tool, or the functions that the sample has.
         """
         where, begun, messages = f"sample {sample.key}: ", self.settings.open + sample.prefill, self.messages(sample)
@@ -108,8 +108,8 @@ class Chat:
         return sample.prompt + begun
 
     def messages(self, sample: Sample) -> list[Message]:
-        """The conversation that is rendered: the sample's own without its prefill, or its prompt as the user's; the
-        system prompt first.
+        """Return the conversation that is rendered: the sample's own without its prefill, or its prompt as the user's;
+        the system prompt first.
         """
         own = [dict(m) for m in sample.messages] or [{"role": "user", "content": sample.prompt}]
         own = own[:-1] if own[-1].get("role") == "assistant" else own
@@ -122,7 +122,7 @@ class Chat:
     def dropped(
         self, messages: Sequence[Message], where: str = "", tools: Sequence[Mapping[str, Any]] = ()
     ) -> Message | None:
-        """The first message whose text the template does not write, wherever else the same words stand.
+        """Return the first message whose text the template does not write, wherever else the same words stand.
 
         What it writes of one it writes of all of the same role, at the same end of a conversation.
         """
@@ -149,10 +149,10 @@ class Chat:
         tools: Sequence[Mapping[str, Any]] = (),
         **variables: Any,
     ) -> str:
-        """The template's text of `messages`, with the generation prompt where it is a `prompt`.
+        """Return the template's text of `messages`, with the generation prompt where it is a `prompt`.
 
         `tools` are offered beside those of the chat. `variables` go to the template as they are. Raises UsageError,
-        `where` and the template's own words, where it refuses.
+        `where` and the template's own words, if it refuses.
         """
         return self._rendered(messages, [*self.tools, *tools], where, prompt, **variables)
 
@@ -164,7 +164,7 @@ class Chat:
         prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The text of `messages` where these tools alone are offered."""
+        """Return the text of `messages` where these tools alone are offered."""
         try:
             return self.tokenizer.apply_chat_template(
                 [dict(m) for m in messages],
@@ -180,7 +180,7 @@ class Chat:
             ) from None
 
     def ids(self, text: str, where: str = "") -> tuple[int, ...]:
-        """A prompt's text -> its ids. Plain text is encoded as everywhere else; rendered text without what the
+        """Map a prompt's text -> its ids. Plain text is encoded as everywhere else; rendered text without what the
         tokenizer would add, because the template has written it, but with its BOS where the template wrote none.
         """
         if self.template is None:
@@ -190,7 +190,7 @@ class Chat:
         return (self.tokenizer.bos_token_id, *ids) if lacking else tuple(ids)
 
     def describe(self) -> str:
-        """One line for the plan: what every prompt is made of."""
+        """Return one line for the plan: what every prompt is made of."""
         bos = f"BOS {self.tokenizer.bos_token}" if self.has_bos else "no BOS"
         parts = [f"template: {self._source()}", bos]
         if self.settings.system:
@@ -247,7 +247,7 @@ class Chat:
             raise UsageError(f'{where}{self._silence(tools)}; or task.functions = "" leaves them out')
 
     def _silence(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Why no prompt says that there are these tools, and what to do."""
+        """Tell why no prompt says that there are these tools, and what to do."""
         none = self.template is None
         reads = "there is no chat template to read" if none else f"the chat template ({self._source()}) reads no"
         return (
@@ -283,7 +283,7 @@ def _names(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _template(tokenizer: Any, wanted: str, tools: Sequence[Mapping[str, Any]]) -> str | None:
-    """The Jinja text that `wanted` means; None for plain text. A tokenizer may have one of its own for tools."""
+    """Return the Jinja text that `wanted` means; None for plain text. A tokenizer may have one of its own for tools."""
     if wanted == NONE or (wanted == AUTO and not tokenizer.chat_template):
         return None
     if wanted in (AUTO, TOKENIZER):
@@ -310,5 +310,5 @@ def _template(tokenizer: Any, wanted: str, tools: Sequence[Mapping[str, Any]]) -
 
 
 def _begins(tokenizer: Any, ids: Sequence[int]) -> bool:
-    """Whether ids begin with the tokenizer's BOS."""
+    """Tell whether ids begin with the tokenizer's BOS."""
     return tokenizer.bos_token_id is not None and tuple(ids[:1]) == (tokenizer.bos_token_id,)

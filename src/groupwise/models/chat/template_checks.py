@@ -36,7 +36,8 @@ class Finding:
 
 
 def check_chat(chat: Chat, ends: Collection[int], samples: Sequence[Sample]) -> list[Finding]:
-    """All findings of the checks here: of the template, if there is one, and of the first prompts; fatal ones first.
+    """Return all findings of the checks here: of the template, if there is one, and of the first prompts; fatal ones
+    first.
 
     `ends` are the ids that end a completion (Policy.eos).
     """
@@ -48,14 +49,16 @@ def check_chat(chat: Chat, ends: Collection[int], samples: Sequence[Sample]) -> 
 
 
 def require_no_fatal(findings: Iterable[Finding]) -> None:
-    """Raises UsageError with every fatal finding."""
+    """Raise UsageError with every fatal finding."""
     fatal = [str(finding) for finding in findings if finding.fatal]
     if fatal:
         raise UsageError("; also: ".join(fatal))
 
 
 def check_template(chat: Chat, ends: Collection[int], used: Collection[str]) -> list[Finding]:
-    """What the template does to text, to the start of an answer and to its end; nothing where there is no template."""
+    """Tell what the template does to text, to the start of an answer and to its end; nothing if there is no
+    template.
+    """
     if chat.template is None:
         return []
     texts = _first_of_kind((finding.what, finding) for finding in _texts_rendered(chat, used))
@@ -63,7 +66,7 @@ def check_template(chat: Chat, ends: Collection[int], used: Collection[str]) -> 
 
 
 def check_prompts(chat: Chat, ends: Collection[int], samples: Iterable[Sample]) -> list[Finding]:
-    """What of the prompts' ids is wrong, each kind once, with the first sample that shows it."""
+    """Tell what of the prompts' ids is wrong, each kind once, with the first sample that shows it."""
     return _first_of_kind(pair for sample in samples for pair in _prompt(chat, ends, sample))
 
 
@@ -86,7 +89,7 @@ _MARKS: Sequence[Message] = (
 
 
 def _texts_rendered(chat: Chat, used: Collection[str]) -> Iterator[Finding]:
-    """Whose text is missing from a rendered conversation, or changed in it."""
+    """Find whose text is missing from a rendered conversation, or changed in it."""
     for conversation, role in ((_MARKS[3:], "user"), ((_MARKS[0], _MARKS[3]), "system"), (_MARKS[1:], "assistant")):
         try:
             text = chat.render(conversation)
@@ -154,7 +157,7 @@ _UNKNOWN = "training is not touched, for nothing is rendered again, but the mode
 
 
 def _border(chat: Chat, prompt: str, before: str, answered: str) -> Iterator[Finding]:
-    """Prefix preservation: an answered question begins with the very ids that the answer was sampled after."""
+    """Check prefix preservation: an answered question begins with the very ids that the answer was sampled after."""
     if not answered.startswith(prompt):
         rendered, expected = where_they_part(answered, prompt)
         what = f"renders an answered question otherwise than the prompt of its answer: {rendered} in place of"
@@ -170,15 +173,15 @@ def _border(chat: Chat, prompt: str, before: str, answered: str) -> Iterator[Fin
         yield template_finding(f"a token straddles the border after {prompt[-10:]!r}", _UNKNOWN)
 
 
-def where_they_part(text: str, other: str, reach: int = 30) -> tuple[str, str]:
-    """What follows in two texts after what they begin with alike, quoted."""
+def where_they_part(text: str, other: str) -> tuple[str, str]:
+    """Quote what follows in two texts after what they begin with alike."""
     shortest = min(len(text), len(other))
     at = next((i for i in range(shortest) if text[i] != other[i]), shortest)
-    return repr(text[at:][:reach]), repr(other[at:][:reach])
+    return repr(text[at : at + 30]), repr(other[at : at + 30])
 
 
 def _ending(chat: Chat, ends: Collection[int], after: str) -> Iterator[Finding]:
-    """The first id beside those of plain text that the template writes after an answer must be one that ends a
+    """Check that the first id beside those of plain text that the template writes after an answer is one that ends a
     completion; some folders have it as an added token that is not special.
     """
     tokenizer, marks = chat.tokenizer, {*_special(chat), *chat.tokenizer.added_tokens_decoder, *ends}
@@ -198,7 +201,7 @@ def _ending(chat: Chat, ends: Collection[int], after: str) -> Iterator[Finding]:
 
 
 def _special(chat: Chat) -> dict[int, str]:
-    """Ids that text without special tokens lacks, with what they look like in text."""
+    """Return the ids that text without special tokens lacks, with what they look like in text."""
     added = chat.tokenizer.added_tokens_decoder.items()
     named = zip(chat.tokenizer.all_special_ids, chat.tokenizer.all_special_tokens, strict=True)
     return {**dict(named), **{i: str(token) for i, token in added if token.special}}
@@ -208,7 +211,7 @@ def _special(chat: Chat) -> dict[int, str]:
 
 
 def _later_turns(chat: Chat) -> Iterator[Finding]:
-    """Whether the ids of one turn begin the ids of the next, thinking included."""
+    """Tell whether the ids of one turn begin the ids of the next, thinking included."""
     thought = f"{OPEN}\nZq7\n{CLOSE}\n\nZq8"
     try:
         after = chat.render([_QUESTION, {"role": "assistant", "content": thought}, {"role": "user", "content": "Zq9"}])
@@ -237,7 +240,7 @@ def _date(chat: Chat) -> Iterator[Finding]:
 
 
 def template_finding(what: str, remedy: str, fatal: bool = False) -> Finding:
-    """What is wrong with a template."""
+    """Tell what is wrong with a template."""
     return Finding(what, "chat template", remedy, fatal)
 
 
@@ -269,7 +272,7 @@ def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterator[tuple
 
 
 def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, Finding]]:
-    """Each message's own text is in the prompt, and none of it is read as a control token."""
+    """Check that each message's own text is in the prompt, and none of it is read as a control token."""
     plain = [{"role": "user", "content": sample.prompt}]
     messages = plain if chat.template is None else chat.messages(sample)
     unwritten = chat.dropped(messages, tools=sample.tools)
@@ -287,7 +290,7 @@ def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[
 
 
 def _unread(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, Finding]]:
-    """What messages hold beside their text, where the prompt lacks it or has it written otherwise."""
+    """Tell what messages hold beside their text, where the prompt lacks it or has it written otherwise."""
     if chat.template is None:
         return
     messages = chat.messages(sample)
@@ -304,7 +307,9 @@ def _unread(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple
 
 
 def _bare(text: str, bos: str | None) -> str:
-    """A text without the BOS in front, which the tokenizer may have put there, and without white space around it."""
+    """Return a text without the BOS in front, which the tokenizer may have put there, and without white space around
+    it.
+    """
     while bos and text.startswith(bos):
         text = text[len(bos) :]
     return text.strip()

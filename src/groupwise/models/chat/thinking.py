@@ -3,11 +3,11 @@
 OPEN, CLOSE = "<think>", "</think>"
 
 
-def split_thinking(text: str, open: str = OPEN, close: str = CLOSE, opened: bool = False) -> tuple[str, str]:
-    """A completion -> (thinking, answer), without the tags and without white space around them.
+def split_thinking(text: str, opened: bool = False) -> tuple[str, str]:
+    """Split a completion -> (thinking, answer), without the tags and without white space around them.
 
-    The answer is what follows the last `close`. Thinking that was begun and never closed has no answer: whatever
-    stands in it was never given as one. `opened` says that the prompt itself ends in `open` (chat.open), so that a
+    The answer is what follows the last </think>. Thinking that was begun and never closed has no answer: whatever
+    stands in it was never given as one. `opened` says that the prompt itself ends in <think> (chat.open), so that a
     completion without any tag is unfinished thinking.
 
     >>> split_thinking("<think>2 and 2</think> 4")
@@ -19,26 +19,26 @@ def split_thinking(text: str, open: str = OPEN, close: str = CLOSE, opened: bool
     >>> split_thinking("4"), split_thinking("4", opened=True)
     (('', '4'), ('4', ''))
     """
-    before, closed, after = text.rpartition(close)
+    before, closed, after = text.rpartition(CLOSE)
     if not closed:
-        return (_without(text, open), "") if opened or open in text else ("", text.strip())
-    if open in after:  # begun again and not closed: the answer so far is taken back
-        return _without(text, open), ""
-    return _without(before, open), after.strip()
+        return (_bare(text), "") if opened or OPEN in text else ("", text.strip())
+    if OPEN in after:  # begun again and not closed: the answer so far is taken back
+        return _bare(text), ""
+    return _bare(before), after.strip()
 
 
-def answer_only(text: str, open: str = OPEN, close: str = CLOSE, opened: bool = False) -> str:
-    """What a completion answers, its thinking left out; "" where it never came to an answer.
+def answer_only(text: str, opened: bool = False) -> str:
+    """Return what a completion answers, its thinking left out; "" if it never came to an answer.
 
     >>> answer_only("<think>7, no, 8</think>The answer is 8.")
     'The answer is 8.'
     """
-    return split_thinking(text, open, close, opened)[1]
+    return split_thinking(text, opened)[1]
 
 
 def closed_behind(begun: str, answer: str) -> str:
-    """What a completion that gives `answer` says behind `begun`, which its prompt has of it already: thinking that is
-    open there is closed first, and is not opened again.
+    """Return what a completion that gives `answer` says behind `begun`, which its prompt has of it already: thinking
+    that is open there is closed first, and is not opened again.
 
     >>> closed_behind("<think>\\n", "4"), closed_behind("<think>\\n", "<think>\\n2 + 2</think>4")
     ('\\n</think>\\n\\n4', '2 + 2</think>4')
@@ -53,5 +53,5 @@ def closed_behind(begun: str, answer: str) -> str:
     return answer.lstrip().removeprefix(OPEN).lstrip() if again else answer
 
 
-def _without(thinking: str, open: str) -> str:
-    return thinking.strip().removeprefix(open).strip()
+def _bare(thinking: str) -> str:
+    return thinking.strip().removeprefix(OPEN).strip()

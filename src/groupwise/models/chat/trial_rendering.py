@@ -23,10 +23,11 @@ ROLES = (("user",), ("system", "user"), ("user", "assistant"), ("system", "user"
 
 @lru_cache(maxsize=64)
 def excess(template: str, tokens: str) -> str:
-    """What is wrong with a template that takes too much for a few words; "" for others, also one that refuses them.
+    """Tell what is wrong with a template that takes too much for a few words; "" for others, also one that refuses
+    them.
 
     tokens  the tokenizer's special tokens by name, which templates write: JSON
-    Raises RunError where no process can be started.
+    Raises RunError if no process can be started.
     """
     child = Child(__name__)
     try:
@@ -57,7 +58,8 @@ def main(parent: Channel) -> None:
 
 
 def length(template: str, tokens: dict[str, object], roles: tuple[str, ...]) -> int:
-    """Of a conversation of words, rendered as transformers.utils.chat_template_utils does it; 0 where it is refused.
+    """Count the characters of a conversation of words, rendered as transformers.utils.chat_template_utils does; 0 if it
+    is refused.
 
     The marks of what an assistant generated, which only transformers reads, are left out.
     """

@@ -33,21 +33,21 @@ class _Turn:
     after: str
 
     def rest(self) -> str | None:
-        """What the template writes after the turn; None where it does not begin with prompt and answer as they were.
-        White space before the answer may be the policy's to write.
+        """Return what the template writes after the turn; None if it does not begin with prompt and answer as they
+        were. White space before the answer may be the policy's to write.
         """
         match = re.match(re.escape(self.before) + r"\s*" + re.escape(self.answer), self.after)
         return None if match is None else self.after[match.end() :]
 
     def without_thoughts(self) -> "_Turn":
-        """The same, thinking left out everywhere."""
+        """Leave thinking out everywhere."""
         prompt = _THOUGHT.sub("", self.before)
         answer = _THOUGHT.sub("", self.before + self.answer).removeprefix(prompt)
         return _Turn(prompt, answer, _THOUGHT.sub("", self.after))
 
 
 def check_turns(chat: Chat, ends: frozenset[int], roles: Iterable[str], history: str) -> list[Finding]:
-    """Whether episodes can grow by appending, for an environment that speaks in these roles; fatal findings first.
+    """Tell whether episodes can grow by appending, for an environment that speaks in these roles; fatal findings first.
 
     ends     the ids that end a completion (Policy.eos)
     roles    of the environment's messages, such as "user"; messages of role "tool" are tried two at a time as well
@@ -71,7 +71,7 @@ def check_turns(chat: Chat, ends: frozenset[int], roles: Iterable[str], history:
 
 
 def _reply(glue: Glue, reply: Sequence[str], grows: bool) -> Finding | None:
-    """What is wrong with turns that are answered by messages of these roles: the worst of it."""
+    """Tell what is wrong with turns that are answered by messages of these roles: the worst of it."""
     said = f"after {' and '.join(reply)} messages" if len(reply) > 1 else f"after a message of role {reply[0]}"
     try:
         between = glue.between(tuple(reply))
@@ -100,13 +100,13 @@ def _reply(glue: Glue, reply: Sequence[str], grows: bool) -> Finding | None:
 
 
 def _ways(glue: Glue, reply: Sequence[str], *first: str) -> str:
-    """What to set where a template does not append."""
+    """Tell what to set where a template does not append."""
     rewritten = [_REWRITE] if _rewritten(glue, reply) is None else []
     return f"set {', or '.join([*first, *rewritten, APPENDING])}"
 
 
 def _rewritten(glue: Glue, reply: Sequence[str]) -> Finding | None:
-    """What is wrong with prompts that are rendered anew for each turn: their ids must be those of the text."""
+    """Tell what is wrong with prompts that are rendered anew for each turn: their ids must be those of the text."""
     said = f"after {' and '.join(reply)} messages" if len(reply) > 1 else f"after a message of role {reply[0]}"
     history, decode = History(glue), glue.chat.tokenizer.decode
     for answers in _answers(glue.chat):
@@ -128,7 +128,7 @@ def _rewritten(glue: Glue, reply: Sequence[str]) -> Finding | None:
 
 
 def _answers(chat: Chat) -> list[list[str]]:
-    """What the policy may say in TURNS turns: without thinking, and with it, each where it can be."""
+    """Tell what the policy may say in TURNS turns: without thinking, and with it, each where it can be."""
     opened, off = opening_of(chat).startswith(OPEN), chat.settings.thinking == "off"
     plain = [f"Zq8y{t}" for t in range(TURNS)]
     thoughts = [f"{'' if opened else OPEN + chr(10)}Zq9y{t}\n{CLOSE}\n\nZq8y{t}" for t in range(TURNS)]
@@ -140,7 +140,7 @@ def _prompt(chat: Chat) -> str:
 
 
 def _played(chat: Chat, reply: Sequence[str], answers: Iterable[str]) -> Iterator[_Turn]:
-    """Each turn of a conversation in which every answer is followed by messages of these roles."""
+    """Return each turn of a conversation in which every answer is followed by messages of these roles."""
     conversation = chat.messages(Sample(key="", prompt="Zq5", answer=""))
     before, opening = _prompt(chat), opening_of(chat)
     for t, answer in enumerate(answers):
@@ -156,7 +156,7 @@ def _unmarked(text: str) -> str:
 
 
 def _dated(chat: Chat) -> Iterator[Finding]:
-    """Whether a prompt is another one tomorrow: where the template calls for the date, it fails without a clock."""
+    """Tell whether a prompt is another one tomorrow: a template that calls for the date fails without a clock."""
     question = chat.messages(Sample(key="", prompt="Zq5", answer=""))
     chat.render(question)
     try:

@@ -11,7 +11,7 @@ from groupwise.models.files.folder import loading
 
 
 def description(model: Any) -> dict[str, Any]:
-    """What `model_like` makes one of the same class, configuration and arithmetic of."""
+    """Describe what `model_like` makes one of the same class, configuration and arithmetic of."""
     return {
         "config": json.loads(model.config.to_json_string(use_diff=False)),
         "name": model.config.name_or_path,
@@ -22,9 +22,10 @@ def description(model: Any) -> dict[str, Any]:
 
 
 def model_like(kind: Any, described: Mapping[str, Any]) -> Any:
-    """A model of transformers' `kind` with random weights, dropout off, without touching anyone's random numbers.
+    """Return a model of transformers' `kind` with random weights, dropout off, without touching anyone's random
+    numbers.
 
-    Raises UsageError where this process cannot make one.
+    Raises UsageError if this process cannot make one.
     """
     with loading("the model of another rank"), torch.random.fork_rng(devices=[]):
         config = CONFIG_MAPPING[described["config"]["model_type"]].from_dict(dict(described["config"]))

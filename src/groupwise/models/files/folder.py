@@ -33,7 +33,7 @@ COUNTS = ((re.compile(r"\w*layers?"), 1024), (re.compile(r"\w*(labels|heads?|exp
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Inside, transformers is quiet, and all that it raises becomes a UsageError that begins with `what`.
+    """Keep transformers quiet inside; all that it raises becomes a UsageError that begins with `what`.
 
     A field of another type fails anywhere and with any kind of error; a panic in Rust is not even an Exception.
     """
@@ -48,9 +48,9 @@ def loading(what: str) -> Iterator[None]:
 
 
 def read_config(folder: Path, what: str, **changes: Any) -> Any:
-    """config.json as transformers takes it, with `changes` to its fields.
+    """Read config.json as transformers takes it, with `changes` to its fields.
 
-    Raises UsageError, `what` first, where it does not load or would load something else than whole weights, and where a
+    Raises UsageError, `what` first, if it does not load or would load something else than whole weights, and where a
     field has a value that breaks later or takes all memory.
     """
     with loading(what):
@@ -71,7 +71,7 @@ def read_config(folder: Path, what: str, **changes: Any) -> Any:
 
 
 def read_generation(folder: Path, what: str) -> GenerationConfig | None:
-    """generation_config.json, where there is one. Raises UsageError, `what` first, where it does not load."""
+    """Read generation_config.json, if there is one. Raises UsageError, `what` first, if it does not load."""
     if not (folder / GENERATION).exists():
         return None
     with loading(f"{what}: {GENERATION}"):
@@ -79,7 +79,7 @@ def read_generation(folder: Path, what: str) -> GenerationConfig | None:
 
 
 def require_printable(folder: Path, what: str) -> None:
-    """Raises UsageError, `what` first, where an added token has a field whose name holds control characters.
+    """Raise UsageError, `what` first, if an added token has a field whose name holds control characters.
 
     The tokenizers library prints the names of fields that it does not know, as they are.
     """
@@ -91,7 +91,7 @@ def require_printable(folder: Path, what: str) -> None:
 
 
 def weight_files(folder: Path, what: str) -> list[Path]:
-    """The safetensors files of a folder's weights. Raises UsageError, `what` first, where there are none.
+    """Return the safetensors files of a folder's weights. Raises UsageError, `what` first, if there are none.
 
     No other format is read: to load one can mean to run its code.
     """
@@ -113,7 +113,9 @@ def weight_files(folder: Path, what: str) -> list[Path]:
 
 
 def _named(folder: Path, name: str, what: str) -> Path:
-    """A file of the folder that its index names. Raises UsageError, `what` first, where it is elsewhere or missing."""
+    """Return a file of the folder that its index names. Raises UsageError, `what` first, if it is elsewhere or
+    missing.
+    """
     if Path(name).name != name or not name.isprintable():
         raise UsageError(f"{what}: {INDEX} names {shortened(ascii(name))}, which is no name of a file in the folder")
     if name not in os.listdir(folder) or not (folder / name).is_file():
@@ -122,7 +124,7 @@ def _named(folder: Path, name: str, what: str) -> Path:
 
 
 def require_floating(empty: Any, files: list[Path], what: str) -> None:
-    """Raises UsageError, `what` first, where the files hold integers for a weight of a model without memory (device
+    """Raise UsageError, `what` first, if the files hold integers for a weight of a model without memory (device
     meta): they would be read as numbers of some 10^9. Buffers of integers, and what transformers passes over, may be.
     """
     own = empty.state_dict()
@@ -146,7 +148,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def require_room(empty: Any, files: list[Path], what: str) -> None:
-    """Raises UsageError, `what` first, where a model without memory (device meta) is far larger than the files.
+    """Raise UsageError, `what` first, if a model without memory (device meta) is far larger than the files.
 
     What is missing would be drawn at random before it could be refused, whatever memory that takes. Of the densest
     formats a byte holds two weights.
@@ -158,7 +160,7 @@ def require_room(empty: Any, files: list[Path], what: str) -> None:
 
 
 def require_whole(model: Any, info: dict[str, Any], what: str, other_head: bool) -> None:
-    """Raises UsageError, `what` first, where a model's weights were not all in its files and nothing else.
+    """Raise UsageError, `what` first, if a model's weights were not all in its files and nothing else.
 
     info        what transformers says about the loading
     other_head  beside the backbone there may be another layer than the model's, or none
@@ -178,7 +180,7 @@ def require_whole(model: Any, info: dict[str, Any], what: str, other_head: bool)
 
 
 def require_finite(model: torch.nn.Module, what: str) -> None:
-    """Raises UsageError, `what` first, where a weight, or a frequency made of config.json, is NaN or infinite.
+    """Raise UsageError, `what` first, if a weight, or a frequency made of config.json, is NaN or infinite.
 
     Attention takes NaN for masked, so that the output alone would not show it. Other buffers may be infinite.
     """
@@ -190,13 +192,13 @@ def require_finite(model: torch.nn.Module, what: str) -> None:
 
 
 def error_line(error: BaseException) -> str:
-    """A library's message as one line of bounded length."""
+    """Return a library's message as one line of bounded length."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, libraries show no progress bars and no warnings: a run has its own."""
+    """Keep libraries from showing progress bars and warnings inside: a run has its own."""
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity(CRITICAL)  # what it says of an error, it also raises
@@ -211,7 +213,7 @@ def quiet() -> Iterator[None]:
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every key of nested JSON objects with its value, in lists too."""
+    """Return every key of nested JSON objects with its value, in lists too."""
     for key, inner in value.items() if isinstance(value, dict) else ():
         yield str(key), inner
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -227,7 +229,7 @@ def _quantised(value: Any) -> str:
 
 
 def _expected(key: str, value: Any) -> str:
-    """What a field of config.json must be, where `value` is something else; else ""."""
+    """Tell what a field of config.json must be, where `value` is something else; else ""."""
     if key == "transformers_weights" and value is not None:
         return f"no such key; the weights are in {WEIGHTS}"
     if key == "max_position_embeddings" and value is not None and (type(value) is not int or value < 1):

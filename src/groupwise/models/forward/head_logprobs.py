@@ -33,7 +33,7 @@ class Scoring:
     rows              tokens of a chunk
     hold              whether p (or log p) of all chunks is kept for the backward, which is then possible once
     compute           what the matrix products are computed in
-    barred            of each token whether ids were barred from it, [M] bool, and these ids [E]; None where none was
+    barred            of each token whether ids were barred from it, [M] bool, and these ids [E]; None if none was
     """
 
     temperature: float
@@ -45,7 +45,7 @@ class Scoring:
     barred: tuple[Tensor, Tensor] | None = None
 
     def chunks(self, count: int, device: torch.device) -> Iterator[tuple[slice, Tensor | None]]:
-        """Slices of `count` tokens, and the part of the support of each: [m,K] ids, padded with -1."""
+        """Yield slices of `count` tokens, and the part of the support of each: [m,K] ids, padded with -1."""
         for start in range(0, count, self.rows):
             stop = min(start + self.rows, count)
             yield slice(start, stop), None if self.support is None else self.support.padded(start, stop).to(device)
@@ -117,7 +117,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _product(states: Tensor, weight: Tensor, bias: Tensor | None, how: Scoring) -> Any:
-    """A slice of the tokens -> fresh logits [m,V] over the temperature."""
+    """Map a slice of the tokens -> fresh logits [m,V] over the temperature."""
     across = operand(weight, how.compute).T
 
     def logits(part: slice) -> Tensor:
@@ -133,7 +133,7 @@ def _product(states: Tensor, weight: Tensor, bias: Tensor | None, how: Scoring) 
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, compute: torch.dtype) -> None:
-    """total += left right, rounded to `compute`; in one pass where nothing is rounded."""
+    """Add left right to `total`, rounded to `compute`; in one pass where nothing is rounded."""
     if total.dtype == left.dtype == compute:
         total.addmm_(left, right)
     else:
@@ -141,17 +141,17 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, compute: torch.dtyp
 
 
 def _over_support(logits: Tensor, ids: Tensor | None) -> Tensor:
-    """[m,V] -> the logits of the ids that sampling kept [m,K], -inf where a row has fewer."""
+    """Map [m,V] -> the logits of the ids that sampling kept [m,K], -inf where a row has fewer."""
     return logits if ids is None else logits.gather(-1, ids.clamp(min=0)).masked_fill_(ids < 0, -torch.inf)
 
 
 def _finite(log_p: Tensor, ids: Tensor | None) -> Tensor:
-    """log p with 0 where there is no id: there p log p is 0."""
+    """Return log p with 0 where there is no id: there p log p is 0."""
     return log_p if ids is None else log_p.masked_fill(ids < 0, 0.0)
 
 
 def _over_vocabulary(slope: Tensor, ids: Tensor | None, vocabulary: int) -> Tensor:
-    """[m,K] at the ids that sampling kept -> [m,V]."""
+    """Map [m,K] at the ids that sampling kept -> [m,V]."""
     if ids is None:
         return slope
     return slope.new_zeros(len(slope), vocabulary).scatter_add_(1, ids.clamp(min=0), slope.masked_fill(ids < 0, 0.0))

@@ -30,7 +30,7 @@ class Block:
 
     own     [n,q] places in the line of each sequence's tokens; where `inside` is False, any place
     inside  [n,q] bool
-    path    [n,p] places of the tokens that precede each sequence in its row, or None where it begins its row
+    path    [n,p] places of the tokens that precede each sequence in its row, or None if it begins its row
     before  [n] how many they are; behind them `path` holds any place
     """
 
@@ -45,12 +45,12 @@ class Block:
         return self.own if self.path is None else torch.cat([self.path, self.own], dim=1)
 
     def on(self, device: torch.device | str) -> "Block":
-        """The same with its tensors on a device."""
+        """Move its tensors to a device."""
         path, before = (x if x is None else x.to(device) for x in (self.path, self.before))
         return Block(self.own.to(device), self.inside.to(device), path=path, before=before)
 
     def mask(self, window: int | None = None) -> Tensor:
-        """[n or 1,1,q,p+q] bool: which of the tokens before it and of its own each token attends to.
+        """Return [n or 1,1,q,p+q] bool: which of the tokens before it and of its own each token attends to.
 
         A window is that of a model's sliding attention: the tokens less than `window` positions back.
         """
@@ -82,13 +82,13 @@ class Line:
 
     @classmethod
     def of(cls, blocks: Sequence[Block], total: int) -> "Line":
-        """The line of `total` tokens that these blocks are."""
+        """Return the line of `total` tokens that these blocks are."""
         queries = torch.cat([block.own.flatten() for block in blocks])
         keys = torch.cat([block.keys.flatten() for block in blocks])
         return cls(tuple(blocks), queries=queries, keys=keys, order=_order(blocks, total))
 
     def on(self, device: torch.device | str) -> "Line":
-        """The same with its tensors on a device."""
+        """Move its tensors to a device."""
         blocks = tuple(block.on(device) for block in self.blocks)
         return Line(blocks, self.queries.to(device), self.keys.to(device), self.order.to(device))
 
@@ -146,13 +146,13 @@ class Parts:
         return self.stop - self.start
 
     def taken(self, table: Tensor) -> Tensor:
-        """[n,T] of the rows -> [m,W] of the parts, 0 behind their ends."""
+        """Map [n,T] of the rows -> [m,W] of the parts, 0 behind their ends."""
         columns = torch.arange(int(self.length.max()), device=table.device)
         at = (self.start[:, None] + columns).clamp(max=table.shape[1] - 1)
         return table[self.row[:, None], at] * (columns < self.length[:, None])
 
     def placed(self, layout: Layout, rows: int, width: int) -> Layout:
-        """A layout of the parts as one of the `rows`, of `width` columns each."""
+        """Return a layout of the parts as one of the `rows`, of `width` columns each."""
         where = layout.place >= 0
         part, column = where.nonzero(as_tuple=True)
         place = torch.full((rows, max(1, width - 1)), -1, device=layout.place.device)
@@ -206,7 +206,7 @@ def packed(tokens: Tensor, length: Tensor, keys: Tensor | None = None, read_from
 
 
 def moved(layout: Layout, device: torch.device | str) -> Layout:
-    """The layout on a device."""
+    """Return the layout on a device."""
     line = layout.line and layout.line.on(device)
     ids, place, positions = (x.to(device) for x in (layout.ids, layout.place, layout.positions))
     return Layout(ids, place, positions, layout.tokens, line)
@@ -217,7 +217,7 @@ def _starts(lengths: Tensor) -> Tensor:
 
 
 def _blocks(starts: Tensor, own: Tensor, place: Tensor, shared: Tensor) -> list[Block]:
-    """The sequences that rows do not share with the row before: `own` tokens from `starts`."""
+    """Return the sequences that rows do not share with the row before: `own` tokens from `starts`."""
     begins = [Block(*_places(starts[rows], own[rows])) for rows in _of_like_length(own * (shared == 0))]
     goes_on = []
     for rows in _of_like_length(own * (shared > 0)):
@@ -228,7 +228,7 @@ def _blocks(starts: Tensor, own: Tensor, place: Tensor, shared: Tensor) -> list[
 
 
 def _of_like_length(lengths: Tensor) -> list[Tensor]:
-    """Row indices in parts of nearly one length, the longest first; rows of length 0 are in none.
+    """Return the row indices in parts of nearly one length, the longest first; rows of length 0 are in none.
 
     >>> [part.tolist() for part in _of_like_length(torch.tensor([4, 0, 10, 3, 9]))]
     [[2, 4], [0, 3]]
@@ -244,7 +244,9 @@ def _of_like_length(lengths: Tensor) -> list[Tensor]:
 
 
 def _places(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Sequences' first places and lengths [n] -> the places of their tokens [n,q], and which of these are inside."""
+    """Map sequences' first places and lengths [n] -> the places of their tokens [n,q], and which of these are
+    inside.
+    """
     columns = torch.arange(int(lengths.max()))
     inside = columns < lengths[:, None]
     return starts[:, None] + columns * inside, inside

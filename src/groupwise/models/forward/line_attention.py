@@ -23,7 +23,7 @@ NAME, UNMASKED = "groupwise_line", "groupwise_unmasked"
 
 
 def hidden_states(backbone: nn.Module, layout: Layout) -> Tensor:
-    """The hidden state of every token that a layout runs, [R*S,H]. A line is run inside `in_line`."""
+    """Return the hidden state of every token that a layout runs, [R*S,H]. A line is run inside `in_line`."""
     if layout.line is None:
         return hidden(backbone, layout.ids).flatten(0, 1)
     out = backbone(input_ids=layout.ids, position_ids=layout.positions, use_cache=False, line=layout.line)
@@ -32,14 +32,14 @@ def hidden_states(backbone: nn.Module, layout: Layout) -> Tensor:
 
 @contextmanager
 def in_line(backbone: nn.Module) -> Iterator[None]:
-    """Inside, a forward of `backbone` (and its backward, where activations are recomputed) attends along a line."""
+    """Make a forward of `backbone` attend along a line inside, and its backward, if activations are recomputed."""
     with attending(backbone, NAME):
         yield
 
 
 @contextmanager
 def attending(backbone: nn.Module, name: str) -> Iterator[None]:
-    """Inside, `backbone` attends by the attention function of that name."""
+    """Make `backbone` attend inside by the attention function of that name."""
     configs: dict[int, Any] = {id(m.config): m.config for m in backbone.modules() if hasattr(m, "config")}
     before = {key: config._attn_implementation for key, config in configs.items()}
     try:
@@ -52,7 +52,7 @@ def attending(backbone: nn.Module, name: str) -> Iterator[None]:
 
 
 def runs_in_line(backbone: nn.Module) -> bool:
-    """Whether a model gives in a line what it gives in rows: tried on a few tokens.
+    """Tell whether a model gives in a line what it gives in rows: tried on a few tokens.
 
     Not so where tokens mix other than by attention (state-space layers), or attention is more than a softmax over keys
     (softcapping, sinks, chunks).
@@ -91,7 +91,7 @@ def line_attention(
 ) -> tuple[Tensor, None]:
     """query [1,h,S,D], key, value [1,h or fewer,S,D] -> [1,S,h,D], as a model of transformers asks for it.
 
-    Raises NotImplementedError where the model asks for what this attention does not do.
+    Raises NotImplementedError if the model asks for what this attention does not do.
     """
     more = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if line is None or more:
@@ -125,12 +125,12 @@ def _attend(
 
 
 def _take(x: Tensor, places: Tensor) -> Tensor:
-    """[1,h,S,D] and places [n] -> [n,h,D]."""
+    """Map [1,h,S,D] and places [n] -> [n,h,D]."""
     return x[0].transpose(0, 1).index_select(0, places)
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The mask that a model makes for itself: none, the line has its own."""
+    """Make no mask where a model asks for one: the line has its own."""
 
 
 AttentionInterface.register(NAME, line_attention)  # type: ignore[arg-type]

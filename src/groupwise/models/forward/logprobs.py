@@ -98,7 +98,7 @@ def token_logprobs(
 
 
 def _join(supports: Sequence[Support | None], wanted: Tensor) -> Support:
-    """The supports of the rows that have a wanted token, as one. Raises ValueError where a token has none."""
+    """Return the supports of the rows that have a wanted token, as one. Raises ValueError if a token has none."""
     ids, starts, offset = [torch.empty(0, dtype=torch.int32)], [torch.zeros(1, dtype=torch.long)], 0
     for row, tokens in zip(supports, wanted.sum(-1).tolist(), strict=True):
         if not tokens:

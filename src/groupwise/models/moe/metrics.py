@@ -19,7 +19,7 @@ MOST_UNLIKE = 0.5
 
 
 def changed(routes: Tensor, other: Tensor) -> Tensor:
-    """[..., K] each -> [...] float64: the share of the choices in `routes` that are not among those in `other`.
+    """Map [..., K] each -> [...] float64: the share of the choices in `routes` that are not among those in `other`.
 
     The order inside a token's K does not count.
 
@@ -31,7 +31,7 @@ def changed(routes: Tensor, other: Tensor) -> Tensor:
 
 
 def at_trained(rows: RowRoutes, mask: Tensor) -> Tensor:
-    """Routes of n rows, mask [n,T] -> [M,L,K]: those of the trained tokens, row by row.
+    """Map routes of n rows, mask [n,T] -> [M,L,K]: those of the trained tokens, row by row.
 
     >>> at_trained((torch.tensor([[[3]], [[5]]]),), torch.tensor([[False, False, True]])).tolist()
     [[[5]]]
@@ -42,7 +42,7 @@ def at_trained(rows: RowRoutes, mask: Tensor) -> Tensor:
 
 
 def layered(name: str, share: Tensor) -> dict[str, Value]:
-    """[M,L] -> the mean over tokens of each layer, and of all layers together; null without tokens.
+    """Map [M,L] -> the mean over tokens of each layer, and of all layers together; null without tokens.
 
     >>> layered("routing.changed", torch.tensor([[0.0, 1.0], [0.0, 0.0]]))["routing.changed"]
     Last(value=0.25)
@@ -53,7 +53,7 @@ def layered(name: str, share: Tensor) -> dict[str, Value]:
 
 
 def drift_metrics(own: Tensor, old: Tensor, gap: Tensor, after: int) -> dict[str, Value]:
-    """Of an update: what the live routers chose against what the old policy's did, [M,L,K] each.
+    """Compare, of an update, what the live routers chose against what the old policy's did, [M,L,K] each.
 
     gap    [M] nats, live - old log-probability of the tokens, whose variance is split by whether a route changed
     after  updates on the batch before this one; after none the live policy is the old one, and no mean counts it
@@ -71,7 +71,9 @@ def drift_metrics(own: Tensor, old: Tensor, gap: Tensor, after: int) -> dict[str
 
 
 def load_metrics(routes: Tensor, experts: Sequence[int]) -> dict[str, Value]:
-    """[M,L,K] and the experts of each layer -> how evenly the tokens fall on them; 1 and 1 and 0 where all is even."""
+    """Map [M,L,K] and the experts of each layer -> how evenly the tokens fall on them; 1 and 1 and 0 where all is
+    even.
+    """
     metrics: dict[str, Value] = {}
     for layer, share in enumerate(load_shares(routes, experts)):
         count = len(share)
@@ -83,8 +85,8 @@ def load_metrics(routes: Tensor, experts: Sequence[int]) -> dict[str, Value]:
 
 
 def engine_metrics(own: RowRoutes, batch: Batch, newest: int) -> dict[str, Value]:
-    """What the learner's routers choose under the old policy against what the engine's did, for the tokens that the
-    newest weights sampled; nothing where the engine does not say. `own` are the batch's rows.
+    """Compare what the learner's routers choose under the old policy with what the engine's did, for the tokens that
+    the newest weights sampled; nothing if the engine does not say. `own` are the batch's rows.
     """
     if batch.routes_engine is None:
         return {}
@@ -98,12 +100,12 @@ def engine_metrics(own: RowRoutes, batch: Batch, newest: int) -> dict[str, Value
 
 
 def replay_metrics(own: Tensor, replayed: Tensor, live: int) -> dict[str, Value]:
-    """What a replay took away: the share of the live routers' choices [M,L,K] that it did not let through."""
+    """Tell what a replay took away: the share of the live routers' choices [M,L,K] that it did not let through."""
     return {**layered("routing.removed", _by_layer(own, replayed)), "routing.replayed_live_positions": Sum(live)}
 
 
 def difference(routes: RowRoutes, others: Sequence[Tensor | None]) -> float:
-    """The share of all choices in rows of routes that are not among the others'; 0 where there are none."""
+    """Return the share of all choices in rows of routes that are not among the others'; 0 where there are none."""
     left, right = torch.cat(routes), torch.cat([row for row in others if row is not None])
     return 0.0 if torch.equal(left, right) else float(_by_layer(left, right).mean())
 
@@ -124,17 +126,17 @@ def comparable(mask: Tensor, routes: RowRoutes | None, others: Sequence[Tensor |
 
 
 def _after(share: Tensor, after: int) -> dict[str, Value]:
-    """[M,L] -> the means by the number of updates before, under names of their own: all layers, and each."""
+    """Map [M,L] -> the means by the number of updates before, under names of their own: all layers, and each."""
     mean, *layers = layered("", share).values()
     by_layer = {f"routing.changed_in.layer_{layer}.after_{after}": value for layer, value in enumerate(layers)}
     return {f"routing.changed_after.{after}": mean, **by_layer}
 
 
 def _by_layer(routes: Tensor, others: Tensor) -> Tensor:
-    """[M,L,K] each -> [M,L]: `changed`, layer by layer, for it holds K^2 comparisons a token."""
+    """Map [M,L,K] each -> [M,L]: `changed`, layer by layer, for it holds K^2 comparisons a token."""
     return torch.stack([changed(a, b) for a, b in zip(routes.unbind(1), others.unbind(1), strict=True)], dim=1)
 
 
 def _variance(x: Tensor) -> float:
-    """Mean square distance from the mean; NaN of nothing."""
+    """Return the mean square distance from the mean; NaN of nothing."""
     return float(x.double().var(correction=0)) if len(x) else math.nan

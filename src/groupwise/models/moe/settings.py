@@ -63,10 +63,10 @@ class RoutingSettings(Settings):
 
 
 def routers_to_record(backbone: nn.Module, settings: RoutingSettings) -> tuple[Router, ...]:
-    """The routers whose routes a run records; none for a dense policy, or for one that cannot be recorded and replayed
-    where no setting needs it.
+    """Return the routers whose routes a run records; none for a dense policy, or for one that cannot be recorded and
+    replayed where no setting needs it.
 
-    Tries on two tokens what the run will do. Raises UsageError where that fails and a setting needs it.
+    Tries on two tokens what the run will do. Raises UsageError if that fails and a setting needs it.
     """
     try:
         by_layer = require_routers(backbone) if settings.changed else routers(backbone)
@@ -81,7 +81,7 @@ def routers_to_record(backbone: nn.Module, settings: RoutingSettings) -> tuple[R
 
 
 def require_engine_routes(engine: Engine, settings: RoutingSettings) -> None:
-    """Raises UsageError where the engine's experts are to be replayed and it does not say which they were."""
+    """Raise UsageError if the engine's experts are to be replayed and it does not say which they were."""
     if settings.replay is ReplayFrom.ENGINE and not engine.routes:
         raise UsageError(
             f"routing.replay = 'engine': {type(engine).__name__} does not return the experts it chose "
@@ -90,7 +90,7 @@ def require_engine_routes(engine: Engine, settings: RoutingSettings) -> None:
 
 
 def _try_routing(backbone: nn.Module, by_layer: Sequence[Router], settings: RoutingSettings) -> None:
-    """One forward that records, with the logits where a loss reads them, and one that replays what was recorded."""
+    """Run one forward that records, with the logits if a loss reads them, and one that replays what was recorded."""
     ids = torch.zeros(1, 2, dtype=torch.long, device=next(backbone.parameters()).device)
     with torch.no_grad():
         with record_routes(backbone) as routes, router_logits(by_layer) if settings.losses else nullcontext():
