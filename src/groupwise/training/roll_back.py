@@ -11,7 +11,7 @@ from groupwise.training.run import Training
 
 def way_back(run: Training) -> Path | None:
     """The checkpoint to go back to from warnings of this step."""
-    return run.components.state.way_back(run.progress, run.settings.checkpoint_every)
+    return run.components.state.way_back(run.progress, run.settings.checkpoint.every)
 
 
 def may_go_back(run: Training) -> bool:
