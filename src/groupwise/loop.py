@@ -1,4 +1,4 @@
-"""The whole method on one page. It takes built objects, never configuration."""
+"""The whole method on one page: generate, train, load, save, evaluate, of objects that are built."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,13 +16,14 @@ from groupwise.diagnostics.step import Expected, StepLog, step_row
 from groupwise.journal.per_token import PerToken
 from groupwise.training.reporting import believed, machine_work, probed, report, say_how_long_a_stop_takes
 from groupwise.training.rollback import Guard
-from groupwise.training.run import LoopSettings, Training
+from groupwise.training.run import Training
+from groupwise.training.settings import RunSettings
 
 
 def train(run: Training) -> bool:
-    """Go on after `run.progress.step` to the end. False where a person asked to stop first: the state is saved then.
+    """Go on after `run.progress.step` to the end. False if a person asked to stop first: the state is saved then.
 
-    Raises RunError where early warnings of collapse stop the run; the state is saved then too.
+    Raises RunError if early warnings of collapse stop the run; the state is saved then too.
     """
     settings = run.settings
     if run.progress.step == 0 or run.progress.owes_evaluation:
@@ -41,10 +42,10 @@ def train(run: Training) -> bool:
         last = step == settings.steps
         alarms = () if last or settings.guard is Guard.WARN else run.output.alarms()
         back = run.way_back() if alarms and run.may_go_back else None
-        if back is None and (last or (settings.evaluate_every and step % settings.evaluate_every == 0)):
+        if back is None and (last or (settings.evaluation.every and step % settings.evaluation.every == 0)):
             evaluate(run)
         run.after_step(step)
-        due = last or alarms or step % settings.checkpoint_every == 0
+        due = last or alarms or step % settings.checkpoint.every == 0
         if back is not None:
             run.roll_back(back, alarms)
         elif due:
@@ -59,7 +60,7 @@ def train(run: Training) -> bool:
 
 
 def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Prompts -> groups -> batch -> updates -> weights back to the engine; the step's rows of metrics.jsonl and
+    """Make one step, prompts -> groups -> batch -> updates -> weights back to the engine; its rows of metrics.jsonl and
     machine.jsonl.
     """
     parts, step, phase = run.components, run.progress.step, run.clock.phase
@@ -68,7 +69,7 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         sampled = parts.batches.take(run.settings.prompts_per_step, run.clock.switch)
     result = sampled.result
     run.output.faults(step, sampled.faults)
-    require_scores(step, result, run.settings.fault_limit, run.output.log, parts.state.kept)
+    require_scores(step, result, run.settings.scoring.fault_limit, run.output.log, parts.state.kept)
     require_signal(step, result, parts.algorithm.filter.metric, parts.state.kept)
     if step < run.settings.steps:
         parts.batches.begin(run.settings.prompts_per_step)
@@ -79,7 +80,7 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         newest=step - 1,
         at_start=first,
         old_from_engine=run.settings.old_from_engine,
-        other_reference=run.settings.other_reference,
+        other_reference=parts.other_reference,
     )
     log = StepLog(batch, parts.algorithm, parts.learner.routing.replay, parts.learner.routers, expected)
     columns = run.output.columns(batch)
@@ -109,26 +110,25 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def renew_reference(run: Training) -> None:
-    """The reference becomes the policy of today, after each step that it is renewed after."""
+    """Make the policy of today the reference, after each step that the reference is renewed after."""
     reference, step = run.components.state.reference, run.progress.step
     if reference is not None and reference.renew(step, run.components.learner):
         run.output.say(step, "the reference is the policy after this step")
 
 
 def annotate(run: Training, result: RolloutResult) -> Batch:
-    """The batch with frozen log-probabilities and values, only where something reads them; rewards and advantages."""
+    """Make the batch, with frozen log-probabilities and values that something reads, rewards and advantages."""
     settings, parts, algorithm = run.settings, run.components, run.components.algorithm
     mix = parts.rollout.scorer.mix
     batch = collate(
         result.groups,
-        settings.pad,
+        parts.pad,
         mask_truncated=algorithm.filter.mask_truncated,
         steps=algorithm.needs_steps,
         states=algorithm.advantage.reads_states,
         reward_names=tuple(mix.weights) if mix.each else (),
     )
-    several = settings.updates_per_batch * settings.passes_per_batch > 1
-    old = (several or algorithm.needs_old) and not settings.old_from_engine
+    old = (settings.updates_per_step > 1 or algorithm.needs_old) and not settings.old_from_engine
     batch = parts.learner.annotate(batch, old=old, ref=algorithm.needs_reference)
     if settings.old_from_engine:
         batch = batch.add(logp_old=batch.logp_engine)
@@ -137,14 +137,14 @@ def annotate(run: Training, result: RolloutResult) -> Batch:
     return algorithm.credit(batch, tuple(mix.weights.values()) if mix.each else None)
 
 
-def passes(batch: Batch, settings: LoopSettings, step: int) -> Iterator[Batch]:
-    """The minibatches of every pass over the batch, each pass in an order of its own."""
-    for number in range(settings.passes_per_batch):
+def passes(batch: Batch, settings: RunSettings, step: int) -> Iterator[Batch]:
+    """Split the batch into the minibatches of every pass, each pass in an order of its own."""
+    for number in range(settings.passes_per_batch or 1):
         yield from minibatches(batch, settings.updates_per_batch, stream(settings.seed, "minibatches", step, number))
 
 
 def update(run: Training, minibatch: Batch, log: StepLog, columns: PerToken) -> bool:
-    """One optimizer update of critic and policy -> whether both were applied, as finite ones are."""
+    """Update critic and policy once; whether both updates were applied, as finite ones are."""
     parts, applied = run.components, True
     if parts.critic is not None:
         metrics = parts.critic.update(minibatch)
@@ -162,10 +162,10 @@ def update(run: Training, minibatch: Batch, log: StepLog, columns: PerToken) -> 
 
 
 def evaluate(run: Training) -> None:
-    """Sample the held-out problems under the engine's current weights, where the run has any.
+    """Sample the held-out problems under the engine's current weights, if the run has any.
 
-    Left where a person asks to stop; it is made, the same, when the run goes on. Ranks that score together cannot be
-    left in the middle of it.
+    An evaluation is left when a person asks to stop, and made again when the run is resumed; ranks that score together
+    cannot be left in the middle of it.
     """
     parts = run.components
     if parts.evaluate is None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from groupwise.commands.laws import laws
 from pydantic import create_model
 
 import groupwise
 from groupwise import cli
-from groupwise.commands.laws import laws
 from groupwise.config import changes, keys, recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.settings import Fixed

@@ -18,7 +18,7 @@ import torch
 
 import groupwise
 from groupwise import loop
-from groupwise.commands.build import build
+from groupwise.commands.build import build, rollout
 from groupwise.commands.train.train import resume
 from groupwise.core.environment import Conversation, Reply
 from groupwise.core.processes.stop import Stop, Stopped
@@ -43,8 +43,8 @@ MOMENTS: dict[str, tuple[ModuleType, str, int, signal.Signals]] = {
     "pairs": (pairs, "scored_groups", 1, signal.SIGTERM),
     "reward model": (reward_model, "gradients", 3, signal.SIGINT),
     "engine": (build, "training_engine", 1, signal.SIGTERM),
-    "first evaluation": (build, "measured", 1, signal.SIGINT),
-    "evaluation after step 2": (build, "measured", 2, signal.SIGTERM),
+    "first evaluation": (rollout, "measured", 1, signal.SIGINT),
+    "evaluation after step 2": (rollout, "measured", 2, signal.SIGTERM),
     "step 3": (loop, "train_step", 1, signal.SIGINT),
 }
 

@@ -1,1 +1,1 @@
-"""What the commands do, a module each: train and evaluate, build a run, check a recipe."""
+"""Commands, a module each: train and evaluate, build a run, check a recipe."""

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.commands.build.policy import policy_after
-from groupwise.commands.build.rollout import chat_of, environments_of, heldout_sampler, pool_of, sampler_of, selected
+from groupwise.commands.build.rollout import (
+    chat_of,
+    environments_of,
+    evaluation_of,
+    pool_of,
+    sampler_of,
+    scorer_of,
+    selected,
+)
 from groupwise.commands.build.threads import threads, with_threads
 from groupwise.config import recipe as recipes
 from groupwise.config.about import where
@@ -32,12 +40,10 @@ from groupwise.engines.make import make_engine, require_sampling
 from groupwise.journal import code
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.rollout_rows import completion_columns
-from groupwise.models.chat.history import thinking_of
 from groupwise.models.chat.template_checks import check_chat, require_no_fatal
 from groupwise.models.load import Policy, load_policy, model_folder
 from groupwise.models.reward import load_reward_model
-from groupwise.rollout.collect import Judge, measured, problem_values
-from groupwise.rollout.scoring import Scorer
+from groupwise.rollout.collect import Judge, problem_values
 from groupwise.training.start.initial_policy import HUB_ID
 from groupwise.training.start.run_policy import RunPolicy, is_run, run_policy
 
@@ -226,11 +232,11 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
         require_sampling(engine, policy, recipe.evaluation_sampling, "evaluation")
         selection = selected(recipe, task, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
-        turns = chat.template is not None
-        scorer = Scorer(task, policy.decode, plan.mix, pool, thinking=thinking_of(chat), turns=turns)
+        scorer = scorer_of(task, plan.mix, policy, chat, pool)
         sample = sampler_of(task, policy, chat, engine, environments)
-        answers = heldout_sampler(recipe, sample, scorer, selection, _judge(recipe, plan.folder / REWARD_MODEL))()
-    return PolicyResult(named, recipe.measure, answers.groups, measured(answers, recipe.measure, scorer.has_answers))
+        judge = _judge(recipe, plan.folder / REWARD_MODEL)
+        evaluation, groups = evaluation_of(recipe, sample, scorer, selection, judge)()
+    return PolicyResult(named, recipe.measure, groups, evaluation)
 
 
 def _policy(name: str, device: str, note: Callable[[str], None]) -> tuple[str, Policy]:

@@ -1,4 +1,4 @@
-"""The keys of recipes as text for a terminal, and as docs/keys.md."""
+"""Keys of recipes as text for a terminal, and as docs/keys.md."""
 
 import sys
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ TABLE = "| key | type | default | bounds | meaning |\n|---|---|---|---|---|\n"
 
 
 def text(some: Iterable[Section]) -> str:
-    """Sections one after another; a key on one line, its meaning under it."""
+    """Write sections one after another; a key on one line, its meaning under it."""
     return "\n\n".join("\n".join([f"[{one.name}]  {one.title}", *map(_lines, one.keys)]) for one in some)
 
 
 def page() -> str:
-    """docs/keys.md."""
+    """Write docs/keys.md."""
     return PAGE + "".join(_section(one) for one in sections())
 
 

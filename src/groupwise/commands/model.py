@@ -20,7 +20,7 @@ TOOL_USE = Path("additional_chat_templates") / "tool_use.jinja"
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model folder that was written and loads.
+    """Model folder that was written and loads.
 
     title       the model's own name
     parameters  how many numbers are trained
@@ -34,9 +34,9 @@ class ModelFolder:
 
 
 def write_packaged(name: str, folder: Path) -> ModelFolder:
-    """The packaged model of that name in a new folder, which appears whole and loads, or not at all.
+    """Write the packaged model of that name into a new folder, which appears whole and loads, or not at all.
 
-    Raises UsageError where there is no such model, its package is missing or unreadable, the folder is there already,
+    Raises UsageError if there is no such model, its package is missing or unreadable, the folder is there already,
     the disk has no room, or an answer would not end.
     """
     model = packaged_model(name)
@@ -46,9 +46,9 @@ def write_packaged(name: str, folder: Path) -> ModelFolder:
 
 
 def write_folder(gguf: Path, folder: Path, tool_use: str = "") -> tuple[int, int]:
-    """The model of a GGUF file in a new folder; its parameters, and the bytes of the files. Raises UsageError.
+    """Write the model of a GGUF file into a new folder; its parameters, and the bytes of the files. Raises UsageError.
 
-    tool_use  a second chat template, which transformers takes where there are tools; "": the model's own for all
+    tool_use  a second chat template, which transformers takes if there are tools; "": the model's own for all
     """
     model = read_gguf(gguf)
     require_place(folder, model.parameters * BYTES + BESIDE)
@@ -66,7 +66,7 @@ def write_folder(gguf: Path, folder: Path, tool_use: str = "") -> tuple[int, int
 
 
 def _require_sound(model: GgufModel, folder: Path) -> None:
-    """Raises UsageError where the folder does not load, or a conversation in its template has no end that it knows."""
+    """Raise UsageError if the folder does not load, or a conversation in its template has no end that it knows."""
     policy = load_policy(folder, training=True)
     try:
         require_no_fatal(check_template(Chat(policy.tokenizer), policy.eos, {"user"}))

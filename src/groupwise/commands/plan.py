@@ -1,4 +1,4 @@
-"""What a recipe takes on so many ranks of a device, before any is rented: memory of each, about how long a step takes.
+"""Plan of a recipe on so many ranks of a device, before any is rented: memory of each, about how long a step takes.
 
 Nothing of the model is loaded but its configuration and its tokenizer.
 """
@@ -65,12 +65,12 @@ class ScalePlan:
 
     @property
     def ranks(self) -> int:
-        """The processes that hold the policy together."""
+        """Number of processes that hold the policy together."""
         return self.shape.ranks
 
     @property
     def seconds(self) -> float:
-        """The estimate of a step's seconds."""
+        """Estimate of a step's seconds."""
         return step_seconds(self.phases, beside=self.shape.ahead and self.shape.elsewhere)
 
 

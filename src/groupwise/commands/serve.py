@@ -1,4 +1,4 @@
-"""Serves an engine to runs on other machines."""
+"""Server of an engine for runs on other machines."""
 
 import shutil
 from collections.abc import Callable
@@ -16,7 +16,7 @@ EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
 
 def serve(address: str, python: str | None, device: str, threads: int | None, say: Say) -> None:
-    """Until an interrupt. Raises UsageError where it cannot listen, or the machine has no such device or program."""
+    """Serve until an interrupt. Raises UsageError if it cannot listen, or the machine has no such device or program."""
     try:
         place = Address.of(address)
     except ValueError as error:
@@ -36,7 +36,7 @@ def serve(address: str, python: str | None, device: str, threads: int | None, sa
 
 
 def _for_a_run(address: Address) -> str:
-    """How a run names it; of a server that listens everywhere the run knows the name."""
+    """Say how a run names the server; of one that listens everywhere the run knows the name."""
     return f"HOST:{address.port}" if address.host in EVERYWHERE else str(address)
 
 

@@ -1,1 +1,1 @@
-"""A recipe in TOML, resolved into settings and parts, and the plan that is shown before anything runs."""
+"""Recipes in TOML, resolved into settings and parts, and the plan that is shown before anything runs."""

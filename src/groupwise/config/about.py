@@ -12,7 +12,7 @@ from groupwise.core.machine import facts as machine
 
 
 def about(plan: Plan, started: float) -> dict[str, Any]:
-    """What a run says of itself at its start; `started` in unix seconds."""
+    """Say what a run is at its start; `started` in unix seconds."""
     return {
         "groupwise": VERSION,
         "started": round(started, 3),
@@ -33,8 +33,8 @@ def resumed(
     rollbacks: Sequence[Mapping[str, Any]] = (),
     lost: str = "",
 ) -> dict[str, Any]:
-    """The same, going on after `step` at `now`, unix seconds; `changes` are those of its recipe, `rollbacks` the
-    returns that the checkpoint has, `lost` the process after whose loss it goes on by itself.
+    """Add that the run was resumed after `step` at `now`, unix seconds; `changes` are those of its recipe, `rollbacks`
+    the returns that the checkpoint has, `lost` the process after whose loss it was resumed by itself.
     """
     entry: dict[str, Any] = {"step": step, "started": round(now, 3), **where(device)}
     if lost:
@@ -47,12 +47,12 @@ def resumed(
 
 
 def where(device: str) -> dict[str, Any]:
-    """The machine and the libraries."""
+    """Say the machine and the libraries."""
     return {"machine": machine.words(device), "versions": machine.versions()}
 
 
 def algorithm_row(row: Algorithm) -> dict[str, Any]:
-    """The row of parts, each with its kind, its values and its equation."""
+    """Describe the parts of a row, each with its kind, its values and its equation."""
     parts = [
         {"slot": slot, **_kind_and_value(description), "equation": equation}
         for slot, description, equation in lines(row)
@@ -68,7 +68,7 @@ def algorithm_row(row: Algorithm) -> dict[str, Any]:
 
 
 def _kind_and_value(description: str) -> dict[str, str]:
-    """A part as `describe` says it, in two.
+    """Split a part, as `describe` says it, in two.
 
     >>> _kind_and_value("clip(epsilon_low=0.2)"), _kind_and_value("k3 in the loss, beta=0.04"), _kind_and_value("0")
     ({'kind': 'clip', 'value': 'epsilon_low=0.2'}, {'kind': 'k3', 'value': 'in the loss, beta=0.04'},

@@ -1,4 +1,4 @@
-"""A recipe as a program gives it: a name, a dictionary or a Recipe, an Algorithm, functions as rewards."""
+"""Recipes as a program gives them: a name, a dictionary or a Recipe, an Algorithm, functions as rewards."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -31,14 +31,14 @@ HOME = "rewards.py"
 
 @dataclass(frozen=True)
 class Given:
-    """A recipe, where it is from, and the functions of the program in it: by reward, the content of a file of each."""
+    """Recipe, its origin, and the functions of the program in it: by reward, the content of a file of each."""
 
     recipe: Recipe
     origin: str
     functions: Mapping[str, bytes]
 
     def placed(self, recipe: Recipe) -> tuple[Recipe, Files]:
-        """The recipe, here with the name of its run, and the files of the functions, which lie in the run's folder."""
+        """Name each function in the recipe by its file in the run's folder; the recipe, and these files."""
         tables, files = dict(recipe.rewards or {}), {}
         for number, (name, content) in enumerate(self.functions.items()):
             stem = name if name.isidentifier() else f"reward_{number}"
@@ -55,10 +55,10 @@ def given(
     algorithm: Algorithm | None = None,
     rewards: RewardsLike | None = None,
 ) -> Given:
-    """The recipe with an algorithm in the place of its own, dotted keys laid over it, and rewards added.
+    """Take a recipe with an algorithm in the place of its own, dotted keys laid over it, and rewards added.
 
     A function that another process can import is named by its file; one that only this process has becomes a file.
-    Raises UsageError, one line, where anything is off, or a function does not stand by itself.
+    Raises UsageError, one line, if anything is off, or a function does not stand by itself.
     """
     changes = {} if overrides is None else overrides
     require_overrides(changes)
@@ -75,7 +75,7 @@ def given(
 
 
 def _table(recipe: RecipeLike) -> tuple[dict[str, Any], str]:
-    """A table of its own, and what messages call it."""
+    """Copy the recipe's table, and say what messages call it."""
     if isinstance(recipe, Recipe):
         return recipe.model_dump(exclude_unset=True, exclude_none=True), "a Recipe"
     if isinstance(recipe, Mapping):
@@ -106,7 +106,7 @@ def _set_algorithm(table: dict[str, Any], algorithm: Algorithm) -> None:
 
 
 def _by_name(rewards: Any) -> dict[str, Any]:
-    """Rewards by name; functions have the one of their own."""
+    """Name the rewards; functions have a name of their own."""
     if isinstance(rewards, Mapping):
         return {_text(name): dict(one) if isinstance(one, Mapping) else {"use": one} for name, one in rewards.items()}
     named: dict[str, Any] = {}
@@ -130,7 +130,7 @@ def _add(table: dict[str, Any], rewards: Mapping[str, Any]) -> None:
 
 
 def _taken(table: Mapping[str, Any]) -> dict[str, bytes]:
-    """Names every function in [rewards.NAME] by where it is -> the files of those that are in none, by reward."""
+    """Name every function in [rewards.NAME] by its place; the files of those that are in none, by reward."""
     tables = table.get("rewards")
     functions: dict[str, bytes] = {}
     for name, one in tables.items() if isinstance(tables, Mapping) else ():

@@ -1,4 +1,4 @@
-"""Every key of a recipe, from the objects that read it: type, default, bounds as declared, and what docstrings say."""
+"""Keys of a recipe, from the objects that read them: type, default, bounds as declared, and what docstrings say."""
 
 import dataclasses
 import inspect
@@ -14,7 +14,7 @@ from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.settings import ESTIMATORS, KIND_KEY, KINDS, PLACES
 from groupwise.config.elsewhere import option_of
-from groupwise.config.recipe import Recipe, section_type
+from groupwise.config.recipe import Recipe, is_section, section_types
 from groupwise.config.rewards import RewardTable
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.settings import Settings
@@ -37,7 +37,7 @@ _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at mo
 
 @dataclass(frozen=True)
 class Key:
-    """A key with what may be said of it. `default` is as TOML has it; empty where there is none."""
+    """Key with what may be said of it. `default` is as TOML has it; empty if there is none."""
 
     name: str
     kind: str
@@ -48,21 +48,20 @@ class Key:
 
 @dataclass(frozen=True)
 class Section:
-    """The keys that one object reads; `title` is its docstring's first line."""
+    """Keys that one object reads; `title` is its docstring's first line."""
 
     name: str
     title: str
     keys: tuple[Key, ...]
 
     def only(self, key: str) -> "Section":
-        """The section with no other key than that."""
+        """Leave out all keys but one."""
         return dataclasses.replace(self, keys=tuple(one for one in self.keys if one.name == key))
 
 
 def sections() -> list[Section]:
-    """All of them: a recipe's own keys, its sections, then what tasks, rewards and an algorithm's parts have."""
-    kinds = {name: section_type(field.annotation) for name, field in Recipe.model_fields.items()}
-    nested = {name: kind for name, kind in kinds.items() if inspect.isclass(kind) and issubclass(kind, Settings)}
+    """List a recipe's own keys, its sections, then what tasks, rewards and an algorithm's parts have."""
+    nested = {name: kind for name, kind in section_types().items() if is_section(kind)}
     tables = ("task", "algorithm", "rewards")
     own = [key for key in _of_settings(Recipe, "") if key.name not in (*nested, *tables)]
     return [
@@ -75,9 +74,9 @@ def sections() -> list[Section]:
 
 
 def chosen(section: str | None) -> list[Section]:
-    """All sections, or that of a name with those inside it; of a key's name the key alone, in its section.
+    """Choose all sections, or that of a name with those inside it; for a key's name the key alone, in its section.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is none.
     """
     every = sections()
     if section is None:
@@ -86,14 +85,14 @@ def chosen(section: str | None) -> list[Section]:
     some = some or [s for one in every if (s := one.only(section)).keys]
     if not some:
         inside = [s.name for s in every if s.name.endswith(f".{section}")]
-        names = [*map(_name, every), *([key.name for s in every for key in s.keys] if "." in section else [])]
+        names = [*(s.name for s in every), *([key.name for s in every for key in s.keys] if "." in section else [])]
         words = option_of(section) or f"there is no such section or key; {nearest(section, names, inside)}"
         raise UsageError(f"keys {brief(section)}: {words}")
     return some
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """Field -> what the docstrings of a class and of those above it say of it.
+    """Map each field to what the docstrings of a class and of those above it say of it.
 
     >>> from groupwise.core.engine import Sampling
     >>> meanings(Sampling)["top_k"]
@@ -121,8 +120,8 @@ def _of_settings(kind: type[Settings], prefix: str) -> Iterator[Key]:
         yield _key(prefix + name, schema["properties"][name], default, described.get(name, ""), schema.get("$defs", {}))
 
 
-def _of_fields(kind: Any, prefix: str, presets: Mapping[str, object] | None = None) -> Iterator[Key]:
-    """Of a dataclass, whose bounds, where it has any, are said in words."""
+def _of_fields(kind: Any, prefix: str) -> Iterator[Key]:
+    """List the keys of a dataclass, whose bounds, if it has any, are said in words."""
     described, hints = meanings(kind), get_type_hints(kind)
     for field in dataclasses.fields(kind):
         given = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -189,23 +188,19 @@ def _use(name: str, example: str, meaning: str) -> Key:
     return Key(name, "text", "", "", f'{meaning}, such as "{example}", or "package.module:Name"')
 
 
-def _name(section: Section) -> str:
-    return section.name
-
-
 def _choice(name: str, choices: Iterable[str], default: str, meaning: str) -> Key:
     return Key(name, ", ".join(map(json.dumps, choices)), default, "", meaning)
 
 
 def _key(name: str, schema: Any, default: str, meaning: str, shared: Mapping[str, Any] | None = None) -> Key:
-    forms = [_shared(one, shared or {}) for one in schema.get("anyOf", [schema])]
+    forms = [_followed(one, shared or {}) for one in schema.get("anyOf", [schema])]
     kinds = dict.fromkeys(filter(None, map(_kind, forms)))
     bounds = [f"{words} {one[bound]:,}" for one in forms for bound, words in _BOUNDS.items() if bound in one]
     return Key(name, " or ".join(kinds), default, ", ".join(bounds), meaning)
 
 
-def _shared(schema: Any, shared: Mapping[str, Any]) -> Any:
-    """A form where the schema only refers to one."""
+def _followed(schema: Any, shared: Mapping[str, Any]) -> Any:
+    """Follow a schema that only refers to a shared one."""
     refers = schema.get("$ref") or next((one["$ref"] for one in schema.get("allOf", ()) if "$ref" in one), "")
     return shared[refers.rpartition("/")[2]] if refers else schema
 
@@ -220,5 +215,5 @@ def _toml(value: Any) -> str:
 
 
 def _title(kind: type) -> str:
-    """The first sentence of a docstring, as far as its first line goes."""
+    """Take the first sentence of a docstring, as far as its first line goes."""
     return inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]

@@ -5,161 +5,30 @@ from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, get_args
 
 import tomli_w
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from groupwise.algorithms.settings import KINDS
 from groupwise.config.elsewhere import require_own_names
-from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError, brief, nearest, one_line
 from groupwise.core.files.paths import decoded, location, recipe_folder, require_regular
 from groupwise.core.files.plain import require_plain
-from groupwise.core.numbers.measure import CORRECTNESS, Measure
-from groupwise.core.processes.placement import PlacementSettings
-from groupwise.core.settings import Changeable, Fixed, Location, Settings
-from groupwise.diagnostics.checks import CheckSettings
-from groupwise.engines.settings import EngineSettings
-from groupwise.journal.journal import JournalSettings
-from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.chat.prompts import ChatSettings
-from groupwise.models.moe.settings import RoutingSettings
-from groupwise.rollout.ahead import RolloutSettings
-from groupwise.rollout.collect import EvaluationSettings
-from groupwise.rollout.scoring import ScoringSettings
-from groupwise.training.checkpoint import CheckpointSettings
-from groupwise.training.critic import CriticSettings
-from groupwise.training.learner import LearnerSettings
-from groupwise.training.reference import ReferenceSettings
-from groupwise.training.rollback import Guard, RollbackSettings
-from groupwise.training.start.reward_model import PreferenceSettings
-from groupwise.training.start.warm_start import WarmStart
+from groupwise.core.settings import Settings
+from groupwise.training.settings import RunSettings
 
 #: Bytes of a recipe's file at most, and of what is wrong in one as many things as are said.
 LARGEST_FILE, MOST_FAULTS = 1 << 20, 3
 
-#: Why keys stay as they are in a run that goes on.
-PLACE = Fixed("the run is its folder: rename or move that")
-ORIGIN = Fixed("the run's weights come from there")
-DRAWN = Fixed("groups that wait for their step were drawn under it, and all steps before")
-GOAL = Fixed("the steps before were trained for another goal, and one run has one")
-COMPARED = Fixed("evaluations before and after the change would not compare")
-LIMITS = Fixed("the limits of the run's checks are those of this arithmetic")
-COUNTED = Fixed("the schedule of the learning rate counts updates by it")
 
-
-class Recipe(Settings):
-    """Settings of one run: those of each component, declared where they are read.
-
-    `[task]`, `[algorithm]` and `[rewards.NAME]` hold the keys of the task, the catalog's row and the reward of that
-    name.
-
-    name                of the run's folder; the recipe's own unless it is set, counted up where that folder exists
-    seed                every random number of the run is a function of it
-    steps               training steps: each samples, scores and updates
-    model               a folder, a hub's id, a tiny policy (tiny-dense, tiny-long, tiny-moe, tiny-chat), or a run (RUN,
-                        RUN:STEP)
-    start               RUN or RUN:STEP, whose policy this run begins with in place of `model` and its warm start
-    device              where models run; "auto" takes CUDA where there is one
-    threads             CPU threads; "auto": as torch has them, or as many as other work leaves cores free, one at
-                        least. A run keeps the number that it began with, because its bits depend on it
-    runs                the folder of run folders
-    prompts_per_step    problems of a step
-    samples_per_prompt  completions of each problem: its group
-    updates_per_batch   optimizer updates of one pass over a step's completions
-    passes_per_batch    passes over a batch; without this key as many as the algorithm's row says
-    max_prompt_tokens   problems with longer prompts are left out; 0 leaves out none
-    prompt_truncation   "left": longer prompts lose their first tokens (but a BOS) instead of being left out
-    logp_old            whose log-probabilities the ratio starts from: measured by the learner, or the engine's own
-    guard               what an early warning of collapse does, beside being said: "warn": nothing, "stop": the run is
-                        saved and stops, "rollback": it goes back to a checkpoint from before, at a lower learning rate
-    critic              of an algorithm that reads values; may have no keys where none does
-    preference          the reward model that scores what trains; without this section the task's own score does
-    """
-
-    name: Annotated[str, PLACE] = Field(min_length=1, pattern=r"^[\w+-][\w.+-]*$")
-    seed: Annotated[int, DRAWN] = Field(default=0, ge=0, lt=2**63)
-    steps: Changeable[int] = Field(ge=1, le=10**9)
-    model: Annotated[Location, ORIGIN] = "tiny-dense"
-    start: Annotated[Location | None, ORIGIN] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], LIMITS] = "auto"
-    threads: Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=1024)], LIMITS] = "auto"
-    runs: Annotated[Location, PLACE] = "runs"
-    prompts_per_step: Annotated[int, DRAWN] = Field(default=64, ge=1, le=2**20)
-    samples_per_prompt: Annotated[int, DRAWN] = Field(default=8, ge=1, le=2**16)
-    updates_per_batch: Annotated[int, COUNTED] = Field(default=1, ge=1)
-    passes_per_batch: Annotated[int | None, COUNTED] = Field(default=None, ge=1, le=1000)
-    max_prompt_tokens: Annotated[int, DRAWN] = Field(default=0, ge=0)
-    prompt_truncation: Annotated[Literal["none", "left"], DRAWN] = "none"
-    logp_old: Annotated[Literal["learner", "engine"], GOAL] = "learner"
-    guard: Changeable[Guard] = Field(default=Guard.WARN, strict=False)
-    task: Annotated[dict[str, Any], DRAWN]
-    algorithm: Annotated[dict[str, Any], GOAL]
-    rewards: Annotated[dict[str, dict[str, Any]] | None, GOAL] = None
-    rollout: Annotated[RolloutSettings, DRAWN] = RolloutSettings()
-    scoring: Annotated[ScoringSettings, GOAL] = ScoringSettings()
-    chat: Annotated[ChatSettings, DRAWN] = ChatSettings()
-    warm_start: Annotated[WarmStart, ORIGIN] = WarmStart()
-    sampling: Annotated[Sampling, DRAWN] = Sampling()
-    evaluation: Annotated[EvaluationSettings, COMPARED] = EvaluationSettings()
-    engine: Annotated[EngineSettings, LIMITS] = EngineSettings()
-    learner: Annotated[LearnerSettings, LIMITS] = LearnerSettings()
-    reference: Annotated[ReferenceSettings, GOAL] = ReferenceSettings()
-    adapter: Annotated[AdapterSettings, ORIGIN] = AdapterSettings()
-    routing: Annotated[RoutingSettings, GOAL] = RoutingSettings()
-    critic: Annotated[CriticSettings | None, ORIGIN] = None
-    preference: Annotated[PreferenceSettings | None, GOAL] = None
-    checks: CheckSettings = CheckSettings()
-    placement: PlacementSettings = PlacementSettings()
-    checkpoint: CheckpointSettings = CheckpointSettings()
-    rollback: RollbackSettings = RollbackSettings()
-    journal: JournalSettings = JournalSettings()
+class Recipe(RunSettings):
+    """Settings of one run as a program loads them, by the name or the path of a recipe."""
 
     @classmethod
     def load(cls, recipe: str, overrides: Mapping[str, object] | None = None) -> "Recipe":
         """Load the recipe of a name or a path, with dotted keys laid over it. Raises UsageError if anything is off."""
         return load(recipe, overrides)
-
-    @property
-    def origin(self) -> str:
-        """Source of the first weights: a tiny model's name, a folder, a hub's id, or a run."""
-        return self.start or self.model
-
-    @property
-    def measure(self) -> Measure:
-        """Measure of evaluations, once resolved."""
-        return Measure(self.evaluation.metric or CORRECTNESS, self.evaluation.pass_at)
-
-    @property
-    def evaluation_sampling(self) -> Sampling:
-        """Sampling of evaluations."""
-        return self.evaluation.sampling(self.sampling)
-
-    @property
-    def most_age(self) -> int:
-        """Versions that a sampled token may be older than the weights that train on it."""
-        return self.rollout.most_age(self.sampling.max_new_tokens)
-
-    @property
-    def waiting_steps(self) -> int:
-        """Number of first steps in which the critic learns and the policy waits."""
-        return self.critic.warmup_steps if self.critic else 0
-
-    @property
-    def updates_per_step(self) -> int:
-        """Updates of a step, once resolved."""
-        return self.updates_per_batch * (self.passes_per_batch or 1)
-
-    @property
-    def total_updates(self) -> int:
-        """Updates of the policy in the whole run."""
-        return (self.steps - self.waiting_steps) * self.updates_per_step
-
-    @property
-    def reference_is_base(self) -> bool:
-        """Whether a reference, if one is read, is the policy without its adapters, and no copy."""
-        return bool(self.adapter.rank) and self.reference.stays_start
 
 
 def shipped() -> list[str]:

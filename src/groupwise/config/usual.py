@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 from groupwise.training.start.initial_policy import TINY
@@ -10,7 +9,7 @@ from groupwise.training.start.initial_policy import TINY
 
 @dataclass(frozen=True)
 class Usual:
-    """The range in which nearly every run has a key's value, ends included, and what lies outside of it."""
+    """Range in which nearly every run has a key's value, ends included, and what lies outside of it."""
 
     key: str
     low: float
@@ -18,15 +17,13 @@ class Usual:
     why: str
 
     def question(self, table: Mapping[str, Any]) -> str:
-        """What to ask of a resolved recipe's table; "" where the value is usual or the key is not there."""
-        value = reduce(lambda inner, name: inner.get(name) if isinstance(inner, Mapping) else None, self.path, table)
+        """Ask a question about a resolved recipe's table; "" if the value is usual or the key is not there."""
+        value: Any = table
+        for name in self.key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or self.low <= value <= self.high:
             return ""
         return f"{self.key} = {value:g}: usual is {self.low:g} to {self.high:g}; {self.why}; is it meant?"
-
-    @property
-    def path(self) -> list[str]:
-        return self.key.split(".")
 
 
 #: 0 stands in a range where it turns something off that many runs go without.
@@ -60,7 +57,7 @@ SHAPING = ("logit_bias", "min_new_tokens")
 
 
 def unusual(table: Mapping[str, Any]) -> list[str]:
-    """A question for each value of a resolved recipe's table that is out of the ordinary.
+    """Ask a question for each value of a resolved recipe's table that is out of the ordinary.
 
     >>> unusual({"learner": {"learning_rate": 0.5}})[0][:60]
     'learner.learning_rate = 0.5: usual is 1e-08 to 0.003; real m'
@@ -70,7 +67,7 @@ def unusual(table: Mapping[str, Any]) -> list[str]:
 
 
 def _shaped_in_training_alone(table: Mapping[str, Any]) -> list[str]:
-    """A question for each key of SHAPING that a policy trains with and is evaluated without."""
+    """Ask a question for each key of SHAPING that a policy trains with and is evaluated without."""
     sampling, evaluation = table.get("sampling", {}), table.get("evaluation", {})
     if not evaluation.get("problems", 1):
         return []
@@ -83,7 +80,7 @@ def _shaped_in_training_alone(table: Mapping[str, Any]) -> list[str]:
 
 
 def _harsh_warm_start(table: Mapping[str, Any]) -> list[str]:
-    """A question for a warm start that a trained model is not likely to survive: at rates of random weights."""
+    """Ask a question for a warm start that a trained model is not likely to survive: at rates of random weights."""
     warm, adapted = table.get("warm_start", {}), table.get("adapter", {})
     if not warm.get("steps") or table.get("model") in TINY:
         return []

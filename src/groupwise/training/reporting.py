@@ -21,7 +21,7 @@ def say_how_long_a_stop_takes(run: Training, seconds: Mapping[str, float]) -> No
         run.output.say(
             run.progress.step,
             f"a step takes {step:.0f} s, and Ctrl-C or SIGTERM waits for its end; a kill before that would lose what "
-            f"came after the last checkpoint (checkpoint.every = {run.settings.checkpoint_every})",
+            f"came after the last checkpoint (checkpoint.every = {run.settings.checkpoint.every})",
         )
 
 
@@ -31,7 +31,7 @@ def believed(run: Training, log: StepLog, result: RolloutResult) -> list[Check]:
     checks = log.checks(limits.tolerance)
     if any(check.failed for check in checks) and measured_again(run, result.groups):
         checks = log.checks(limits.tolerance)
-    groups = (*result.generated, *result.groups) if run.settings.free else result.generated
+    groups = (*result.generated, *result.groups) if run.settings.rollout.free is not None else result.generated
     return [*checks, no_older(groups, newest=run.progress.step - 1, most=run.settings.most_age)]
 
 

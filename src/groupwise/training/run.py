@@ -1,4 +1,4 @@
-"""A run that is built: what acts in it, what its loop goes by, how far it is; saved and put back as one."""
+"""A run that is built: its settings, what acts in it, how far it is; saved and put back as one."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from groupwise.core.engine import Engine
 from groupwise.core.machine.clock import BEFORE, LOST, Clock
 from groupwise.core.processes.stop import Stop
 from groupwise.core.records import Evaluation, Group
-from groupwise.diagnostics.checks import CheckSettings, Probe
+from groupwise.diagnostics.checks import Probe
 from groupwise.diagnostics.tolerance import Limits
 from groupwise.health.symptoms.base import Finding
 from groupwise.journal.output import Output
@@ -20,50 +20,20 @@ from groupwise.rollout.free import FreeBatches
 from groupwise.training import checkpoint
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
-from groupwise.training.rollback import Guard, Rollback, RollbackSettings
+from groupwise.training.rollback import Guard, Rollback
+from groupwise.training.settings import RunSettings
 from groupwise.training.state import Progress, RunState
 
 
 @dataclass(frozen=True)
-class LoopSettings:
-    """What the loop itself goes by.
-
-    evaluate_every   steps between two evaluations; 0: before and after only
-    waiting_steps    the first steps, in which the critic learns and the policy waits
-    old_from_engine  whether logp_old is the engine's and not measured by the learner
-    fault_limit      the largest share of a step's completions that may go without a score
-    pad              the id that fills up rows
-    guard            what an early warning of collapse does
-    rollback         how a run goes back, where that is it
-    other_reference  why the reference is not the starting policy, on purpose; "" where it is
-    most_age         versions that a sampled token may be older than the weights that train on it
-    free             whether that holds of groups that waited for a step, too
-    checks           how often the probe is asked
-    """
-
-    seed: int
-    steps: int
-    prompts_per_step: int
-    updates_per_batch: int
-    passes_per_batch: int
-    evaluate_every: int
-    checkpoint_every: int
-    waiting_steps: int
-    old_from_engine: bool
-    fault_limit: float
-    pad: int
-    guard: Guard = Guard.WARN
-    rollback: RollbackSettings = RollbackSettings()
-    other_reference: str = ""
-    most_age: int = 0
-    free: bool = False
-    checks: CheckSettings = CheckSettings()
-
-
-@dataclass(frozen=True)
 class Components:
-    """What acts in a run. `batches` are the rollout's, a step each; `limits` say what rounding may do to the checks'
-    comparisons; a run without held-out problems has no `evaluate`.
+    """What acts in a run.
+
+    batches          the rollout's, a step each
+    limits           what numerical noise may do to the checks' comparisons
+    evaluate         samples the held-out problems, if there are any
+    pad              the id that fills up rows
+    other_reference  why the reference is not the starting policy, on purpose; "" if it is
     """
 
     algorithm: Algorithm
@@ -76,6 +46,8 @@ class Components:
     limits: Limits
     evaluate: Callable[[], tuple[Evaluation, Sequence[Group]]] | None
     state: RunState
+    pad: int
+    other_reference: str
 
 
 @dataclass
@@ -86,7 +58,7 @@ class Training:
     after_step  called with each step that has ended, before it is saved
     """
 
-    settings: LoopSettings
+    settings: RunSettings
     components: Components
     output: Output
     stop: Stop
@@ -112,7 +84,7 @@ class Training:
 
     def way_back(self) -> Path | None:
         """Return the checkpoint to go back to from warnings of this step."""
-        return self.components.state.way_back(self.progress, self.settings.checkpoint_every)
+        return self.components.state.way_back(self.progress, self.settings.checkpoint.every)
 
     @property
     def may_go_back(self) -> bool:

@@ -16,9 +16,11 @@ from groupwise.commands.build.rollout import (
     chat_of,
     environments_of,
     episodes_of,
-    heldout_sampler,
+    evaluation_of,
     pool_of,
     reward_forms,
+    rollout_of,
+    scorer_of,
     selected,
     too_long,
 )
@@ -29,12 +31,10 @@ from groupwise.core.machine.facts import count_peak_anew
 from groupwise.core.machine.free_memory import give_back
 from groupwise.core.processes.place import HERE, Place
 from groupwise.core.processes.stop import Stop
-from groupwise.core.records import Evaluation, Group
 from groupwise.core.task import Task
 from groupwise.journal.journal import Journal
 from groupwise.journal.terminal import View
 from groupwise.models.adapters.targets import in_short
-from groupwise.models.chat.history import thinking_of
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.chat.template_checks import check_chat, require_no_fatal
 from groupwise.models.forward.heads import halves
@@ -44,12 +44,10 @@ from groupwise.models.moe.settings import RoutingSettings, routers_to_record
 from groupwise.models.precision import keep_few_products
 from groupwise.planning.activations import without_memory
 from groupwise.planning.memory import MemoryPlan
-from groupwise.rollout.collect import Prompts, Rollout, measured
-from groupwise.rollout.scoring import Scorer
+from groupwise.rollout.collect import Prompts
 from groupwise.rollout.selection import Selection
 from groupwise.training.reference import Reference
-from groupwise.training.run import Components, LoopSettings, Training
-from groupwise.training.start.cached_reward_model import cached_reward_model
+from groupwise.training.run import Components, Training
 from groupwise.training.start.initial_policy import TINY
 
 
@@ -106,32 +104,9 @@ def _built(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place, s
     reference = Reference(None, start) if row.needs_reference else None
     if plan.copies_reference:
         reference = reference_copy(recipe, policy, start, selection.longest, folder, view.note)
-    scorer = Scorer(
-        task,
-        policy.decode,
-        plan.mix,
-        pool,
-        reads_steps=row.reads_steps,
-        thinking=thinking_of(chat),
-        turns=chat.template is not None,
-    )
-    preference, judge = recipe.preference, None
-    if preference is not None:
-        make_judge = partial(
-            cached_reward_model,
-            policy,
-            chat,
-            scorer,
-            recipe.sampling,
-            preference,
-            seed=recipe.seed,
-            cache=plan.cache,
-            engine_settings=recipe.engine,
-            on_step=partial(on_step, "reward model"),
-            note=say,
-        )
-        judge = reward_model(preference, policy, folder, recipe.device, make_judge, say)
-    values = None if recipe.critic is None else value_model(recipe.critic, policy, folder, view.note)
+    scorer = scorer_of(task, plan.mix, policy, chat, pool, row.reads_steps)
+    judge = reward_model(recipe, policy, chat, scorer, folder, plan.cache, partial(on_step, "reward model"), say)
+    values = value_model(recipe.critic, policy, folder, view.note)
     routers = recorded_routers(policy, recipe.routing, view.note)
     disk = disk_plan(recipe, folder, policy.model, values, plan.copies_reference)
     require_disk(disk)
@@ -147,24 +122,11 @@ def _built(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place, s
     limits = run_limits(recipe, sides, policy, engine, learner, prompts, journal)
     for line in limits.tolerance.lines():
         view.note(f"tolerance    {line}")
-    rollout = Rollout(
-        engine,
-        scorer,
-        prompts,
-        sampling=recipe.sampling,
-        samples_per_prompt=recipe.samples_per_prompt,
-        filter=row.filter,
-        judge=trained.judge,
-        measure=recipe.measure,
-        turn_tokens=recipe.rollout.turn_tokens,
-        episodes=episodes_of(task, policy, chat, engine, environments),
-    )
-    sample_heldout = heldout_sampler(recipe, rollout.sample, scorer, selection, trained.judge)
-
-    def evaluate() -> tuple[Evaluation, Sequence[Group]]:
-        answers = sample_heldout()
-        return measured(answers, recipe.measure, scorer.has_answers), answers.groups
-
+    episodes = episodes_of(task, policy, chat, engine, environments)
+    rollout = rollout_of(recipe, row.filter, engine, scorer, prompts, trained.judge, episodes)
+    other = reference is not None and reference.digest != start
+    why = f"reference.model = {recipe.reference.model!r} is another policy than the run starts from" if other else ""
+    evaluate = evaluation_of(recipe, rollout.sample, scorer, selection, trained.judge)
     components = Components(
         algorithm=row,
         rollout=rollout,
@@ -176,30 +138,11 @@ def _built(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place, s
         limits=limits,
         evaluate=evaluate if selection.heldout else None,
         state=run_state(recipe, folder, policy.tokenizer, learner, trained.critic, reference),
-    )
-    other = reference is not None and reference.digest != start
-    why = f"reference.model = {recipe.reference.model!r} is another policy than the run starts from" if other else ""
-    settings = LoopSettings(
-        seed=recipe.seed,
-        steps=recipe.steps,
-        prompts_per_step=recipe.prompts_per_step,
-        updates_per_batch=recipe.updates_per_batch,
-        passes_per_batch=recipe.passes_per_batch or 1,
-        evaluate_every=recipe.evaluation.every,
-        checkpoint_every=recipe.checkpoint.every,
-        waiting_steps=recipe.waiting_steps,
-        old_from_engine=recipe.logp_old == "engine",
-        fault_limit=recipe.scoring.fault_limit,
         pad=policy.pad,
-        guard=recipe.guard,
-        rollback=recipe.rollback,
         other_reference=why,
-        most_age=recipe.most_age,
-        free=recipe.rollout.free is not None,
-        checks=recipe.checks,
     )
     output = run_output(recipe, table, row.advantage.compares_within_group, policy.tokenizer, journal, view)
-    return Training(settings, components, output, stop)
+    return Training(recipe, components, output, stop)
 
 
 def _problem_notes(task: Task, policy: Policy, chat: Chat, selection: Selection) -> list[str]:

@@ -1,4 +1,4 @@
-"""A run's memory, planned before its model is loaded: what cannot fit is refused, what is picked joins the plan.
+"""Memory of a run, planned before its model is loaded: what cannot fit is refused, what is picked joins the plan.
 
 The numbers are those of planning/memory.py; here the machine is looked at.
 """

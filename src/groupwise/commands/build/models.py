@@ -1,8 +1,6 @@
 """Models of a run beside its policy: the reference, the critic's and the reward model."""
 
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -13,14 +11,17 @@ from groupwise.config.plan import OWN_CRITIC, OWN_REFERENCE, REWARD_MODEL
 from groupwise.config.recipe import Recipe
 from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import make_folder
+from groupwise.models.chat.prompts import Chat
 from groupwise.models.load import Policy, digest, load_policy, model_folder
 from groupwise.models.precision import cast_weights
 from groupwise.models.reward import RewardModel, load_reward_model
 from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
+from groupwise.rollout.scoring import Scorer
 from groupwise.training.critic import CriticSettings
+from groupwise.training.optimizer import OnStep
 from groupwise.training.reference import START, Reference, frozen_copy
 from groupwise.training.rollback import Guard
-from groupwise.training.start.reward_model import PreferenceSettings
+from groupwise.training.start.cached_reward_model import cached_reward_model
 from groupwise.training.start.reward_report import REPORT, read_report
 
 
@@ -55,8 +56,10 @@ def _other_policy(recipe: Recipe, policy: Policy, folder: Path, note: Note) -> P
     return other
 
 
-def value_model(critic: CriticSettings, policy: Policy, folder: Path, note: Note) -> nn.Module:
-    """Make the model of a critic."""
+def value_model(critic: CriticSettings | None, policy: Policy, folder: Path, note: Note) -> nn.Module | None:
+    """Make the model of the critic, if the run has one."""
+    if critic is None:
+        return None
     if critic.start == POLICY_START:
         return from_policy(policy.model)
     if critic.start == REWARD_START:
@@ -65,30 +68,49 @@ def value_model(critic: CriticSettings, policy: Policy, folder: Path, note: Note
 
 
 def reward_model(
-    preference: PreferenceSettings, policy: Policy, folder: Path, device: str, make: Callable[[], Path], say: Note
-) -> RewardModel:
-    """Load the run's reward model, kept in its folder, so that a resumed run scores with the very same one.
+    recipe: Recipe,
+    policy: Policy,
+    chat: Chat,
+    scorer: Scorer,
+    folder: Path,
+    cache: Path,
+    on_step: OnStep,
+    say: Note,
+) -> RewardModel | None:
+    """Load the run's reward model, kept in its folder, so that a resumed run scores with the very same one."""
+    preference, own = recipe.preference, folder / REWARD_MODEL
+    if preference is None:
+        return None
 
-    make  makes one from pairs, or finds an equal one that was made before
-    """
-    own = folder / REWARD_MODEL
-    make_folder(own, partial(_bring, preference, make), "the reward model")
+    def bring(place: Path) -> None:
+        if preference.model is None:
+            shutil.copytree(
+                cached_reward_model(
+                    policy,
+                    chat,
+                    scorer,
+                    recipe.sampling,
+                    preference,
+                    seed=recipe.seed,
+                    cache=cache,
+                    engine_settings=recipe.engine,
+                    on_step=on_step,
+                    note=say,
+                ),
+                place,
+            )
+        else:
+            load_reward_model(Path(preference.model))
+            shutil.copytree(preference.model, place)
+
+    make_folder(own, bring, "the reward model")
     report = read_report(own / REPORT) if (own / REPORT).is_file() else None
     for line in report.in_words() if report else ():
         say(line)
-    judge = load_reward_model(own, device=device)
+    judge = load_reward_model(own, device=recipe.device)
     if judge.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UsageError(
             f"reward model {preference.source!r}: its tokenizer is not the policy's, it would read other words; "
             "take one that shares it"
         )
     return judge
-
-
-def _bring(preference: PreferenceSettings, make: Callable[[], Path], folder: Path) -> None:
-    """Copy the reward model that the recipe names, else the one that is made."""
-    if preference.model is None:
-        shutil.copytree(make(), folder)
-        return
-    load_reward_model(Path(preference.model))
-    shutil.copytree(preference.model, folder)

@@ -3,22 +3,24 @@
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from groupwise.algorithms.parts.filters import Filter
 from groupwise.config.recipe import Recipe
 from groupwise.core.engine import Engine
 from groupwise.core.environment import Environments
 from groupwise.core.errors import UsageError
 from groupwise.core.processes.place import HERE, Place
+from groupwise.core.records import Evaluation, Group
 from groupwise.core.reward import TASK
 from groupwise.core.task import Task
 from groupwise.engines.requests import local_limit
 from groupwise.environments.live import InlineEnvironments
 from groupwise.environments.pool import PoolEnvironments
 from groupwise.models.chat.glue import Glue
-from groupwise.models.chat.history import History
+from groupwise.models.chat.history import History, thinking_of
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.chat.template_checks import Finding, require_no_fatal
 from groupwise.models.chat.turn_checks import check_turns
@@ -29,10 +31,10 @@ from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool, ScorePool
 from groupwise.rewards.pool.remote import Note, RemotePool
 from groupwise.rollout.ahead import Batches
-from groupwise.rollout.collect import HeldoutAnswers, Judge, Rollout, heldout_answers
+from groupwise.rollout.collect import Judge, Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.free import FreeBatches
-from groupwise.rollout.scoring import Scorer
+from groupwise.rollout.scoring import Mix, Scorer
 from groupwise.rollout.selection import PromptLimit, Selection, select
 from groupwise.rollout.turns import Sampler, advance
 from groupwise.tasks.environment.task import EnvironmentTask
@@ -148,24 +150,60 @@ def sampler_of(task: Task, policy: Policy, chat: Chat, engine: Engine, environme
     return episodes_of(task, policy, chat, engine, environments) or partial(advance, engine)
 
 
+def scorer_of(
+    task: Task, mix: Mix, policy: Policy, chat: Chat, pool: ScorePool | None, reads_steps: bool = False
+) -> Scorer:
+    """Make what scores completions, behind what their prompts already open of them."""
+    thinking, turns = thinking_of(chat), chat.template is not None
+    return Scorer(task, policy.decode, mix, pool, reads_steps=reads_steps, thinking=thinking, turns=turns)
+
+
+def rollout_of(
+    recipe: Recipe,
+    keep: Filter,
+    engine: Engine,
+    scorer: Scorer,
+    prompts: Prompts,
+    judge: Judge | None,
+    episodes: Episodes | None,
+) -> Rollout:
+    """Make what samples a step's groups, of which `keep` decides which train."""
+    return Rollout(
+        engine,
+        scorer,
+        prompts,
+        sampling=recipe.sampling,
+        samples_per_prompt=recipe.samples_per_prompt,
+        filter=keep,
+        judge=judge,
+        measure=recipe.measure,
+        turn_tokens=recipe.rollout.turn_tokens,
+        episodes=episodes,
+    )
+
+
 def batches_of(rollout: Rollout, recipe: Recipe) -> Batches | FreeBatches:
     """Make what gives each step its batch."""
     settings = recipe.rollout
     return Batches(rollout, settings.ahead) if settings.free is None else FreeBatches(rollout, lag=settings.free)
 
 
-def heldout_sampler(
+def evaluation_of(
     recipe: Recipe, sample: Sampler, scorer: Scorer, selection: Selection, judge: Judge | None
-) -> Callable[[], HeldoutAnswers]:
-    """Make what samples the held-out problems, each time with the same random numbers."""
-    return partial(
-        heldout_answers,
-        sample,
-        scorer,
-        problems=selection.heldout,
-        encode=selection.encode,
-        samples=recipe.evaluation.samples,
-        sampling=recipe.evaluation_sampling,
-        seed=recipe.seed,
-        judge=judge,
-    )
+) -> Callable[[], tuple[Evaluation, Sequence[Group]]]:
+    """Make what samples and measures the held-out problems, each time with the same random numbers."""
+
+    def evaluate() -> tuple[Evaluation, Sequence[Group]]:
+        answers = heldout_answers(
+            sample,
+            scorer,
+            problems=selection.heldout,
+            encode=selection.encode,
+            samples=recipe.evaluation.samples,
+            sampling=recipe.evaluation_sampling,
+            seed=recipe.seed,
+            judge=judge,
+        )
+        return measured(answers, recipe.measure, scorer.has_answers), answers.groups
+
+    return evaluate

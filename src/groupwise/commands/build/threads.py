@@ -1,4 +1,4 @@
-"""The threads of a run: picked once, at its start, because the bits that are computed depend on them."""
+"""Threads of a run: picked once, at its start, because the bits that are computed depend on them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from groupwise.training.optimizer import AUTO
 
 
 def with_threads(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """The recipe with a number of threads, and what the plan says of it; nothing where all cores are free."""
+    """Pick the number of threads of a recipe, and say a line if not all cores are free."""
     usual = max(1, torch.get_num_threads() // recipe.learner.ranks)
     if recipe.device == "cuda" or max(usual, 1 if recipe.threads == AUTO else recipe.threads) == 1:
         return recipe.replace(threads=usual if recipe.threads == AUTO else recipe.threads), []
@@ -27,7 +27,7 @@ def with_threads(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 @contextmanager
 def threads(recipe: Recipe) -> Iterator[None]:
-    """Inside, torch has the recipe's threads."""
+    """Give torch the recipe's threads inside the block."""
     before = torch.get_num_threads()
     if recipe.threads != AUTO:
         torch.set_num_threads(recipe.threads)

@@ -1,7 +1,7 @@
-"""A look at a recipe before a run, section by section: what is cheap and certain first, the model last."""
+"""Check of a recipe before a run, section by section: what is cheap and certain first, the model last."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +29,7 @@ from groupwise.config.usual import unusual
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
-from groupwise.rollout.scoring import Mix, Scorer
+from groupwise.rollout.scoring import Scorer
 
 #: Problems that rewards are tried on, and that lengths are measured on; half of them from each split.
 TRIED, MEASURED = 200, 2000
@@ -112,7 +112,10 @@ def _sections(plan: Plan, shown: int, with_model: bool, notes: Sequence[str]) ->
         yield Section("rewards", _rewards(plan, files))
         findings, longest = lengths(recipe, task, files.chat, files.config, _samples(task, MEASURED))
         yield Section("lengths", findings)
-        yield _rows(task, files, shown)
+        try:
+            yield Section("rows", problems=shown_problems(files.chat, task, task.samples("train")[:shown]))
+        except UsageError as error:
+            yield Section("rows", [fault(str(error))])
         yield Section("model", _model(plan, files, longest, with_model))
 
 
@@ -128,7 +131,10 @@ def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
     with pool_of(plan.recipe, plan.slow_rewards) or nullcontext() as pool:
         findings = [ok(" ".join(line.split())) for line in reward_forms(plan.task, pool)]
         if files:
-            findings += _openings(plan.mix, files, samples[:1])
+            with suppress(UsageError):  # what does not render is a fault of the lengths
+                findings += [
+                    found for one in samples[:1] for found in opening_findings(files.chat.text(one), plan.mix.own)
+                ]
         tried, of_own = (known, own_reward_findings) if known else (ungraded_trials(samples), ungraded_findings)
         scorer = Scorer(plan.task, str, plan.mix, pool)
         try:
@@ -146,20 +152,6 @@ def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
         findings += [*task_findings(task, known), *unscored_findings(task, limit)]
     found = [(of_own(one), unscored_findings(one, limit), repeated_findings(one)) for one in own]
     return [*findings, *(finding for each in found for part in each for finding in part)]
-
-
-def _openings(mix: Mix, files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]:
-    try:
-        return [finding for one in samples for finding in opening_findings(files.chat.text(one), mix.own)]
-    except UsageError:  # what does not render is a fault of the lengths
-        return []
-
-
-def _rows(task: Task, files: ModelFiles, shown: int) -> Section:
-    try:
-        return Section("rows", problems=shown_problems(files.chat, task, task.samples("train")[:shown]))
-    except UsageError as error:
-        return Section("rows", [fault(str(error))])
 
 
 def _model(plan: Plan, files: ModelFiles, longest: int, with_model: bool) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Whether the rewards can tell right from wrong. Pure: from the results of trials to findings."""
+"""Check that rewards can tell right from wrong, from the results of trials."""
 
 import math
 import re
@@ -21,12 +21,13 @@ EQUAL = 1e-6
 
 
 def task_findings(scores: TrialScores, trials: Sequence[Trial]) -> Iterator[Finding]:
-    """What the task's own score makes of right and wrong completions: it is what evaluation measures."""
+    """Judge what the task's own score, which evaluation measures, makes of right and wrong completions."""
     for kind in Kind:
         values = scores.values(kind)
         if not values:
             continue
-        share, what = _solved_share(values), f"task: {_solved(kind, values)}"
+        solved = sum(value >= SOLVED for value in values)
+        share, what = solved / len(values), f"task: {_solved(kind, solved, values)}"
         if kind is Kind.GOLD:
             yield ok(what) if share >= GOLD_LIMIT else fault(f"{what}: {_unsolved(scores, trials)}")
         elif kind is Kind.BARE:
@@ -39,7 +40,7 @@ def task_findings(scores: TrialScores, trials: Sequence[Trial]) -> Iterator[Find
 
 
 def own_reward_findings(scores: TrialScores) -> list[Finding]:
-    """What a reward of the recipe makes of them. Its scale and its meaning are its own: only differences count."""
+    """Judge what a reward of the recipe makes of them; its scale and meaning are its own, so that differences count."""
     if not scores.values(Kind.GOLD):
         return []
     kinds = [(kind, values) for kind in (Kind.GOLD, *WRONG) if (values := scores.values(kind))]
@@ -51,9 +52,7 @@ def own_reward_findings(scores: TrialScores) -> list[Finding]:
 
 
 def ungraded_findings(scores: TrialScores) -> list[Finding]:
-    """What a reward of the recipe makes of texts of which nobody knows how good they are: that it answers, and
-    whether it answers alike.
-    """
+    """Judge a reward on texts of which nobody knows how good they are: that it answers, and not always alike."""
     kinds = [(kind, values) for kind in Kind if (values := scores.values(kind))]
     results = scores.of(*Kind)
     tried, silent = len(results), sum(result.cause is None and not result.votes for result in results)
@@ -69,7 +68,7 @@ def ungraded_findings(scores: TrialScores) -> list[Finding]:
 
 
 def unscored_findings(scores: TrialScores, limit: float) -> list[Finding]:
-    """Completions that the reward failed on, by cause; on empty ones alone that is a note."""
+    """Count completions that the reward failed on, by cause; on empty ones alone that is a note."""
     results = scores.of(*Kind)
     failed = [result for result in results if result.cause is not None]
     if not failed:
@@ -87,7 +86,7 @@ def unscored_findings(scores: TrialScores, limit: float) -> list[Finding]:
 
 
 def repeated_findings(scores: TrialScores) -> list[Finding]:
-    """Calls for many completions that failed, where each of them got its score alone."""
+    """Count completions that got a score only when the reward was called for each alone."""
     alone = [result for result in scores.of(*Kind) if result.cause is None and result.detail]
     if not alone:
         return []
@@ -98,7 +97,7 @@ def repeated_findings(scores: TrialScores) -> list[Finding]:
 
 
 def opening_findings(prompt: str, rewards: Mapping[str, Reward]) -> Iterator[Finding]:
-    """Rewards for form that expect of a completion a tag which the prompt already opens, or the other way round."""
+    """Find rewards for form that expect a tag which the prompt already opens, or the other way round."""
     opened = _OPENED.search(prompt)
     for name, reward in rewards.items():
         if isinstance(reward, Tags) and (reward.opened is not (opened is not None and opened[1] == reward.tags[0])):
@@ -127,7 +126,7 @@ def _unsolved(scores: TrialScores, trials: Sequence[Trial]) -> str:
 
 
 def _off_by_one(scores: TrialScores) -> list[Finding]:
-    """Where a reward tells a problem's gold from another's, it must tell it from a number that is off by one."""
+    """Find a reward that tells a problem's gold from another's, and not from a number that is off by one."""
     triples = [triple for kind in OFF_BY_ONE for triple in scores.together(Kind.GOLD, Kind.OTHER, kind)]
     pairs = [(gold, wrong) for gold, other, wrong in triples if gold > other + EQUAL]
     fooled = [wrong for gold, wrong in pairs if wrong >= gold - EQUAL]
@@ -141,7 +140,7 @@ def _off_by_one(scores: TrialScores) -> list[Finding]:
 
 
 def _upside_down(scores: TrialScores) -> list[Finding]:
-    """Wrong numbers that earn more than right ones, by more than form could explain."""
+    """Find wrong numbers that earn more than right ones, by more than form could explain."""
     for kind in OFF_BY_ONE:
         pairs = scores.together(Kind.GOLD, kind)
         more = [wrong for gold, wrong in pairs if wrong > gold + EQUAL]
@@ -157,7 +156,7 @@ def _upside_down(scores: TrialScores) -> list[Finding]:
 
 
 def _depends(scores: TrialScores) -> bool:
-    """Whether gold completions earn more than those of other problems: the same texts, so that form cannot be why."""
+    """Tell whether gold completions earn more than on other problems: equal texts, so that form cannot be why."""
     gaps = [gold - other for gold, other in scores.together(Kind.GOLD, Kind.OTHER)]
     centre = mean(gaps)
     if not gaps or centre <= WRONG_LIMIT * _range(scores):
@@ -171,17 +170,12 @@ def _range(scores: TrialScores) -> float:
     return max(values) - min(values)
 
 
-def _solved_share(values: Sequence[float]) -> float:
-    return sum(value >= SOLVED for value in values) / len(values)
-
-
-def _solved(kind: Kind, values: Sequence[float]) -> str:
-    count = sum(value >= SOLVED for value in values)
+def _solved(kind: Kind, count: int, values: Sequence[float]) -> str:
     average = f", mean {mean(values):.3f}" if any(value not in (0.0, 1.0) for value in values) else ""
     return f"{count} of {len(values)} {kind} score 1{average}"
 
 
 def _short(text: str, longest: int = 40) -> str:
-    """The end of a text, where its answer stands."""
+    """Shorten a text to its end, where its answer stands."""
     line = " ".join(text.split())
     return repr(line if len(line) <= longest else "..." + line[-longest:])

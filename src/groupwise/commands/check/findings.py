@@ -1,4 +1,4 @@
-"""What a check says: findings in sections, and problems as the model will see them; how a terminal shows them."""
+"""Findings of a check in sections, problems as the model will see them, and how a terminal shows both."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from groupwise.core.machine.terminal import Part, Terminal
 
 
 class Level(StrEnum):
-    """ok: looked at and right. note: worth knowing, and a run is sound all the same. fault: to be put right."""
+    """Weight of a finding: ok is right, a note is worth knowing in a sound run, a fault is to be put right."""
 
     OK = "ok"
     NOTE = "note"
@@ -23,7 +23,7 @@ OPENED, CLOSED = "«", "»"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line about one thing."""
+    """Line about one thing."""
 
     level: Level
     what: str
@@ -57,7 +57,7 @@ class Section:
 
     @property
     def faults(self) -> list[str]:
-        """A line for each."""
+        """Lines about the faults."""
         return [f"{self.title}: {finding.what}" for finding in self.findings if finding.level is Level.FAULT]
 
 
@@ -67,7 +67,7 @@ fault = partial(Finding, Level.FAULT)
 
 
 def graded(share: float, limit: float, what: str) -> Finding:
-    """A share of something unwanted: none is ok, up to the limit a note, beyond it a fault.
+    """Grade a share of something unwanted: none is ok, up to the limit a note, beyond it a fault.
 
     >>> graded(0.0, 0.05, "0 of 9 too long").level, graded(0.5, 0.05, "5 of 10 too long").level
     (<Level.OK: 'ok'>, <Level.FAULT: 'fault'>)
@@ -76,7 +76,7 @@ def graded(share: float, limit: float, what: str) -> Finding:
 
 
 def listed(words: Sequence[str], shown: int = 3) -> str:
-    """The first few, and that there are more.
+    """List the first few, and say that there are more.
 
     >>> listed(["a", "b", "c", "d"]), listed(["a"])
     ('a, b, c, ...', 'a')
@@ -85,7 +85,7 @@ def listed(words: Sequence[str], shown: int = 3) -> str:
 
 
 def print_sections(sections: Iterable[Section], terminal: Terminal) -> int:
-    """Print every section as it comes, then the faults again. -> how many there are."""
+    """Print every section as it comes, then the faults again. The number of faults."""
     faults: list[str] = []
     for section in sections:
         _print_section(section, terminal)
@@ -100,7 +100,7 @@ def print_sections(sections: Iterable[Section], terminal: Terminal) -> int:
 
 
 def _print_section(section: Section, terminal: Terminal) -> None:
-    """Title, text, findings, problems; an empty line after them."""
+    """Print title, text, findings, problems, and an empty line."""
     terminal.print((section.title, "bold"))
     if section.text:
         terminal.print(section.text)

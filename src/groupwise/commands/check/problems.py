@@ -101,7 +101,9 @@ def _remaining(train: Sequence[Sample], heldout: Sequence[Sample], hidden: bool,
             yield note(what) if fold or alike else fault(what)
             break
     for split, samples in (("training", train), ("held-out", heldout)):
-        repeated = len(samples) - len({(_normal(s, False, hidden), _framed(s)) for s in samples})
+        frames = [frame([dict(turn) for turn in s.messages], s.tools) for s in samples]
+        different = {(_normal(s, False, hidden), framed) for s, framed in zip(samples, frames, strict=True)}
+        repeated = len(samples) - len(different)
         if repeated:
             yield note(f"{repeated:,} of {len(samples):,} {split} problems come again in their split")
 
@@ -114,10 +116,6 @@ def _shared(count: int) -> str:
 
 def _keys(samples: Sequence[Sample]) -> str:
     return listed([samples[i].key for i in range(min(len(samples), 4))])
-
-
-def _framed(sample: Sample) -> str:
-    return frame([dict(turn) for turn in sample.messages], sample.tools)
 
 
 def _normal(sample: Sample, fold: bool, hidden: bool) -> str:

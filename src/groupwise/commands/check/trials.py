@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"([^\w-]{0,4})(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)([^\
 
 
 class Kind(StrEnum):
-    """What a completion is."""
+    """Kind of a completion."""
 
     GOLD = "gold completions"
     BARE = "gold answers alone"
@@ -49,32 +49,32 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialScores:
-    """What one reward gave: of each trial, its results by kind. After a timeout a reward is not tried further."""
+    """Results of one reward by kind, a mapping each trial. After a timeout a reward is not tried further."""
 
     name: str
     results: Sequence[Mapping[Kind, ScoreResult]]
 
     def of(self, *kinds: Kind) -> list[ScoreResult]:
-        """All results of these kinds."""
+        """List all results of these kinds."""
         return [trial[kind] for trial in self.results for kind in kinds if kind in trial]
 
     def values(self, *kinds: Kind) -> list[float]:
-        """The scores of these kinds, those that are missing left out."""
+        """List the scores of these kinds, those that are missing left out."""
         return [result.value for result in self.of(*kinds) if result.votes]
 
     def together(self, *kinds: Kind) -> list[tuple[float, ...]]:
-        """The scores of every trial that has one of each of these kinds."""
+        """List the scores of every trial that has one of each of these kinds."""
         complete = [[trial[kind] for kind in kinds] for trial in self.results if trial.keys() >= {*kinds}]
         return [tuple(r.value for r in results) for results in complete if all(r.votes for r in results)]
 
 
 def gold_of(task: Task, sample: Sample) -> str:
-    """A completion that should score 1.0, "" where none is known."""
+    """Return a completion that should score 1.0, "" if none is known."""
     return task.gold(sample) if isinstance(task, KnowsGold) else sample.answer
 
 
 def trials(task: Task, samples: Sequence[Sample]) -> list[Trial]:
-    """The samples whose gold completion is known, each with right and wrong ones."""
+    """Make trials of the samples whose gold completion is known, each with right and wrong ones."""
     golds = [(sample, gold) for sample in samples if (gold := gold_of(task, sample))]
     return [
         Trial(sample, _completions(sample, gold, [*golds[place + 1 :], *golds[:place]]))
@@ -83,7 +83,7 @@ def trials(task: Task, samples: Sequence[Sample]) -> list[Trial]:
 
 
 def ungraded_trials(samples: Sequence[Sample]) -> list[Trial]:
-    """Texts that any data has, for rewards that no gold completion can be shown to."""
+    """Make trials of texts that any data has, for rewards that no gold completion can be shown to."""
     return [Trial(sample, {Kind.PROMPT: sample.prompt, Kind.EMPTY: ""}) for sample in samples]
 
 
@@ -101,7 +101,7 @@ def _completions(sample: Sample, gold: str, others: Sequence[tuple[Sample, str]]
 
 
 def off_by(completion: str, answer: str, step: int) -> str:
-    """The completion with another number where its answer stands last, "" where the answer is no single number.
+    """Put another number where a completion's answer stands last; "" if the answer is no single number.
 
     >>> off_by("24+48 = 72\\n#### 1,072", "1,072", 1), off_by("so it is x", "x", 1)
     ('24+48 = 72\\n#### 1,073', '')
@@ -112,7 +112,7 @@ def off_by(completion: str, answer: str, step: int) -> str:
 
 
 def shifted(answer: str, step: int) -> str:
-    """A number as it is written, with `step` added; "" where there is no one number.
+    """Add `step` to a number as it is written; "" if there is no one number.
 
     >>> shifted("$1,999", 1), shifted("18.50", -1), shifted("-1", 1), shifted("3/4", 1)
     ('$2,000', '17.50', '0', '')
@@ -126,12 +126,12 @@ def shifted(answer: str, step: int) -> str:
 
 
 def mean(values: Sequence[float]) -> float:
-    """NaN of nothing."""
+    """Return the mean, NaN of nothing."""
     return math.fsum(values) / len(values) if values else math.nan
 
 
 def score_trials(scorer: Scorer, trials: Sequence[Trial], encode: Encode) -> list[TrialScores]:
-    """Every reward on every trial, the task's own score first, as far as time allows."""
+    """Try every reward on every trial, the task's own score first, as far as time allows."""
     return [TrialScores(name, list(_results(scorer, name, trials, encode))) for name in (TASK, *scorer.mix.own)]
 
 

@@ -1,4 +1,4 @@
-"""What a program does after each step of a run: functions that see a record of it, and may ask to stop."""
+"""Callbacks of a run: functions that see a record of each step, and may ask to stop."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +13,12 @@ from groupwise.core.errors import UsageError, brief
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A step that has ended, and what there is to know of it. It is a copy: nothing of the run can be changed by it.
+    """Copy of what there is to know of a step that has ended; nothing of the run can be changed by it.
 
     step        counted from 1
     steps       how many the run is to have
     metrics     the step's row of metrics.jsonl (docs/metrics.md)
-    evaluation  of the evaluation after this step, as in metrics.jsonl; None where there was none
+    evaluation  of the evaluation after this step, as in metrics.jsonl; None if there was none
     folder      the run's
     """
 
@@ -34,10 +34,10 @@ Callback = Callable[[StepRecord], bool | None]
 
 
 class Callbacks:
-    """The callbacks of a run, called in their order.
+    """Callbacks of a run, called in their order.
 
-    One that raises, or answers with something else, is told once, with its traceback in the log; the run goes on, and
-    the callback is called again after the next step.
+    One that raises, or answers with something else, is reported once, with its traceback in the log; the run goes on,
+    and the callback is called again after the next step.
 
     say  says a line, in the log and to the person
     log  puts a line into the log alone
@@ -57,14 +57,14 @@ class Callbacks:
         self._told: set[int] = set()
 
     def hear(self, row: Mapping[str, Any]) -> None:
-        """A row of metrics.jsonl, a step's or an evaluation's."""
+        """Take a row of metrics.jsonl, a step's or an evaluation's."""
         if "evaluation" in row:
             self._rows["evaluation"] = row
         else:
             self._rows = {"metrics": row}
 
     def after(self, step: int) -> None:
-        """Call them, after a step whose rows were heard."""
+        """Call the callbacks, after a step whose rows were heard."""
         evaluation = self._rows.get("evaluation")
         record = StepRecord(
             step=step,
@@ -79,7 +79,7 @@ class Callbacks:
                 self.stop = True
 
     def _answer(self, number: int, callback: Callback, record: StepRecord) -> bool:
-        """Whether it asks to stop."""
+        """Call one callback; whether it asks to stop."""
         what, doing = f"callback {_name(callback)}", f"step {record.step}"
         try:
             answer = callback(record)
@@ -102,7 +102,7 @@ class Callbacks:
 
 
 def require_callbacks(callbacks: object) -> None:
-    """Raises UsageError where something in the list cannot be called with a record."""
+    """Raise UsageError if something in the list cannot be called with a record."""
     if not isinstance(callbacks, Sequence):
         raise UsageError(f"callbacks = {brief(callbacks)}: give a list, such as callbacks=[show]")
     for number, callback in enumerate(callbacks):
@@ -122,7 +122,7 @@ def _name(callback: object) -> str:
 
 
 def _read_only(value: Any) -> Any:
-    """A copy in which no table and no list can be changed."""
+    """Copy a value so that no table and no list in it can be changed."""
     if isinstance(value, Mapping):
         return MappingProxyType({key: _read_only(inner) for key, inner in value.items()})
     return tuple(map(_read_only, value)) if isinstance(value, (list, tuple)) else value

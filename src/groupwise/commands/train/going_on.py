@@ -1,4 +1,4 @@
-"""The recipe of a run that goes on: as groupwise wrote it, with the changes that are asked for and allowed."""
+"""Recipe of a run that is resumed: as groupwise wrote it, with the changes that are asked for and allowed."""
 
 import copy
 import dataclasses
@@ -26,7 +26,7 @@ SAVED = re.compile(r"stopped after step \d+, saved|\bSaved\b")
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-    """A run's recipe as it was and as it goes on, and what changed."""
+    """Recipe of a run as it was and as the run is resumed, and what changed."""
 
     before: Recipe
     recipe: Recipe
@@ -34,9 +34,9 @@ class Continuation:
 
 
 def continuation(run: Path, overrides: Mapping[str, object], step: int) -> Continuation:
-    """The recipe of a run folder after `step`, with dotted keys laid over it.
+    """Lay dotted keys over the recipe of a run folder after `step`.
 
-    Raises UsageError where recipe.toml was edited by hand, a key may not change, or the run is beyond its last step.
+    Raises UsageError if recipe.toml was edited by hand, a key may not change, or the run is beyond its last step.
     """
     recipe.require_overrides(overrides)
     path = whole_recipe(run)
@@ -45,8 +45,9 @@ def continuation(run: Path, overrides: Mapping[str, object], step: int) -> Conti
     changed = copy.deepcopy(table)
     for key, value in overrides.items():
         recipe.set_key(changed, key, value)
-    if "guard" in overrides and not any(key.partition(".")[0] == "rollback" for key in overrides):
-        _leave_out_unread(changed)
+    asked = {key.partition(".")[0] for key in overrides}
+    if "guard" in asked and "rollback" not in asked and changed.get("guard") != Guard.ROLLBACK:
+        changed.pop("rollback", None)  # nothing reads it without that guard, and a recipe says nothing unread
     before, after = recipe.parse(table, str(path)), recipe.parse(changed, "--set")
     changes = differences(table, changed)
     require_changeable(changes, run)
@@ -56,11 +57,11 @@ def continuation(run: Path, overrides: Mapping[str, object], step: int) -> Conti
 
 
 def made_again(run: Path, every: int, damaged: Sequence[str]) -> list[str]:
-    """A line of the steps of a run without a good checkpoint that are made again; none where it has made none.
+    """Say which steps of a run without a good checkpoint are made again; nothing if it has made none.
 
     every    steps between its checkpoints
     damaged  a line about each checkpoint that is no good
-    Raises UsageError where it had a checkpoint: nothing is then thrown away that could not be had again.
+    Raises UsageError if it had a checkpoint: nothing is then thrown away that could not be had again.
     """
     last = max((row["step"] for row in sound_metrics(run)), default=0)
     if not last:
@@ -75,14 +76,8 @@ def made_again(run: Path, every: int, damaged: Sequence[str]) -> list[str]:
     return [f"{run} was ended before its first checkpoint: the {last} steps in {METRICS} are made again"]
 
 
-def _leave_out_unread(table: dict[str, Any]) -> None:
-    """Without the guard that goes back nothing reads [rollback], and a recipe says nothing that is not read."""
-    if table.get("guard") != Guard.ROLLBACK:
-        table.pop("rollback", None)
-
-
 def require_as_written(path: Path, table: Mapping[str, Any]) -> None:
-    """Raises UsageError with what differs where a recipe.toml, whose table this is, was edited by hand.
+    """Raise UsageError with what differs if a recipe.toml, whose table this is, was edited by hand.
 
     Another comment or order of the keys is no difference.
     """
@@ -105,7 +100,7 @@ def require_as_written(path: Path, table: Mapping[str, Any]) -> None:
 
 
 def record_changes(then: Continuation, plan: Plan, book: Journal, state: Mapping[str, Any]) -> list[str]:
-    """Writes the changes into log.txt and recipe.toml -> a line of each. `state` is the checkpoint's.
+    """Write the changes into log.txt and recipe.toml, and say a line of each; `state` is the checkpoint's.
 
     The learning rate of an update depends on its number and on the number of all updates as it is now, so other
     `steps` move a run to another place of its schedule.
@@ -115,7 +110,11 @@ def record_changes(then: Continuation, plan: Plan, book: Journal, state: Mapping
     step = state["step"]
     lines = [f"changed after step {step}: {change}" for change in then.changes]
     returns = rate_after([Rollback.model_validate(one) for one in state.get("rollbacks", ())])
-    lines += _other_ranks(then.changes)
+    lines += [
+        f"learner.ranks = {change.after}: the numbers from here on are those of {change.before} up to rounding alone"
+        for change in then.changes
+        if change.key == "learner.ranks"
+    ]
     lines += _moved_rate(then.before, plan.recipe, state.get("updates"), returns)
     for line in lines:
         book.log(line)
@@ -125,7 +124,7 @@ def record_changes(then: Continuation, plan: Plan, book: Journal, state: Mapping
 
 
 def _moved_rate(before: Recipe, after: Recipe, updates: object, factor: float) -> list[str]:
-    """What the changes do to the rate of the next update, where there is one and it is another.
+    """Say what the changes do to the learning rate of the next update, if there is one and its rate is another.
 
     factor  what returns from collapses have multiplied the rate by
     """
@@ -133,15 +132,6 @@ def _moved_rate(before: Recipe, after: Recipe, updates: object, factor: float) -
         return []
     old, new = (factor * _rate(recipe, updates) for recipe in (before, after))
     return [] if old == new else [f"the learning rate of the next update is {new:.3g}, and would have been {old:.3g}"]
-
-
-def _other_ranks(changes: Sequence[Change]) -> list[str]:
-    """What another number of ranks does to the numbers."""
-    return [
-        f"learner.ranks = {change.after}: the numbers from here on are those of {change.before} up to rounding alone"
-        for change in changes
-        if change.key == "learner.ranks"
-    ]
 
 
 def _rate(recipe: Recipe, update: int) -> float:

@@ -1,4 +1,4 @@
-"""A run as a program holds it: its folder, how it ended, its metrics and its policy."""
+"""Run as a program holds it: its folder, how it ended, its metrics and its policy."""
 
 import os
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from groupwise.models.load import Policy
 
 @dataclass(frozen=True)
 class Run:
-    """A run: one that has ended, or `Run.open(folder)` of any. It stands for its folder wherever a path does.
+    """Run that has ended, or `Run.open(folder)` of any. It stands for its folder wherever a path does.
 
     folder      absolute, so that it is found whatever folder the program goes to
-    summary     also summary.json in the folder; empty where the run has not come to its last step
-    stopped_by  the signal that stopped it early; 0 where none did
+    summary     also summary.json in the folder; empty if the run has not come to its last step
+    stopped_by  the signal that stopped it early; 0 if none did
     """
 
     folder: Path
@@ -39,29 +39,29 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Self:
-        """The run of a folder, which may go on meanwhile. Raises UsageError where it is none."""
+        """Open the run of a folder, which may go on meanwhile. Raises UsageError if the folder is none."""
         path = location(folder, "run")
         steps, summary = read_table(whole_recipe(path)).get("steps"), read_summary(path)
         return cls(path, summary if summary.get("steps") == steps else {})
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its last step; one that did not goes on with groupwise.resume."""
+        """Whether the run came to its last step; one that did not is resumed with groupwise.resume."""
         return bool(self.summary)
 
     def metrics(self) -> dict[str, list[Any]]:
-        """metrics.jsonl as it is now, as columns: `pandas.DataFrame(run.metrics())`.
+        """Read metrics.jsonl as it is now, as columns: `pandas.DataFrame(run.metrics())`.
 
-        A row a step, step 0 that of the first evaluation; None where a step has no such number. Tables are names with
+        A row a step, step 0 that of the first evaluation; None if a step has no such number. Tables are names with
         dots: `loss`, `seconds.update`, `evaluation.avg_at_k`. What each is: docs/metrics.md.
         """
         return metric_columns(read_metrics(self.folder))
 
     def rollouts(self, step: int | None = None) -> list[dict[str, Any]]:
-        """rollouts.jsonl as it is now, or its rows of one step: `pandas.DataFrame(run.rollouts(step=1))`.
+        """Read rollouts.jsonl as it is now, or its rows of one step: `pandas.DataFrame(run.rollouts(step=1))`.
 
         A row a completion, with its prompt, answer, text, score and advantage. What else there is: docs/metrics.md.
-        Raises UsageError where there are none.
+        Raises UsageError if there are none.
         """
         path = whole_recipe(self.folder).with_name(ROLLOUTS)
         rows = list(jsonl.rows(path, step)) if path.is_file() else []
@@ -73,17 +73,17 @@ class Run:
         return rows
 
     def policy(self, step: int | None = None, device: str | None = None) -> Policy:
-        """The policy after a step, from its checkpoint; None is the newest good one's. `.model` and `.tokenizer`.
+        """Load the policy after a step, from its checkpoint; None is the newest good one's. `.model` and `.tokenizer`.
 
         An ordinary model of transformers, in evaluation mode; adapters are merged into its weights.
 
         device  "cpu" or "cuda"; None is the run's own
-        Raises UsageError where there is no such checkpoint, or it does not load.
+        Raises UsageError if there is no such checkpoint, or it does not load.
         """
         return policy_after(self.folder, step, Terminal(stderr=True).print, device).policy
 
     def _repr_html_(self) -> str:
-        """The run as a notebook shows it: how far it came, and what was measured on the way."""
+        """Show the run in a notebook: how far it came, and what was measured on the way."""
         try:
             about = self._facts()
         except GroupwiseError as error:  # the folder was moved, or is damaged

@@ -29,10 +29,10 @@ Request = dict[str, Any]
 
 
 def follows(recipe: str | None, resume: Path | None, overrides: Mapping[str, object]) -> bool:
-    """Whether this process is a rank of torchrun's that follows another one; then it has, to the end of the run.
+    """Follow rank 0 to the end of the run if this process is another rank of torchrun's; whether it is.
 
     recipe, resume, overrides  what it was asked to train, which is to be the same on every rank
-    Raises UsageError, on rank 0 alone, where it is not; then the others end in silence.
+    Raises UsageError, on rank 0 alone, if it is not; then the others end in silence.
     """
     given = given_ranks()
     if given is None:
@@ -51,9 +51,9 @@ def follows(recipe: str | None, resume: Path | None, overrides: Mapping[str, obj
 
 
 def with_given_ranks(recipe: Recipe) -> Recipe:
-    """The recipe with as many ranks as torchrun has started, where it has; a recipe that says another number is not.
+    """Give a recipe as many ranks as torchrun has started, if it has.
 
-    Raises UsageError there, and where this process is to follow and not to train.
+    Raises UsageError if the recipe says another number, or this process is to follow and not to train.
     """
     given = given_ranks()
     if given is None:
@@ -77,7 +77,7 @@ def with_given_ranks(recipe: Recipe) -> Recipe:
 
 
 def disagreement(own: Request, rank: int, others: Request) -> str:
-    """What another rank has been asked for that this one has not; "" where both were asked for the same.
+    """Say what another rank was asked for that this one was not; "" if both were asked for the same.
 
     >>> disagreement({"version": "1.0", "recipe": {"steps": 3}}, 1, {"version": "1.0", "recipe": {"steps": 4}})
     'rank 1 was asked for another run than rank 0: steps 3 -> 4; give all the same'
@@ -97,7 +97,7 @@ def disagreement(own: Request, rank: int, others: Request) -> str:
 def _require_agreement(
     store: Store, given: GivenRanks, recipe: str | None, resume: Path | None, overrides: Mapping[str, object]
 ) -> None:
-    """Rank 0 compares what all were asked for, and tells them whether it is the same."""
+    """Compare, on rank 0, what all were asked for, and tell the others whether it is the same."""
     wrong = "rank 0 cannot begin"
     try:
         own = _request(recipe, resume, overrides)
@@ -112,7 +112,7 @@ def _require_agreement(
 def _agree(
     store: Store, given: GivenRanks, recipe: str | None, resume: Path | None, overrides: Mapping[str, object]
 ) -> None:
-    """Another rank says what it was asked for. Ends in silence where that is something else: rank 0 says what."""
+    """Say, on another rank, what it was asked for; end in silence if that is something else, for rank 0 says it."""
     try:
         request = _request(recipe, resume, overrides)
     except GroupwiseError as error:

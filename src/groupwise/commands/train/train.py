@@ -1,4 +1,4 @@
-"""Start and resume a run, and sum it up: what the commands and the Python surface call."""
+"""Start and end of runs, new or resumed: what the commands and the Python surface call."""
 
 import gc
 import math
@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,12 @@ from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.config.usual import unusual
 from groupwise.core.code.boundary import save_traceback
-from groupwise.core.engine import Engine
 from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
 from groupwise.core.files.paths import location
 from groupwise.core.machine.clock import LOST, START, Clock
 from groupwise.core.machine.free_memory import freed_stays
 from groupwise.core.machine.terminal import Terminal
-from groupwise.core.processes.place import HERE, Place
+from groupwise.core.processes.place import HERE
 from groupwise.core.processes.stop import Stop, Stopped
 from groupwise.health.measure import measured
 from groupwise.journal import code, journal
@@ -45,15 +44,8 @@ from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.terminal import LiveView, NotebookView, QuietView, View
 from groupwise.journal.trackers import Sender, tracker
 from groupwise.reports.make import make
-from groupwise.rollout.ahead import Batches
-from groupwise.rollout.collect import Rollout
-from groupwise.rollout.free import FreeBatches
 from groupwise.training import checkpoint
-from groupwise.training.mesh import Mesh
-from groupwise.training.run import Components, Training
-
-#: What is closed when a run ends.
-Closable = Rollout | Engine | Batches | FreeBatches | Mesh | Place
+from groupwise.training.run import Training
 
 
 def train(
@@ -75,7 +67,7 @@ def train(
     rewards    functions [f, g], or by name {"f": f, "g": {"use": g, "weight": 0.5}}, beside the recipe's own
     callbacks  each called after each step with a StepRecord; one that returns True asks the run to stop, as Ctrl-C does
     quiet      print nothing; what is said of the run is in its log.txt, and errors are raised as ever
-    Raises UsageError, before anything is started, where something is off; RunError where the run has to stop.
+    Raises UsageError, before anything is started, if something is off; RunError if the run has to stop.
     """
     require_callbacks(callbacks)
     given_recipe = given(recipe, overrides, algorithm, rewards)
@@ -106,14 +98,14 @@ def resume(
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> Run:
-    """Go on with a run, from its newest good checkpoint; from the start where it was ended before it had one.
+    """Resume a run from its newest good checkpoint; from the start if it was ended before it had one.
 
     run        a Run, or its folder
-    overrides  keys that may change in a run that goes on: {"steps": 200, "learner.learning_rate": 1e-5}
+    overrides  keys that may change in a run that is resumed: {"steps": 200, "learner.learning_rate": 1e-5}
     callbacks  as for train
     quiet      as for train
-    Raises UsageError where the folder is no run, it has lost its checkpoints, or a key may not change; RunError where
-    the run has to stop.
+    Raises UsageError if the folder is no run, it has lost its checkpoints, or a key may not change; RunError if the
+    run has to stop.
     """
     require_callbacks(callbacks)
     folder = location(run, "run")
@@ -150,7 +142,7 @@ def with_restarts(folder: Path, first: Callable[[], Run], again: Callable[[str],
 def _resumed(
     folder: Path, overrides: Mapping[str, object], callbacks: Sequence[Callback], quiet: bool, lost: str = ""
 ) -> Run:
-    """The rest of a run; `lost` is the process after whose loss it goes on by itself, "" where a person asked."""
+    """Run the rest of a run; `lost` is the process after whose loss it is resumed by itself, "" if a person asked."""
     path = whole_recipe(folder)
     newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
     state: dict[str, Any] = checkpoint.read_state(newest) if newest else {"step": 0}
@@ -197,7 +189,7 @@ def _go(
         view.note(line)
 
     called = Callbacks(callbacks, plan.recipe.steps, plan.folder, say, book.log)
-    opened: list[Closable] = []
+    opened = ExitStack()
     summary: dict[str, Any] | None = None
 
     def after(done: int) -> None:
@@ -208,7 +200,7 @@ def _go(
         with suppress(Stopped), _logged(plan.folder, book, stop), stop.listening(view.note):
             clock = Clock(START)
             with stop.leaving():
-                run = _begun(plan, book, about_row, view, stop, fresh, opened)
+                run = _begun(plan, book, about_row, view, stop, fresh, opened, say)
                 run.clock = clock
                 if newest is not None:
                     _restore(run, newest, sound_metrics(plan.folder))
@@ -226,8 +218,7 @@ def _go(
         if summary is None:
             say(_stopped(plan.folder))
     finally:
-        for each in opened:
-            each.close()
+        opened.close()
         view.close()
         send.close(summary)
         book.close()
@@ -237,13 +228,8 @@ def _go(
     return Run(plan.folder, {}, stopped_by=stop.number)
 
 
-def _closable(parts: Components) -> list[Closable]:
-    """What of a run holds processes or threads, in the order in which they end."""
-    return [parts.rollout, parts.engine, parts.batches, parts.learner.mesh]
-
-
 def _finished(plan: Plan, run: Training, book: Journal) -> dict[str, Any]:
-    """Writes summary.json of a run that is at its end -> what it says."""
+    """Write summary.json of a run that is at its end."""
     if run.progress.step not in evaluations_of(plan.folder):  # its row was damaged since
         book.cut_heldout(run.progress.step - 1)
         loop.evaluate(run)
@@ -255,7 +241,7 @@ def _finished(plan: Plan, run: Training, book: Journal) -> dict[str, Any]:
 
 @contextmanager
 def _logged(folder: Path, book: Journal, stop: Stop) -> Iterator[None]:
-    """Whatever ends a run stands in its log. After a loss it is not gone on with where a person wanted it to stop."""
+    """Log whatever ends a run. After a loss it is not resumed by itself if a person wanted it to stop."""
     try:
         yield
     except GroupwiseError as error:
@@ -270,19 +256,19 @@ def _logged(folder: Path, book: Journal, stop: Stop) -> Iterator[None]:
 
 
 def _stopped(folder: Path) -> str:
-    """What a person reads of a run that ends before its last step."""
+    """Say where a run stopped that ends before its last step."""
     saved = checkpoint.steps(folder / checkpoint.CHECKPOINTS)
     where = f"after step {saved[-1]}, saved" if saved else "before step 1, with nothing to save"
     return f"stopped {where}; go on with: groupwise train --resume {shlex.quote(str(folder))}"
 
 
 def _say(quiet: bool, stderr: bool = False) -> Callable[[str], None]:
-    """What says a line to the person."""
+    """Make what says a line to the person."""
     return (lambda line: None) if quiet else Terminal(stderr=stderr).print
 
 
 def _view(plan: Plan, notes: Sequence[str], quiet: bool) -> View:
-    """What a person sees of the run, with the plan and `notes` on it."""
+    """Make what a person sees of the run, with the plan and `notes` on it."""
     terminal, steps = Terminal(), plan.recipe.steps
     shown = (
         terminal,
@@ -310,7 +296,7 @@ def _restore(run: Training, folder: Path, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def _leave_report(plan: Plan, view: View) -> None:
-    """The page of a finished run. A run that ended well stays so, whatever its page runs into."""
+    """Make the page of a finished run. A run that ended well stays so, whatever its page runs into."""
     if not plan.recipe.journal.report:
         return
     try:
@@ -327,25 +313,28 @@ def _begun(
     view: View,
     stop: Stop,
     fresh: bool,
-    opened: list[Closable],
+    opened: ExitStack,
+    say: Callable[[str], None],
 ) -> Training:
-    """The run, built. What fails here leaves no run folder in which nothing happened, and the name is free; a run that
-    was asked to stop keeps its own, to be gone on with.
+    """Build the run. If that fails, a folder in which nothing happened goes, and the name is free; a run that was asked
+    to stop keeps its folder, to be resumed.
 
-    opened  gets what is to be closed in the end, in this order
+    opened  gets what is to be closed in the end
     """
-
-    def say(line: str) -> None:
-        book.log(line)
-        view.note(line)
-
     try:
         book.replace(journal.ABOUT, about_row)
         settings = plan.recipe.placement
         place = RayPlace(settings, plan.processes, say) if settings.ray else HERE
-        opened.append(place)
+        opened.callback(place.close)
         run = build(plan, book, view, stop, place)
-        opened[:0] = _closable(run.components)
+        parts = run.components
+        for each in (
+            parts.learner.mesh,
+            parts.batches,
+            parts.engine,
+            parts.rollout,
+        ):  # the last is closed first
+            opened.callback(each.close)
         return run
     except BaseException as error:
         discarded = fresh and not stop.asked
@@ -357,7 +346,7 @@ def _begun(
 
 
 def _free_name(runs: Path, name: str) -> str:
-    """name, name-2, name-3, ...: the first that does not exist. Raises UsageError where the folder cannot be read."""
+    """Return the first free of name, name-2, name-3, ... Raises UsageError if the folder cannot be read."""
     try:
         taken = set(os.listdir(runs)) if os.path.isdir(runs) else set()
     except OSError as error:
