@@ -1,1 +1,1 @@
-"""Rewards: answer checkers, form, the user's own functions, and the processes in which they score."""
+"""Rewards: answer checkers, form, the user's own functions, and the processes they run in."""

@@ -241,7 +241,7 @@ _COMPARE: dict[tuple[Kind, Kind], Callable[[Judge, Answer, Answer], bool]] = {
     (_K.INEQUALITY, _K.INEQUALITY): Judge._inequalities,
     **dict.fromkeys(product([_K.INTERVAL], [_K.INTERVAL, _K.TUPLE]), Judge._intervals),
     (_K.UNION, _K.UNION): lambda judge, gold, claim: judge._in_any_order(gold.parts, claim.parts),
-    **dict.fromkeys(product([_K.SET, _K.LIST], repeat=2), Judge._listed),
+    **dict.fromkeys(product([_K.SET, _K.LIST], [_K.SET, _K.LIST]), Judge._listed),
     **dict.fromkeys([(_K.TUPLE, _K.TUPLE), (_K.MATRIX, _K.MATRIX)], Judge._tuples),
     **dict.fromkeys([(_K.TUPLE, _K.LIST), (_K.LIST, _K.TUPLE)], Judge._named_entries),
     **dict.fromkeys([(_K.MATRIX, _K.TUPLE), (_K.TUPLE, _K.MATRIX)], Judge._column),
