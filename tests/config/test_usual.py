@@ -31,7 +31,7 @@ def test_the_usual_is_not():
 def test_every_row_is_of_a_key_that_there_is_and_has_its_range(usual):
     assert usual.key in {key.name for section in sections() for key in section.keys}
     table: object = usual.high * 2 + 1
-    for name in reversed(usual.path):
+    for name in reversed(usual.key.split(".")):
         table = {name: table}
     assert usual.question(table).startswith(f"{usual.key} = ")
     assert usual.low < usual.high
