@@ -1,6 +1,7 @@
 """An engine at an address: how a run reaches what listens there, and how it knows that it is the right one."""
 
 import socket
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -12,10 +13,12 @@ from groupwise.core.processes.address import Address, keep_alive
 
 #: Seconds that a connection may take, and the first words on it.
 PATIENCE = 10.0
+#: The first words of a server.
+GREETING: Mapping[str, str] = {"groupwise": VERSION}
 
 
 def addresses_of(text: str) -> tuple[Address, ...]:
-    """Those of "HOST:PORT", or of several with commas between them. Raises ValueError for what is none.
+    """Read "HOST:PORT", or several with commas between them. Raises ValueError for what is none.
 
     >>> [str(address) for address in addresses_of("gpu-1:7001, gpu-2:7001")]
     ['gpu-1:7001', 'gpu-2:7001']
@@ -29,7 +32,7 @@ def addresses_of(text: str) -> tuple[Address, ...]:
 
 
 def _spelled(text: str) -> str:
-    """The addresses in full."""
+    """Return the addresses in full."""
     return ", ".join(map(str, addresses_of(text)))
 
 
@@ -37,13 +40,8 @@ def _spelled(text: str) -> str:
 AddressText = Annotated[str, AfterValidator(_spelled)]
 
 
-def greeting() -> dict[str, str]:
-    """What a server says first."""
-    return {"groupwise": VERSION}
-
-
 def connect(address: Address) -> Channel:
-    """A connection to a server that has greeted. Raises UsageError where there is none of this version."""
+    """Return a connection to a server that has greeted. Raises UsageError if there is none of this version."""
     try:
         connection = socket.create_connection(address, timeout=PATIENCE)
     except (OSError, UnicodeError) as error:
@@ -63,11 +61,6 @@ def connect(address: Address) -> Channel:
         words = f"groupwise {version} serves there, and this is {VERSION}: install the same at both ends"
         raise UsageError(f"engine.address = '{address}': {words}")
     return channel
-
-
-def require_answer(address: Address) -> None:
-    """Raises UsageError where no engine can be had at the address."""
-    connect(address).close()
 
 
 def _unreachable(error: Exception, address: Address) -> str:

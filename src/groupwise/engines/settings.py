@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Changeable, Location, Settings
-from groupwise.engines.address import AddressText, addresses_of, require_answer
+from groupwise.engines.address import AddressText, addresses_of, connect
 from groupwise.engines.kind import EngineKind
 from groupwise.engines.kinds import KINDS
 from groupwise.engines.local import LOCAL
@@ -114,7 +114,7 @@ class EngineSettings(Settings):
         """
         if self.address:
             for address in addresses_of(self.address):
-                require_answer(address)
+                connect(address).close()
         if self.python is None or self.address:
             return
         if shutil.which(self.python) is None:

@@ -6,37 +6,18 @@ up to rounding, for rows are computed beside others.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
-from groupwise.core.engine import Engine, Finished, OnFinish, Precision, Request, Sampling
+from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
 from groupwise.core.records import Completion
+from groupwise.engines.outside.client import OutsideEngine, Published
 
 T = TypeVar("T")
-
-
-class Member(Engine, Protocol):
-    """An engine that takes weights from where another has put them."""
-
-    def take_weights(self, version: int) -> None:
-        """Load what was published last."""
-        ...
-
-
-class Weights(Protocol):
-    """Where every member takes weights from."""
-
-    def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace what lies there."""
-        ...
-
-    def close(self) -> None:
-        """Give back what they take."""
-        ...
 
 
 class SeveralEngines:
@@ -47,7 +28,7 @@ class SeveralEngines:
     Raises what an engine raises; of several that do, the first one's.
     """
 
-    def __init__(self, members: Sequence[Member], weights: Weights) -> None:
+    def __init__(self, members: Sequence[OutsideEngine], weights: Published) -> None:
         self._members, self._weights = tuple(members), weights
         self._workers = ThreadPoolExecutor(len(members), thread_name_prefix="engine")
         self._holds: dict[int, int] = {}
@@ -71,11 +52,17 @@ class SeveralEngines:
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
     ) -> list[tuple[Completion, ...]]:
-        """The completions of each request, in order; `on_finish` is called by one engine at a time."""
+        """Return the completions of each request, in order; `on_finish` is called by one engine at a time."""
         shares = self._shares(requests)
-        hears = None if on_finish is None else _InTurn(on_finish)
+        lock = threading.Lock()
+
+        def hear(share: Sequence[int], done: Finished) -> None:
+            if on_finish is not None:
+                with lock:
+                    on_finish(done._replace(request=share[done.request]))
+
         asks = [
-            partial(engine.generate, [requests[i] for i in share], sampling, hears and partial(hears, share))
+            partial(engine.generate, [requests[i] for i in share], sampling, on_finish and partial(hear, share))
             for engine, share in zip(self._members, shares, strict=True)
         ]
         groups: list[tuple[Completion, ...]] = [()] * len(requests)
@@ -105,7 +92,7 @@ class SeveralEngines:
         self._weights.close()
 
     def _shares(self, requests: Sequence[Request]) -> list[list[int]]:
-        """For each engine the numbers of its requests."""
+        """Deal the numbers of requests to the engines."""
         shares: list[list[int]] = [[] for _ in self._members]
         for i, request in enumerate(requests):
             held = self._holds.get(hash(request.tokens[: request.held])) if request.held else None
@@ -113,20 +100,9 @@ class SeveralEngines:
         return shares
 
     def _side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """What each call returns, once all have ended."""
+        """Return what each call returns, once all have ended."""
         futures = [self._workers.submit(call) for call in calls]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]
         return [future.result() for future in futures]
-
-
-class _InTurn:
-    """A listener for engines that work side by side: it hears of one completion at a time, by its whole number."""
-
-    def __init__(self, listener: OnFinish) -> None:
-        self._listener, self._lock = listener, threading.Lock()
-
-    def __call__(self, share: Sequence[int], done: Finished) -> None:
-        with self._lock:
-            self._listener(done._replace(request=share[done.request]))

@@ -28,7 +28,7 @@ from groupwise.core.channel import pack
 from groupwise.core.engine import Finished, Request
 from groupwise.core.errors import RunError, UsageError
 from groupwise.engines import address as addresses
-from groupwise.engines.address import Address, connect, greeting, require_answer
+from groupwise.engines.address import GREETING, Address, connect
 from groupwise.engines.make import make_engine
 from groupwise.engines.outside import connection as connections
 from groupwise.engines.outside import wire
@@ -260,7 +260,7 @@ NO_SERVER = "what answers there is no engine's server; start one there: groupwis
         (lambda connection: None, NO_SERVER),
         (
             lambda connection: connection.sendall(pack({"groupwise": "9.9.9"})),
-            f"groupwise 9.9.9 serves there, and this is {greeting()['groupwise']}: install the same at both ends",
+            f"groupwise 9.9.9 serves there, and this is {GREETING['groupwise']}: install the same at both ends",
         ),
     ],
     ids=["ssh", "another service", "closes", "silent", "another version"],
@@ -270,14 +270,14 @@ def test_what_else_answers_is_one_line(
 ) -> None:
     monkeypatch.setattr(addresses, "PATIENCE", 0.3)
     with answering(answer) as port, pytest.raises(UsageError) as error:
-        require_answer(Address("127.0.0.1", port))
+        connect(Address("127.0.0.1", port))
     assert str(error.value).startswith(f"engine.address = '127.0.0.1:{port}': {words}")
     assert "\n" not in str(error.value)
 
 
 def test_a_host_that_is_not_there_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"^engine.address = 'no.such.host.invalid:7001': there is no such host$"):
-        require_answer(Address.of("no.such.host.invalid:7001"))
+        connect(Address.of("no.such.host.invalid:7001"))
 
 
 def test_an_address_where_nothing_listens_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_the_command_says_where_it_listens_and_ends_with_an_interrupt() -> None:
             time.sleep(0.05)
         listens = re.fullmatch(r"listens at (\S+:\d+); a run takes --set engine.address=\1; Ctrl-C ends\n", said)
         assert listens
-        require_answer(Address.of(listens[1]))
+        connect(Address.of(listens[1])).close()
         taken = CommandProcess("serve", listens[1])
         assert taken.communicate() == (
             f"groupwise: cannot listen at {listens[1]}: address already in use; take another port, or 0 for any that "

@@ -38,7 +38,7 @@ class Published:
         self.publish(dict(policy.model.named_parameters()), version=0)
 
     def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace what lies there, which no process may read meanwhile. Raises RunError where memory has no room."""
+        """Replace what lies there, which no process may read meanwhile. Raises RunError if memory has no room."""
         self.stamp = self.shared.write({**self._buffers, **weights}, version)
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class OutsideEngine:
     weights   where it gets its weights, which another closes, for several engines may share them; None: its own
     restarts  how often it was started again
     library   what samples there, with its version, and whether that is one that is tested
-    Raises UsageError where it does not start, or the engine refuses the policy.
+    Raises UsageError if it does not start, or the engine refuses the policy.
     """
 
     def __init__(
@@ -87,24 +87,31 @@ class OutsideEngine:
 
     @property
     def pid(self) -> int | None:
-        """The process that lives now; None where none does."""
+        """The process that lives now; None if none does."""
         return self._process.pid if self._process else None
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
     ) -> list[tuple[Completion, ...]]:
-        """The completions of each request, in order; `on_finish` hears of each once, however often they are asked for.
+        """Return the completions of each request, in order; `on_finish` hears of each once, however often they are
+        asked for.
 
         Raises what the engine raises, and RunError where its process is lost for good.
         """
-        once = None if on_finish is None else _Once(on_finish)
-        seconds = self._settings.deadline
-        answer = self._ask_with_restarts(lambda process: process.generate(list(requests), sampling, once, seconds))
+        reported: set[tuple[int, int]] = set()
+
+        def once(done: Finished) -> None:
+            if on_finish is not None and (done.request, done.sample) not in reported:
+                reported.add((done.request, done.sample))
+                on_finish(done)
+
+        hear, seconds = on_finish and once, self._settings.deadline
+        answer = self._ask_with_restarts(lambda process: process.generate(list(requests), sampling, hear, seconds))
         self.tokens_run += answer.tokens_run
         return answer.groups
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights there. Raises RunError where they do not arrive whole, or the process is lost for good.
+        """Replace the weights there. Raises RunError if they do not arrive whole, or the process is lost for good.
 
         Where they are refused the engine keeps what it has, and a process that is lost then cannot be loaded again.
         """
@@ -130,7 +137,7 @@ class OutsideEngine:
             self._weights.close()
 
     def _ask_with_restarts(self, ask: Callable[[EngineProcess], T]) -> T:
-        """The answer of a process that lives; one that is lost is replaced, `settings.restarts` times in a row."""
+        """Ask a process that lives; one that is lost is replaced, `settings.restarts` times in a row."""
         for lost_before in range(self._settings.restarts + 1):
             self._require_open()
             try:
@@ -158,7 +165,7 @@ class OutsideEngine:
         raise _with_notes(gone, lost) from None
 
     def _start(self, again: bool) -> Declared:
-        """A process with the engine in it; none where that fails."""
+        """Return a process with the engine in it; none where that fails."""
         process = EngineProcess(self._reach(again), self._settings.place_key)
         try:
             seconds = self._settings.start_deadline
@@ -189,16 +196,3 @@ def _with_notes(error: GroupwiseError, lost: PeerLost) -> GroupwiseError:
     for note in getattr(lost, "__notes__", ()):
         error.add_note(note)
     return error
-
-
-class _Once:
-    """A listener that hears of each completion once."""
-
-    def __init__(self, listener: OnFinish) -> None:
-        self._listener = listener
-        self._reported: set[tuple[int, int]] = set()
-
-    def __call__(self, done: Finished) -> None:
-        if (done.request, done.sample) not in self._reported:
-            self._reported.add((done.request, done.sample))
-            self._listener(done)

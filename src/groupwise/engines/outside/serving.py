@@ -14,7 +14,7 @@ from groupwise.core.peer import PeerLost
 from groupwise.core.processes.address import Address, keep_alive
 from groupwise.core.processes.children import Child, ending
 from groupwise.core.processes.door import Door
-from groupwise.engines.address import PATIENCE, greeting
+from groupwise.engines.address import GREETING, PATIENCE
 
 #: The module that runs in an engine's process.
 MODULE = "groupwise.engines.outside.connected"
@@ -32,7 +32,7 @@ class EngineServer:
     threads  of torch there
     note     hears a line of what happens
     address  at which it listens, with the port that it was given
-    Raises UsageError where it cannot listen.
+    Raises UsageError if it cannot listen.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class EngineServer:
         self._door = Door(listening, self._run_of, self._answer)
 
     def serve(self) -> None:
-        """Until it is closed, from another thread or by an interrupt."""
+        """Serve until it is closed, from another thread or by an interrupt."""
         self._door.serve()
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class EngineServer:
             self._end_process()
 
     def _answer(self, run: str, connection: socket.socket, peer: tuple[str, int]) -> None:
-        """One connection of a run, to its end."""
+        """Serve one connection of a run, to its end."""
         name = str(Address(*peer))
         with connection:
             child = self._process_for(run, connection, name)
@@ -81,18 +81,18 @@ class EngineServer:
             self._note(f"{name} {how}, after {time.monotonic() - began:.0f} s")
 
     def _run_of(self, connection: socket.socket) -> str | None:
-        """The name that a run gives itself; None of whoever only looks whether there is a server, or is no run."""
+        """Read the name that a run gives itself; None of whoever only looks for a server, or is no run."""
         channel = Channel(connection)
         try:
             keep_alive(connection)
-            channel.send(greeting(), seconds=PATIENCE)
+            channel.send(GREETING, seconds=PATIENCE)
             run = channel.receive(PATIENCE, limit=NAME).get("run")
         except (OSError, EOFError, FrameError):
             return None
         return run if isinstance(run, str) else None
 
     def _process_for(self, run: str, connection: socket.socket, name: str) -> Child | None:
-        """A process that has the connection; None where another run has one."""
+        """Return a process that has the connection; None if another run has one."""
         channel = Channel(connection)
         with self._lock:
             if self._child is not None and run != self._run:
@@ -115,7 +115,7 @@ class EngineServer:
         return child
 
     def _end_process(self, grace: float = 0.0) -> None:
-        """Of the engine's process, where one lives; the lock is held. One that is ending has `grace` seconds to."""
+        """End the engine's process, if one lives; the lock is held. One that is ending has `grace` seconds to."""
         if self._child is None:
             return
         try:
@@ -126,6 +126,6 @@ class EngineServer:
 
 
 def _in_words(error: Exception) -> str:
-    """Without what Python puts behind the system's own words."""
+    """Leave out what Python puts behind the system's own words."""
     number = getattr(error, "errno", None)
     return (os.strerror(number) if number and number > 0 else one_line(error)).lower()

@@ -72,12 +72,12 @@ def check_turns(chat: Chat, ends: frozenset[int], roles: Iterable[str], history:
 
 def _reply(glue: Glue, reply: Sequence[str], grows: bool) -> Finding | None:
     """Tell what is wrong with turns that are answered by messages of these roles: the worst of it."""
-    said = f"after {' and '.join(reply)} messages" if len(reply) > 1 else f"after a message of role {reply[0]}"
+    said = _after(reply)
     try:
         between = glue.between(tuple(reply))
         turns = [turn for answers in _answers(glue.chat) for turn in _played(glue.chat, reply, answers)]
     except UsageError as error:
-        return template_finding(f"does not go on {said}: {str(error).removesuffix(f'; {RENDERING}')}", RENDERING, True)
+        return _refusal(reply, error)
     forgetful = False
     for turn in turns:
         rest = turn.rest()
@@ -99,6 +99,15 @@ def _reply(glue: Glue, reply: Sequence[str], grows: bool) -> Finding | None:
     return template_finding(what, _ways(glue, reply, _GROW), True)
 
 
+def _after(reply: Sequence[str]) -> str:
+    return f"after {' and '.join(reply)} messages" if len(reply) > 1 else f"after a message of role {reply[0]}"
+
+
+def _refusal(reply: Sequence[str], error: UsageError) -> Finding:
+    what = f"does not go on {_after(reply)}: {str(error).removesuffix(f'; {RENDERING}')}"
+    return template_finding(what, RENDERING, True)
+
+
 def _ways(glue: Glue, reply: Sequence[str], *first: str) -> str:
     """Tell what to set where a template does not append."""
     rewritten = [_REWRITE] if _rewritten(glue, reply) is None else []
@@ -107,7 +116,7 @@ def _ways(glue: Glue, reply: Sequence[str], *first: str) -> str:
 
 def _rewritten(glue: Glue, reply: Sequence[str]) -> Finding | None:
     """Tell what is wrong with prompts that are rendered anew for each turn: their ids must be those of the text."""
-    said = f"after {' and '.join(reply)} messages" if len(reply) > 1 else f"after a message of role {reply[0]}"
+    said = _after(reply)
     history, decode = History(glue), glue.chat.tokenizer.decode
     for answers in _answers(glue.chat):
         spoken: list[Spoken] = []
@@ -117,8 +126,7 @@ def _rewritten(glue: Glue, reply: Sequence[str]) -> Finding | None:
             try:
                 ids = history.onward(Sample(key="", prompt="Zq5", answer=""), spoken).ids
             except UsageError as error:
-                what = f"does not go on {said}: {str(error).removesuffix(f'; {RENDERING}')}"
-                return template_finding(what, RENDERING, True)
+                return _refusal(reply, error)
             text, whole = decode(ids), decode(glue.chat.ids(turn.after))
             if text != whole:
                 there, expected = where_they_part(text, whole)

@@ -12,12 +12,12 @@ LARGE_LOGIT = 1e4
 
 
 def halves(model: Any) -> tuple[nn.Module, nn.Linear]:
-    """-> (ids [N,T] -> object with last_hidden_state [N,T,H], hidden [..., H] -> logits [..., V])."""
+    """Split a model -> (ids [N,T] -> object with last_hidden_state [N,T,H], hidden [..., H] -> logits [..., V])."""
     return model.base_model, model.get_output_embeddings()
 
 
 def check_halves(model: Any) -> None:
-    """Raises UsageError for a model whose logits are not its head's output, ValueError where they are not numbers.
+    """Raise UsageError for a model whose logits are not its head's output, ValueError where they are not numbers.
 
     Training never makes all logits at once, as the model does. This runs both ways on a few tokens, and refuses a model
     that changes the head's input or output (softcapping, scaling), which would make every ratio silently wrong.
@@ -31,13 +31,13 @@ def check_halves(model: Any) -> None:
 
 
 def check_runs(model: Any) -> None:
-    """Raises ValueError where a model's logits of a few tokens are not numbers."""
+    """Raise ValueError if a model's logits of a few tokens are not numbers."""
     with torch.no_grad():
         _require_finite(model(input_ids=few_ids(model), use_cache=False).logits)
 
 
 def require_plain_head(model: Any) -> None:
-    """Raises UsageError for a model without a linear head, or one that returns other logits than its head gives it.
+    """Raise UsageError for a model without a linear head, or one that returns other logits than its head gives it.
 
     The head's output is replaced by logits from -1e4 to 1e4. Only shapes of weights are needed: device meta will do.
     """
@@ -52,25 +52,21 @@ def require_plain_head(model: Any) -> None:
         given.append(spread.view(output.shape).to(output.dtype))
         return given[-1].clone()
 
-    hook = head.register_forward_hook(replace)
-    try:
-        with torch.no_grad():
-            # Without a cache transformers looks for packed rows, in numbers, which device meta does not have.
-            own = model(input_ids=few_ids(model), use_cache=head.weight.is_meta).logits
-    finally:
-        hook.remove()
+    with head.register_forward_hook(replace), torch.no_grad():
+        # Without a cache transformers looks for packed rows, in numbers, which device meta does not have.
+        own = model(input_ids=few_ids(model), use_cache=head.weight.is_meta).logits
     if given:
         require_same(given[-1], own, _changed(model))
 
 
 def few_ids(model: Any) -> Tensor:
-    """[1,4] ids that the model has."""
+    """Return [1,4] ids that the model has."""
     ids = torch.arange(4, device=next(model.parameters()).device)
     return ids[None] % model.config.get_text_config().vocab_size
 
 
 def require_same(ours: Tensor, own: Tensor, otherwise: str, atol: float = 1e-3) -> None:
-    """Raises UsageError, `otherwise`, where ours are not the model's numbers, ValueError where those are not finite."""
+    """Raise UsageError, `otherwise`, if ours are not the model's numbers, ValueError where those are not finite."""
     _require_finite(own)
     if not torch.allclose(ours.float(), own.float(), rtol=1e-3, atol=atol):
         raise UsageError(otherwise)
@@ -90,5 +86,7 @@ def _changed(model: Any) -> str:
 
 
 def hidden(backbone: nn.Module, ids: Tensor) -> Tensor:
-    """[N,T] ids -> [N,T,H]. Rows are padded on the right, which causal attention never looks at: no mask is needed."""
+    """Map [N,T] ids -> [N,T,H]. Rows are padded on the right, which causal attention never looks at: no mask is
+    needed.
+    """
     return backbone(input_ids=ids, use_cache=False).last_hidden_state

@@ -35,7 +35,7 @@ class Router:
 
 
 def routers(model: nn.Module) -> tuple[Router, ...]:
-    """A model's routers, in the order of its layers; none for a dense model.
+    """Return a model's routers, in the order of its layers; none for a dense model.
 
     Raises UsageError for a router that does not say how many experts it chooses of how many, or where layers differ.
     """
@@ -55,7 +55,7 @@ def routers(model: nn.Module) -> tuple[Router, ...]:
 
 
 def require_routers(model: nn.Module) -> tuple[Router, ...]:
-    """A model's routers. Raises UsageError for a model without any, or with others than *TopKRouter."""
+    """Return a model's routers. Raises UsageError for a model without any, or with others than *TopKRouter."""
     by_layer = routers(model)
     if not by_layer and (unknown := {type(model.get_submodule(name)).__name__ for name in routing_modules(model)}):
         raise UsageError(
@@ -71,7 +71,7 @@ def require_routers(model: nn.Module) -> tuple[Router, ...]:
 
 
 def route_dtype(experts: int) -> torch.dtype:
-    """The smallest type that holds an expert's number.
+    """Return the smallest type that holds an expert's number.
 
     >>> route_dtype(256), route_dtype(257)
     (torch.uint8, torch.int16)
@@ -101,13 +101,13 @@ class Routes:
         return torch.stack([layer.view(*self._shape, -1).cpu() for layer in layers], dim=2)
 
     def begin(self, shape: tuple[int, int]) -> None:
-        """A forward over [N,T] tokens begins. Raises UsageError on a second one."""
+        """Begin a forward over [N,T] tokens. Raises UsageError on a second one."""
         if self._shape is not None:
             raise UsageError("one forward for each `with`: a second one would overwrite the routes of the first")
         self._shape = shape
 
     def record(self, layer: int, choice: Tensor) -> None:
-        """[N*T,K] of one layer; the same again where activation checkpointing runs it twice."""
+        """Keep [N*T,K] of one layer, also if activation checkpointing runs it twice."""
         self._layers[layer] = choice.detach().to(self._dtype)  # on its device: a copy to the CPU would wait for it
 
 
@@ -133,7 +133,7 @@ def record_routes(model: nn.Module) -> Iterator[Routes]:
 
 @contextmanager
 def router_logits(routers: Sequence[Router]) -> Iterator[list[Tensor]]:
-    """The routers' logits [tokens,E] of one forward, a layer each, with their gradient.
+    """Collect the routers' logits [tokens,E] of one forward, a layer each, with their gradient.
 
     Raises UsageError, from the forward, for a router that does not return them.
     """
@@ -154,7 +154,7 @@ def router_logits(routers: Sequence[Router]) -> Iterator[list[Tensor]]:
 
 
 def choice_of(router: Router, output: object) -> Tensor:
-    """The [tokens,K] integers in a router's output. Raises UsageError where there are none, or several."""
+    """Return the [tokens,K] integers in a router's output. Raises UsageError if there are none, or several."""
     integers = [x for x in tensors_in(output) if not x.is_floating_point() and x.dim() == 2]
     if len(integers) != 1 or integers[0].shape[-1] != router.chosen:
         raise UsageError(
@@ -164,19 +164,19 @@ def choice_of(router: Router, output: object) -> Tensor:
 
 
 def tensors_in(output: object) -> list[Tensor]:
-    """The tensors of a module's output, one or several."""
+    """Return the tensors of a module's output, one or several."""
     return [x for x in (output if isinstance(output, (tuple, list)) else (output,)) if isinstance(x, Tensor)]
 
 
 def require_length(router: Router, tokens: int, ran: int) -> None:
-    """Raises UsageError where a router ran over another number of tokens than its model's forward."""
+    """Raise UsageError if a router ran over another number of tokens than its model's forward."""
     if ran != tokens:
         raise UsageError(f"{router.name} ran over {ran} tokens of a forward over {tokens}: its routes have no places")
 
 
 @contextmanager
 def on_forward(model: nn.Module, begin: Callable[[tuple[int, int]], None]) -> Iterator[None]:
-    """Inside, `begin` is called with the [N,T] of each forward of `model`, before it runs."""
+    """Call `begin` inside with the [N,T] of each forward of `model`, before it runs."""
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inputs = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args]
@@ -184,11 +184,8 @@ def on_forward(model: nn.Module, begin: Callable[[tuple[int, int]], None]) -> It
         if shapes:  # the model itself refuses a call without tokens
             begin((int(shapes[0][0]), int(shapes[0][1])))
 
-    handle = model.register_forward_pre_hook(before, with_kwargs=True)
-    try:
+    with model.register_forward_pre_hook(before, with_kwargs=True):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -200,5 +197,5 @@ def on_output(routers: Sequence[Router], receive: Callable[[int, object], None])
 
     with ExitStack() as stack:
         for layer, router in enumerate(routers):
-            stack.callback(router.module.register_forward_hook(partial(after, layer)).remove)
+            stack.enter_context(router.module.register_forward_hook(partial(after, layer)))
         yield

@@ -6,7 +6,7 @@ router's own code, and gradients reach its logits. The routers' own forwards com
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from groupwise.core.errors import UsageError
 from groupwise.core.numbers.inputs import Column, mask_of, tensor_of
+from groupwise.models.forward.forwards import replaced
 from groupwise.models.forward.layout import Layout
 from groupwise.models.moe.record import (
     Router,
@@ -48,7 +49,7 @@ class Replay:
         return self._own.tensor
 
     def begin(self, shape: tuple[int, int]) -> None:
-        """A forward over [N,T] tokens begins. Raises UsageError where the routes are of another shape."""
+        """Begin a forward over [N,T] tokens. Raises UsageError if the routes are of another shape."""
         given = self._routes.shape[:2]
         if given != shape:
             raise UsageError(
@@ -63,7 +64,7 @@ class Replay:
         self._present = None if self._present is None else self._present.flatten()[:, None].to(device)
 
     def route(self, layer: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The router's own forward, with its choice taken from the routes."""
+        """Return the router's own forward, with its choice taken from the routes."""
         if self._forced is None:
             raise UsageError("a part of the model ran: replay_routes has to be given the very model that runs")
         topk = _ForcedTopK(self._routers[layer], self._forced[:, layer].long(), self._present)
@@ -106,10 +107,10 @@ def replay_routes(
     if any(_is_replayed(router.module) for router in routers):
         raise UsageError("a replay over this model is already going on: end its `with` before the next")
     replay = Replay(routers, forced, present, watch)
-    with on_forward(model, replay.begin), ExitStack() as stack:
-        for layer, router in enumerate(routers):
-            stack.callback(_restore, router.module, vars(router.module).get("forward"))
-            router.module.forward = partial(replay.route, layer, router.module.forward)
+    forced_routers = (
+        (router.module, partial(replay.route, layer, router.module.forward)) for layer, router in enumerate(routers)
+    )
+    with on_forward(model, replay.begin), replaced(forced_routers):
         yield replay
 
 
@@ -143,7 +144,7 @@ class _ForcedTopK(TorchFunctionMode):
 
 
 def place_routes(rows: Sequence[Tensor], layout: Layout) -> tuple[Tensor, Tensor]:
-    """Routes of rows, [tokens_i,L,K] each -> [R,S,L,K] where a layout runs their tokens, and present [R,S].
+    """Map routes of rows, [tokens_i,L,K] each -> [R,S,L,K] where a layout runs their tokens, and present [R,S].
 
     >>> from groupwise.models.forward.layout import padded
     >>> layout = padded(torch.zeros(2, 4, dtype=torch.long), torch.tensor([3, 4]))
@@ -176,7 +177,7 @@ def _require_shape(routes: Tensor, present: Tensor | None, routers: Sequence[Rou
 
 
 def _require_experts(routes: Tensor, routers: Sequence[Router]) -> None:
-    """Routes [tokens,L,K] of tokens that have one: every expert in range, and once in a token."""
+    """Raise UsageError unless in routes [tokens,L,K] every expert is in range, and once in a token."""
     ordered = routes.sort(-1).values
     for layer, router in enumerate(routers) if len(routes) else ():
         least, most = int(ordered[:, layer, 0].min()), int(ordered[:, layer, -1].max())
@@ -193,7 +194,7 @@ def _require_experts(routes: Tensor, routers: Sequence[Router]) -> None:
 
 
 def _require_forced(topk: _ForcedTopK, output: object) -> None:
-    """Raises UsageError for a router that chose by other calls, or did not take the answer."""
+    """Raise UsageError for a router that chose by other calls, or did not take the answer."""
     router, chosen = topk.router, choice_of(topk.router, output)
     # The same memory is the same answer; comparing it would make the CPU wait for a GPU in every layer.
     taken = chosen.data_ptr() == topk.answer.data_ptr() or torch.equal(chosen.long(), topk.answer)
@@ -211,13 +212,5 @@ def _require_forced(topk: _ForcedTopK, output: object) -> None:
 
 
 def _is_replayed(module: Any) -> bool:
-    """Whether a replay holds this router now."""
+    """Tell whether a replay holds this router now."""
     return isinstance(getattr(getattr(vars(module).get("forward"), "func", None), "__self__", None), Replay)
-
-
-def _restore(module: Any, own_forward: object) -> None:
-    """Take the replaced forward away again; one that the module had of its own comes back."""
-    if own_forward is None:
-        del module.forward
-    else:
-        module.forward = own_forward
