@@ -131,7 +131,7 @@ def encode(value: Any, depth: int = DEPTH, others: Others | None = None) -> Any:
     if kind is int:
         return value if -_SMALL < value < _SMALL else ["i", f"{value:x}"]
     if depth == 0:
-        raise NotPlain(f"a value nested deeper than {DEPTH} levels")
+        raise NotPlain("a value with too many others inside one another")
     kind = _ALIKE.get(kind, kind) if others is None else kind
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], *_encoded(value, depth - 1, others)]

@@ -1,25 +1,28 @@
 """A pool that lives in a process elsewhere, with the processes that score beside it: the run's end of it.
 
-What is to be scored goes there pickled, as it goes from a pool to its processes; what comes back is JSON. A process
-that is lost is started again and given what it owed: a score is a function of its attempt, and an episode is played
-again from what was said (environments/live.py).
+What is to be scored goes there as it goes from a pool to its processes (core/parcel.py); what comes back is JSON. A
+process that is lost is started again and given what it owed: a score is a function of its attempt, and an episode is
+played again from what was said (environments/live.py).
 """
 
 import contextlib
 import itertools
-import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from groupwise.core import codec, parcel
+from groupwise.core.channel import FrameError
+from groupwise.core.codec import Arrays
 from groupwise.core.environment import Conversation
-from groupwise.core.errors import GroupwiseError, RunError, UsageError
+from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
 from groupwise.core.peer import PeerLost
 from groupwise.core.place import Place, Process, Role, last_line
-from groupwise.core.reward import Cause, ScoreResult
+from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rewards.pool.work import results_of
 
 #: The module that runs there.
 MODULE = "groupwise.rewards.pool.served"
@@ -29,6 +32,8 @@ LOOK, STALLED = 0.5, 60.0
 RESTARTS = 2
 
 Note = Callable[[str], None]
+#: The tree of a value, and the arrays that it names.
+Parcel = tuple[Any, Arrays]
 
 
 class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
@@ -43,10 +48,10 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def __init__(self, rewards: Mapping[str, Any], limits: Limits, place: Place, seconds: float, note: Note) -> None:
         self._rewards, self._limits = dict(rewards), limits
         self._place, self._start_seconds, self._note = place, seconds, note
-        self._parcel = _pickled(self._rewards)
+        self._parcel = _packed(self._rewards, "one of them")
         self._tickets, self._numbers = itertools.count(), itertools.count()
         self._owed: dict[int, tuple[str, Attempt | Conversation]] = {}
-        self._questions: dict[int, tuple[dict[str, Any], bytes]] = {}
+        self._questions: dict[int, tuple[dict[str, Any], Parcel]] = {}
         self._answers: dict[int, dict[str, Any]] = {}
         self._changed = threading.Condition(threading.RLock())
         self._broken: GroupwiseError | None = None
@@ -78,7 +83,10 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
             answer = self._answer({"wait": list(tickets)})
             for ticket in tickets:
                 del self._owed[ticket]
-        return [ScoreResult(value, cause and Cause(cause), *rest) for value, cause, *rest in answer["results"]]
+        try:
+            return results_of(answer.get("results"))
+        except FrameError as error:
+            raise RunError(f"rewards: the process that scores sent {error}") from None
 
     @property
     def seconds(self) -> float:
@@ -88,7 +96,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def check(self, samples: Sequence[Sample] = ()) -> dict[str, str]:
         """As `Pool.check`."""
         with self._changed:
-            return self._answer({"check": True}, pickle.dumps(tuple(samples)))["forms"]
+            return self._answer({"check": True}, _packed(tuple(samples), "a sample"))["forms"]
 
     def close(self) -> None:
         """Ends the process, and with it those that score."""
@@ -106,8 +114,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def _started(self) -> Process:
         process = self._place.start(Role.POOL, MODULE, {}, seconds=self._start_seconds)
         try:
-            process.send({"limits": asdict(self._limits), "bytes": len(self._parcel)})
-            process.send_raw(self._parcel)
+            _send(process, {"limits": asdict(self._limits)}, self._parcel)
         except PeerLost as lost:
             words = f"{lost}{last_line(process)}"
             process.close()
@@ -125,12 +132,12 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def _hand_over(self, entries: Mapping[int, tuple[str, Attempt | Conversation]]) -> None:
         for name in dict.fromkeys(name for name, _ in entries.values()):
             some = {ticket: attempt for ticket, (own, attempt) in entries.items() if own == name}
-            self._say({"submit": list(some), "name": name}, pickle.dumps(list(some.values())))
+            self._say({"submit": list(some), "name": name}, _packed(list(some.values()), f"what {name} is given"))
 
-    def _answer(self, question: dict[str, Any], data: bytes = b"") -> dict[str, Any]:
+    def _answer(self, question: dict[str, Any], given: Parcel = (None, {})) -> dict[str, Any]:
         """What is answered to a question, once it is."""
         number = next(self._numbers)
-        self._questions[number] = {**question, "number": number}, data
+        self._questions[number] = {**question, "number": number}, given
         self._require_usable()
         self._say(*self._questions[number])
         while number not in self._answers:
@@ -145,10 +152,9 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         self._spent = answer["spent"]
         return answer
 
-    def _say(self, message: dict[str, Any], data: bytes) -> None:
+    def _say(self, message: dict[str, Any], given: Parcel) -> None:
         with contextlib.suppress(PeerLost):  # the thread that listens sees it too, and says all of it again
-            self._process.send({**message, "bytes": len(data)})
-            self._process.send_raw(data)
+            _send(self._process, message, given)
 
     # What the thread does.
 
@@ -203,8 +209,13 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
                 self._say(*question)
 
 
-def _pickled(rewards: Mapping[str, Any]) -> bytes:
+def _send(process: Process, message: Mapping[str, Any], given: Parcel) -> None:
+    tree, arrays = given
+    codec.send(process, {**message, "given": tree}, arrays)
+
+
+def _packed(given: Any, what: str) -> Parcel:
     try:
-        return pickle.dumps(rewards)
+        return parcel.pack(given)
     except Exception as error:  # whatever a user's object raises
-        raise UsageError(f"rewards: one of them cannot be sent to another process: {error}") from None
+        raise UsageError(f"rewards: {what} cannot be sent to another process: {one_line(error)}") from None

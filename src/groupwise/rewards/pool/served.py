@@ -1,14 +1,15 @@
 """A pool in a process elsewhere: what runs there. It scores with processes of its own until the run is gone."""
 
 import os
-import pickle
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any
 
+from groupwise.core import codec, parcel
 from groupwise.core.channel import Channel, FrameError
+from groupwise.core.codec import Message
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.isolate import Walls
@@ -20,10 +21,9 @@ BEAT = 1.0
 
 def main(run: Channel) -> None:
     """Serves the run at the other end of the channel."""
-    first = run.receive()
-    limits, walls = first["limits"], first["limits"]["walls"]
-    rewards = bytes(run.receive_raw(first["bytes"]))
-    serving = Serving(run, Limits(**{**limits, "walls": walls and Walls(walls)}), rewards)
+    first = codec.receive(run)
+    limits, walls = first.content["limits"], first.content["limits"]["walls"]
+    serving = Serving(run, Limits(**{**limits, "walls": walls and Walls(walls)}), first)
     threading.Thread(target=serving.beat, daemon=True).start()
     try:
         serving.serve()
@@ -35,16 +35,16 @@ def main(run: Channel) -> None:
 class Serving:
     """A pool and its line to the run.
 
-    rewards  by name, pickled by the run
+    first  what the run said first: the rewards, by name
     """
 
-    def __init__(self, run: Channel, limits: Limits, rewards: bytes) -> None:
+    def __init__(self, run: Channel, limits: Limits, first: Message) -> None:
         self._run, self._sending = run, threading.Lock()
         self._tickets: dict[int, int] = {}  # the run's -> the pool's
         self._error: GroupwiseError | None = None
         self._pool: Pool | None = None
         try:
-            self._pool = Pool(pickle.loads(rewards), limits)
+            self._pool = Pool(_given(first), limits)
         except Exception as error:  # whatever is missing here that the run has
             words = f"{type(error).__name__}: {one_line(error)}"
             self._error = UsageError(f"rewards: one of them cannot be loaded where it is to score: {words}")
@@ -52,12 +52,11 @@ class Serving:
     def serve(self) -> None:
         """Takes what is to be scored, and answers each question from a thread of its own."""
         while True:
-            message = self._run.receive()
-            data = bytes(self._run.receive_raw(message["bytes"]))
-            if "submit" in message:
-                self._submit(message, data)
+            message = codec.receive(self._run)
+            if "submit" in message.content:
+                self._submit(message)
             else:
-                threading.Thread(target=self._answer, args=(message, data), daemon=True).start()
+                threading.Thread(target=self._answer, args=(message,), daemon=True).start()
 
     def beat(self) -> None:
         """Says that the process lives, until the run is gone."""
@@ -69,27 +68,27 @@ class Serving:
         if self._pool is not None:
             self._pool.close()
 
-    def _submit(self, message: Mapping[str, Any], data: bytes) -> None:
+    def _submit(self, message: Message) -> None:
         try:
-            tickets = self._ready.submit(message["name"], pickle.loads(data))
+            tickets = self._ready.submit(message.content["name"], _given(message))
         except Exception as error:
             self._error = _as_ours(error)  # every question is answered with it
         else:
-            self._tickets |= zip(message["submit"], tickets, strict=True)
+            self._tickets |= zip(message.content["submit"], tickets, strict=True)
 
-    def _answer(self, message: Mapping[str, Any], data: bytes) -> None:
-        number = message["number"]
+    def _answer(self, message: Message) -> None:
+        question = message.content
         try:
-            if "check" in message:
-                content: dict[str, Any] = {"forms": self._ready.check(pickle.loads(data))}
+            if "check" in question:
+                content: dict[str, Any] = {"forms": self._ready.check(_given(message))}
             else:
-                results = self._ready.wait([self._tickets.pop(ticket) for ticket in message["wait"]])
+                results = self._ready.wait([self._tickets.pop(ticket) for ticket in question["wait"]])
                 content = {"results": [astuple(result) for result in results]}
         except Exception as error:
             ours = _as_ours(error)
             notes = getattr(ours, "__notes__", [])
             content = {"error": {"message": str(ours), "usage": isinstance(ours, UsageError), "notes": notes}}
-        self._send({"answer": number, **content, "spent": self._pool.seconds if self._pool else 0.0})
+        self._send({"answer": question["number"], **content, "spent": self._pool.seconds if self._pool else 0.0})
 
     @property
     def _ready(self) -> Pool:
@@ -105,6 +104,10 @@ class Serving:
         except OSError:
             return False
         return True
+
+
+def _given(message: Message) -> Any:
+    return parcel.unpack(message.content["given"], message.arrays)
 
 
 def _as_ours(error: Exception) -> GroupwiseError:

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
-from groupwise.core.channel import pack
+from groupwise.core import codec, parcel
+from groupwise.core.channel import Channel, pack
 from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt
@@ -34,7 +34,6 @@ class Worker:
     def __init__(self, line: socket.socket) -> None:
         self.pid = os.getpid()
         self.line = line
-        self.jobs: Connection[Any, Any] = Connection(os.dup(line.fileno()), writable=False)
         self.rewards: Mapping[str, Any] = {}
         self.bound: dict[str, Bound] = {}
         self.unstarted: dict[str, Starts] = {}
@@ -44,10 +43,15 @@ class Worker:
         """Jobs until the line is closed. The first message is what there is to score with."""
         self.send({"hello": _outer_pid()})
         settle()
-        self.rewards = self.jobs.recv()
+        _, self.rewards = self.receive()
         while True:
-            kind, name, attempts = self.jobs.recv()
-            self.send({**self.answer(kind, name, attempts), "done": True})
+            work, attempts = self.receive()
+            self.send({**self.answer(work["kind"], work["name"], attempts), "done": True})
+
+    def receive(self) -> tuple[dict[str, Any], Any]:
+        """The run's next message, and what is given with it."""
+        content, arrays = codec.receive(Channel(self.line))
+        return content, parcel.unpack(content["given"], arrays)
 
     def send(self, message: dict[str, object]) -> None:
         if os.getpid() != self.pid:

@@ -23,14 +23,14 @@ from groupwise.tasks.gym.known_generators import (
     right_completion,
     short_question,
 )
-from groupwise.tasks.settings import PickledSettings, require_shares
+from groupwise.tasks.settings import SentAsSettings, require_shares
 from groupwise.tasks.splits import SPLITS, hash_fraction, require_split, split_by_prompt
 
 _SEEDS = 2**31  # numpy takes no larger seed than twice this
 
 
 @dataclass(frozen=True)
-class Gym(PickledSettings):
+class Gym(SentAsSettings):
     """One generator with its `parameters`, or a mixture: `generators`, name -> its parameters and a `weight`.
 
     generator      the name of one of reasoning_gym's generators
