@@ -70,7 +70,8 @@ def sent(value: Any) -> Any:
 
 
 PLAIN = [None, True, 1.5, float("inf"), "é\ud800", 2**62, -(2**70), [], [1, 2], (1, "a"), [1, 2**70],
-         {"a": [None, (2,)]}, {1: 2, (1, 2): {3}}, {"a"}, [[1.0], ["l"], ["d", 1]]]  # fmt: skip
+         {"a": [None, (2,)]}, {1: 2, (1, 2): {3}}, {"a"}, [[1.0], ["l"], ["d", 1]],
+         list(range(200)), tuple(range(-(2**63), 200 - 2**63)), [2**64] * 99, (True, 1) * 50, [0.5] * 99]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)

@@ -48,6 +48,8 @@ _ALIKE: dict[type, type] = {frozenset: set, **dict.fromkeys((Counter, OrderedDic
 _UNCHANGED = frozenset((NoneType, bool, str, float))
 _SCALARS = _UNCHANGED | {int}
 
+#: A longer list or tuple is shown to `others` first, which may have a shorter tree for it, and else says None.
+MANY = 64
 #: (value, depth left) -> its tree; (tree, depth left) -> its value. For what is not plain; each raises NotPlain.
 Others = Callable[[Any, int], Any]
 
@@ -133,6 +135,8 @@ def encode(value: Any, depth: int = DEPTH, others: Others | None = None) -> Any:
     if depth == 0:
         raise NotPlain("a value with too many others inside one another")
     kind = _ALIKE.get(kind, kind) if others is None else kind
+    if others is not None and kind in (list, tuple) and len(value) > MANY and (tree := others(value, depth)):
+        return tree
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], *_encoded(value, depth - 1, others)]
     if kind is dict:
