@@ -3,8 +3,8 @@
 An object goes as the call that makes it again, as its own `__reduce_ex__` says (which `copy` asks too): ["c", function,
 arguments, state, items, pairs]. A second mention of it is ["r", number]; a class or a function is ["n", module, name],
 where a file of a user's own stands in the module's place, with its content; bytes are ["b", base64], and many int
-["q", whether a tuple, base64]; an array of numpy ["a", name], and a tensor ["w", name, type, shape], lie behind the
-message. A tensor comes without its gradient, on the CPU.
+["q", whether a tuple, base64]. An array of numpy is an object too; a tensor is ["w", its bytes as one, type, shape],
+and comes without its gradient, on the CPU.
 
 Whoever reads this imports and calls what it names. So a run sends it to processes that it has started, and reads none:
 what comes back is JSON and plain trees (core/codec.py).
@@ -18,36 +18,31 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from groupwise.core.codec import DTYPES, Arrays, NotPlain, decode, encode
+from groupwise.core.codec import NotPlain, decode, encode
 from groupwise.core.user_code import Source
-
-if TYPE_CHECKING:
-    import numpy as np
 
 #: Values inside one another: an object is made of some.
 DEPTH = 128
 
 
-def pack(value: Any) -> tuple[Any, Arrays]:
-    """The tree of a value, and the arrays that it names. Raises NotPlain, in words, where another process cannot have
-    the value; what a user's object raises comes through.
+def pack(value: Any) -> Any:
+    """The tree of a value. Raises NotPlain, in words, where another process cannot have the value; what a user's object
+    raises comes through.
     """
-    packing = _Packing()
-    return encode(value, DEPTH, packing), packing.arrays
+    return encode(value, DEPTH, _Packing())
 
 
-def unpack(tree: Any, arrays: Arrays) -> Any:
+def unpack(tree: Any) -> Any:
     """The value that was packed. What an import or a user's object raises comes through."""
-    return decode(tree, DEPTH, _Unpacking(arrays))
+    return decode(tree, DEPTH, _Unpacking())
 
 
 class _Packing:
     """Trees of what is not plain."""
 
     def __init__(self) -> None:
-        self.arrays: dict[str, np.ndarray] = {}
         self._known: dict[int, int] = {}
         self._held: list[Any] = []  # or a number of `_known` could be another object's
 
@@ -59,10 +54,8 @@ class _Packing:
             return ["b", base64.b64encode(value).decode()]
         if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
             return self._named(value, depth)
-        if f"{kind.__module__}.{kind.__name__}" == "numpy.ndarray" and value.dtype.name in DTYPES:
-            return ["a", self._behind(value)]
         if kind.__module__ == "torch" and kind.__name__ == "Tensor":
-            return self._tensor(value)
+            return self._tensor(value, depth)
         if id(value) in self._known:
             return ["r", self._known[id(value)]]
         return self._call(value, kind, depth)
@@ -94,18 +87,13 @@ class _Packing:
         loader = getattr(module, "__loader__", None)
         return ["n", encode(loader, depth, self) if isinstance(loader, Source) else module.__name__, name]
 
-    def _tensor(self, value: Any) -> Any:
+    def _tensor(self, value: Any, depth: int) -> Any:
         import torch
 
         if value.layout is not torch.strided or value.is_quantized:
             raise NotPlain(f"a tensor of the layout {value.layout}; make it dense")
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return ["w", self._behind(data), str(value.dtype).removeprefix("torch."), list(value.shape)]
-
-    def _behind(self, data: "np.ndarray") -> str:
-        name = str(len(self.arrays))
-        self.arrays[name] = data
-        return name
+        return ["w", encode(data, depth, self), str(value.dtype).removeprefix("torch."), list(value.shape)]
 
 
 def _numbers(values: Sequence[Any]) -> Any:
@@ -122,8 +110,8 @@ def _numbers(values: Sequence[Any]) -> Any:
 class _Unpacking:
     """Values of such trees."""
 
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays, self._made = arrays, list[Any]()
+    def __init__(self) -> None:
+        self._made: list[Any] = []
 
     def __call__(self, tree: Any, depth: int) -> Any:
         match tree:
@@ -134,13 +122,10 @@ class _Unpacking:
                 return tuple(numbers) if fixed else numbers.tolist()
             case ["r", int(number)]:
                 return self._made[number]
-            case ["a", str(name)]:
-                return self._arrays[name]
-            case ["w", str(name), str(dtype), list(shape)]:
+            case ["w", data, str(dtype), list(shape)]:
                 import torch
 
-                data = torch.from_numpy(self._arrays[name])
-                return data.view(getattr(torch, dtype)).reshape(shape)
+                return torch.from_numpy(decode(data, depth, self)).view(getattr(torch, dtype)).reshape(shape)
             case ["n", where, str(name)]:
                 module = import_module(where) if isinstance(where, str) else decode(where, depth, self).module()
                 return attrgetter(name)(module)

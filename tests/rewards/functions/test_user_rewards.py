@@ -120,7 +120,7 @@ def test_a_reward_is_what_its_file_said_when_the_run_began(tmp_path: Path) -> No
     use = own(tmp_path, "def f(sample, completion): return 1.0") + ":f"
     reward = with_file(User(use))
     own(tmp_path, "def f(sample, completion): return 2.0")
-    sent = parcel.unpack(*parcel.pack(reward))
+    sent = parcel.unpack(parcel.pack(reward))
     assert (list(sent([Attempt(TWO, "")])), scores(use, Attempt(TWO, ""))) == ([1.0], [2.0])
     assert repr(sent) == repr(User(use))
     with pytest.raises(UsageError, match=r"own2\.py.*did you mean 'own\.py'"):

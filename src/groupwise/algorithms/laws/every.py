@@ -35,7 +35,7 @@ def is_a_value(part: Any, batch: Draw) -> str:
 
 def travels(part: Any, batch: Draw) -> str:
     """Sent to another process and back it is the same."""
-    again = parcel.unpack(*parcel.pack(part))
+    again = parcel.unpack(parcel.pack(part))
     return "" if again == part and repr(again) == repr(part) else f"it comes back as {again!r}"
 
 

@@ -271,12 +271,12 @@ class Dispatcher:
     def _send(self, slot: Slot, message: dict[str, Any], given: Any, what: str) -> bool:
         """Whether a worker has it: one that is gone already ends, and what it was given goes on as after a crash."""
         try:
-            tree, arrays = parcel.pack(given)
+            message["given"] = parcel.pack(given)
         except Exception as error:  # whatever a user's object raises
             self._break(UsageError(f"rewards: {what} cannot be sent to another process: {one_line(error)}"))
             return False
         try:
-            slot.send({**message, "given": tree}, arrays, self.limits.load)
+            slot.send(message, self.limits.load)
         except OSError:
             slot.end()
             return False

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from groupwise.core import codec, parcel
+from groupwise.core import parcel
 from groupwise.core.channel import FrameError
-from groupwise.core.codec import Arrays
 from groupwise.core.environment import Conversation
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
 from groupwise.core.peer import PeerLost
@@ -32,8 +31,6 @@ LOOK, STALLED = 0.5, 60.0
 RESTARTS = 2
 
 Note = Callable[[str], None]
-#: The tree of a value, and the arrays that it names.
-Parcel = tuple[Any, Arrays]
 
 
 class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
@@ -51,7 +48,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         self._parcel = _packed(self._rewards, "one of them")
         self._tickets, self._numbers = itertools.count(), itertools.count()
         self._owed: dict[int, tuple[str, Attempt | Conversation]] = {}
-        self._questions: dict[int, tuple[dict[str, Any], Parcel]] = {}
+        self._questions: dict[int, dict[str, Any]] = {}
         self._answers: dict[int, dict[str, Any]] = {}
         self._changed = threading.Condition(threading.RLock())
         self._broken: GroupwiseError | None = None
@@ -96,7 +93,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def check(self, samples: Sequence[Sample] = ()) -> dict[str, str]:
         """As `Pool.check`."""
         with self._changed:
-            return self._answer({"check": True}, _packed(tuple(samples), "a sample"))["forms"]
+            return self._answer({"check": True, "given": _packed(tuple(samples), "a sample")})["forms"]
 
     def close(self) -> None:
         """Ends the process, and with it those that score."""
@@ -114,7 +111,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def _started(self) -> Process:
         process = self._place.start(Role.POOL, MODULE, {}, seconds=self._start_seconds)
         try:
-            _send(process, {"limits": asdict(self._limits)}, self._parcel)
+            process.send({"limits": asdict(self._limits), "given": self._parcel})
         except PeerLost as lost:
             words = f"{lost}{last_line(process)}"
             process.close()
@@ -132,14 +129,15 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def _hand_over(self, entries: Mapping[int, tuple[str, Attempt | Conversation]]) -> None:
         for name in dict.fromkeys(name for name, _ in entries.values()):
             some = {ticket: attempt for ticket, (own, attempt) in entries.items() if own == name}
-            self._say({"submit": list(some), "name": name}, _packed(list(some.values()), f"what {name} is given"))
+            given = _packed(list(some.values()), f"what {name} is given")
+            self._say({"submit": list(some), "name": name, "given": given})
 
-    def _answer(self, question: dict[str, Any], given: Parcel = (None, {})) -> dict[str, Any]:
+    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """What is answered to a question, once it is."""
         number = next(self._numbers)
-        self._questions[number] = {**question, "number": number}, given
+        self._questions[number] = {**question, "number": number}
         self._require_usable()
-        self._say(*self._questions[number])
+        self._say(self._questions[number])
         while number not in self._answers:
             self._require_usable()
             self._changed.wait()
@@ -152,9 +150,9 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         self._spent = answer["spent"]
         return answer
 
-    def _say(self, message: dict[str, Any], given: Parcel) -> None:
+    def _say(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(PeerLost):  # the thread that listens sees it too, and says all of it again
-            _send(self._process, message, given)
+            self._process.send(message)
 
     # What the thread does.
 
@@ -206,15 +204,10 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
                     words = str(failed)
             self._hand_over(self._owed)
             for question in self._questions.values():
-                self._say(*question)
+                self._say(question)
 
 
-def _send(process: Process, message: Mapping[str, Any], given: Parcel) -> None:
-    tree, arrays = given
-    codec.send(process, {**message, "given": tree}, arrays)
-
-
-def _packed(given: Any, what: str) -> Parcel:
+def _packed(given: Any, what: str) -> Any:
     try:
         return parcel.pack(given)
     except Exception as error:  # whatever a user's object raises

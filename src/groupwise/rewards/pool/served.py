@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any
 
-from groupwise.core import codec, parcel
+from groupwise.core import parcel
 from groupwise.core.channel import Channel, FrameError
-from groupwise.core.codec import Message
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.isolate import Walls
@@ -21,9 +20,9 @@ BEAT = 1.0
 
 def main(run: Channel) -> None:
     """Serves the run at the other end of the channel."""
-    first = codec.receive(run)
-    limits, walls = first.content["limits"], first.content["limits"]["walls"]
-    serving = Serving(run, Limits(**{**limits, "walls": walls and Walls(walls)}), first)
+    first = run.receive()
+    limits, walls = first["limits"], first["limits"]["walls"]
+    serving = Serving(run, Limits(**{**limits, "walls": walls and Walls(walls)}), first["given"])
     threading.Thread(target=serving.beat, daemon=True).start()
     try:
         serving.serve()
@@ -35,16 +34,16 @@ def main(run: Channel) -> None:
 class Serving:
     """A pool and its line to the run.
 
-    first  what the run said first: the rewards, by name
+    rewards  by name, packed by the run
     """
 
-    def __init__(self, run: Channel, limits: Limits, first: Message) -> None:
+    def __init__(self, run: Channel, limits: Limits, rewards: Any) -> None:
         self._run, self._sending = run, threading.Lock()
         self._tickets: dict[int, int] = {}  # the run's -> the pool's
         self._error: GroupwiseError | None = None
         self._pool: Pool | None = None
         try:
-            self._pool = Pool(_given(first), limits)
+            self._pool = Pool(parcel.unpack(rewards), limits)
         except Exception as error:  # whatever is missing here that the run has
             words = f"{type(error).__name__}: {one_line(error)}"
             self._error = UsageError(f"rewards: one of them cannot be loaded where it is to score: {words}")
@@ -52,8 +51,8 @@ class Serving:
     def serve(self) -> None:
         """Takes what is to be scored, and answers each question from a thread of its own."""
         while True:
-            message = codec.receive(self._run)
-            if "submit" in message.content:
+            message = self._run.receive()
+            if "submit" in message:
                 self._submit(message)
             else:
                 threading.Thread(target=self._answer, args=(message,), daemon=True).start()
@@ -68,19 +67,18 @@ class Serving:
         if self._pool is not None:
             self._pool.close()
 
-    def _submit(self, message: Message) -> None:
+    def _submit(self, message: Mapping[str, Any]) -> None:
         try:
-            tickets = self._ready.submit(message.content["name"], _given(message))
+            tickets = self._ready.submit(message["name"], parcel.unpack(message["given"]))
         except Exception as error:
             self._error = _as_ours(error)  # every question is answered with it
         else:
-            self._tickets |= zip(message.content["submit"], tickets, strict=True)
+            self._tickets |= zip(message["submit"], tickets, strict=True)
 
-    def _answer(self, message: Message) -> None:
-        question = message.content
+    def _answer(self, question: Mapping[str, Any]) -> None:
         try:
             if "check" in question:
-                content: dict[str, Any] = {"forms": self._ready.check(_given(message))}
+                content: dict[str, Any] = {"forms": self._ready.check(parcel.unpack(question["given"]))}
             else:
                 results = self._ready.wait([self._tickets.pop(ticket) for ticket in question["wait"]])
                 content = {"results": [astuple(result) for result in results]}
@@ -104,10 +102,6 @@ class Serving:
         except OSError:
             return False
         return True
-
-
-def _given(message: Message) -> Any:
-    return parcel.unpack(message.content["given"], message.arrays)
 
 
 def _as_ours(error: Exception) -> GroupwiseError:

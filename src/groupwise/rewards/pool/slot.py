@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from groupwise.core import codec
 from groupwise.core.channel import Channel, FrameError, unpack
 from groupwise.core.children import Child, ending
-from groupwise.core.codec import Arrays
 from groupwise.core.environment import Conversation
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.trace import own_lines
@@ -132,10 +130,10 @@ class Slot:
                 self.round, self.episodes = conversation.round, set()
             self.episodes.add(conversation.episode)
 
-    def send(self, message: Mapping[str, Any], arrays: Arrays, seconds: float) -> None:
+    def send(self, message: Mapping[str, Any], seconds: float) -> None:
         """Raises OSError where the worker does not take it within these seconds."""
         try:
-            codec.send(Channel(self.line), message, arrays, seconds)
+            Channel(self.line).send(message, seconds=seconds)
         finally:
             self.line.settimeout(None)
 

@@ -12,7 +12,7 @@ from dataclasses import astuple
 from functools import partial
 from typing import Any
 
-from groupwise.core import codec, parcel
+from groupwise.core import parcel
 from groupwise.core.channel import Channel, pack
 from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.core.reward import ScoreResult
@@ -50,8 +50,8 @@ class Worker:
 
     def receive(self) -> tuple[dict[str, Any], Any]:
         """The run's next message, and what is given with it."""
-        content, arrays = codec.receive(Channel(self.line))
-        return content, parcel.unpack(content["given"], arrays)
+        content = Channel(self.line).receive()
+        return content, parcel.unpack(content["given"])
 
     def send(self, message: dict[str, object]) -> None:
         if os.getpid() != self.pid:
