@@ -154,14 +154,32 @@ def test_an_object_of_a_users_file_is_the_same_where_there_is_no_such_file(tmp_p
     ("value", "words"),
     [
         (lambda: 0, r"<lambda> is not found by this name; define it at the top of a file$"),
-        (threading.Lock(), "a value of type lock$"),
-        ({"a": (n for n in ())}, "a value of type generator$"),
+        (threading.Lock(), "a value of type lock; hold text, numbers, lists or tables instead$"),
+        ({"a": (n for n in ())}, "a value of type generator; hold text"),
         (torch.eye(2).to_sparse(), "a tensor of the layout torch.sparse_coo; make it dense$"),
     ],
 )
 def test_what_no_process_can_have_is_said_in_one_line(value: Any, words: str) -> None:
     with pytest.raises(NotPlain, match=words):
         parcel.pack(value)
+
+
+def test_arrays_of_any_layout_come_as_they_are(ends: Ends) -> None:
+    ours, theirs = ends
+    whole = np.arange(24).reshape(2, 3, 4)
+    layouts = {
+        "turned": whole.T,
+        "strided": whole[:, :, ::2],
+        "row": whole[0, 0, ::-1],
+        "one": np.array(3.5),
+        "no": whole[:0],
+    }
+    codec.send(theirs, {"a": 1}, layouts)
+    content, arrays = codec.receive(ours, 5.0)
+    assert content == {"a": 1}
+    assert {name: (a.dtype, a.tolist()) for name, a in arrays.items()} == {
+        name: (a.dtype, a.tolist()) for name, a in layouts.items()
+    }
 
 
 STRANGE = [["c", ["n", "os", "system"], ["t", "true"], None, None, None], ["n", "os", "system"], ["r", 0], ["b", ""],

@@ -76,7 +76,7 @@ def send(
     named = {name: [array.dtype.name, list(array.shape)] for name, array in arrays.items()}
     line.send({**content, "arrays": named}, descriptors, seconds)
     for array in arrays.values():
-        data = memoryview(array.tobytes() if not array.flags.c_contiguous else array.reshape(-1).view("uint8"))
+        data = (array if array.flags.c_contiguous else array.copy()).reshape(-1).view("uint8").data
         for begin in range(0, len(data), PART):
             line.send_raw(data[begin : begin + PART], seconds)
 

@@ -63,9 +63,9 @@ class _Packing:
     def _call(self, value: Any, kind: type, depth: int) -> Any:
         how = copyreg.dispatch_table.get(kind, lambda one: one.__reduce_ex__(2))
         try:
-            made = how(value)
+            made: Any = how(value)
         except TypeError:  # of a lock, a socket, a generator
-            raise NotPlain(f"a value of type {kind.__name__}") from None
+            raise NotPlain(f"a value of type {kind.__name__}; hold text, numbers, lists or tables instead") from None
         if isinstance(made, str):  # the name of a constant of its module
             return self._named(value, depth, made)
         function, arguments, state, items, pairs = (*made, None, None, None)[:5]

@@ -69,18 +69,12 @@ def _release() -> tuple[int, int]:
 
 def bound_resources(memory: int) -> None:
     """Limits of this process and what it starts: `memory` bytes of address space (0: none), no core files, tasks."""
-    _lower(resource.RLIMIT_CORE, 0)
-    if memory:
-        _lower(resource.RLIMIT_AS, memory)
+    limits = {resource.RLIMIT_CORE: 0, **({resource.RLIMIT_AS: memory} if memory else {})}
     if sys.platform == "linux" and os.getuid() != 0:  # root is not counted
-        _lower(resource.RLIMIT_NPROC, _tasks_of_user() + TASKS)
-
-
-def _lower(which: int, limit: int) -> None:
-    hard = resource.getrlimit(which)[1]
-    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    with contextlib.suppress(OSError, ValueError):  # macOS refuses some
-        resource.setrlimit(which, (limit, limit))
+        limits[resource.RLIMIT_NPROC] = _tasks_of_user() + TASKS
+    for which, limit in limits.items():
+        with contextlib.suppress(OSError, ValueError):  # macOS refuses some
+            system.lower(which, limit)
 
 
 def _tasks_of_user() -> int:
