@@ -68,7 +68,8 @@ class _Packing:
             raise NotPlain(f"a value of type {kind.__name__}; hold text, numbers, lists or tables instead") from None
         if isinstance(made, str):  # the name of a constant of its module
             return self._named(value, depth, made)
-        function, arguments, state, items, pairs = (*made, None, None, None)[:5]
+        parts: tuple[Any, ...] = (*made, None, None, None)
+        function, arguments, state, items, pairs = parts[:5]
         begun = [encode(part, depth, self) for part in (function, tuple(arguments))]
         self._known[id(value)] = len(self._held)
         self._held.append(value)
