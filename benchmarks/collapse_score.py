@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from collapse_kinds import COLLAPSES, KINDS, PUSHED, SOUND
-from groupwise.core.statistics import paired
+from groupwise.core.numbers.statistics import paired
 from groupwise.health.watch import EARLY, Watch
 
 Row = dict[str, Any]

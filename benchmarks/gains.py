@@ -3,7 +3,7 @@
     python benchmarks/gains.py > table.md
 
 Truths are made: each problem has a chance of being solved before and one after, drawn from a population whose mean
-change is known. Problems and their samples are drawn from it, and core/change.py says what it sees.
+change is known. Problems and their samples are drawn from it, and core/numbers/change.py says what it sees.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from groupwise.core.change import FELL, ROSE, SHARE, Change, change
+from groupwise.core.numbers.change import FELL, ROSE, SHARE, Change, change
 
 PROBLEMS, SAMPLES, GAINS = (12, 50, 500), (1, 4), (0.02, 0.05, 0.1, 0.2)
 #: Beta distributions of the chance of solving a problem: some problems easy and some hard, all middling, most easy.

@@ -13,7 +13,7 @@ import time
 import torch
 from torch import nn
 
-from groupwise.models.logprobs import token_logprobs
+from groupwise.models.forward.logprobs import token_logprobs
 
 VOCABULARY, TOKENS, WIDTH = 151_936, 8_192, 64
 

@@ -73,7 +73,7 @@ def run(folder: str, recipe: str, settings: dict[str, Any]) -> None:
     import torch
 
     import groupwise
-    from groupwise.commands import build
+    from groupwise.commands.build import build
 
     plans: list[Any] = []
 

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from groupwise.actors.place import RayPlace
-from groupwise.core.address import Address
 from groupwise.core.engine import Engine, Request, Sampling
-from groupwise.core.place import HERE, Place, Role
-from groupwise.core.placement import LOCAL, PlacementSettings
-from groupwise.core.terminal import Terminal
+from groupwise.core.machine.terminal import Terminal
+from groupwise.core.processes.address import Address
+from groupwise.core.processes.place import HERE, Place, Role
+from groupwise.core.processes.placement import LOCAL, PlacementSettings
 from groupwise.engines.make import make_engine
 from groupwise.engines.outside.serving import EngineServer
 from groupwise.engines.settings import EngineSettings

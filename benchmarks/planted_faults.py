@@ -24,8 +24,8 @@ from unittest import mock
 import torch
 import typer
 
-from groupwise.commands.parity import TOLERANCE
-from groupwise.commands.train import resume, train
+from groupwise.commands.build.parity import TOLERANCE
+from groupwise.commands.train.train import resume, train
 from groupwise.core.errors import CheckFailed
 from groupwise.diagnostics.checks import Check, Verdict
 from groupwise.engines.local.cache import RowCache

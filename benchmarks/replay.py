@@ -37,13 +37,13 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from groupwise import loop
-from groupwise.commands.build import build
+from groupwise.commands.build.build import build
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
-from groupwise.core.clock import Clock
+from groupwise.core.machine.clock import Clock
+from groupwise.core.machine.terminal import Terminal
+from groupwise.core.processes.stop import Stop
 from groupwise.core.records import Batch
-from groupwise.core.stop import Stop
-from groupwise.core.terminal import Terminal
 from groupwise.diagnostics import step as diagnostics
 from groupwise.diagnostics.routing import RoutingLog
 from groupwise.journal.journal import Journal
@@ -93,7 +93,7 @@ def main(steps: int) -> None:
                 "not recorded",
                 Path(folder),
                 steps,
-                mock.patch("groupwise.commands.build.routers_to_record", return_value=()),
+                mock.patch("groupwise.commands.build.build.routers_to_record", return_value=()),
             ),
             way("recorded", Path(folder), steps),
             way("replay learner", Path(folder), steps, replay="learner"),

@@ -113,8 +113,8 @@ def planned(settings: dict[str, Any]) -> None:
 def run(folder: str, settings: dict[str, Any]) -> None:
     """Train, and print what was planned of memory, and what was measured."""
     import groupwise
-    from groupwise.commands import build
-    from groupwise.commands.ranks import MODULE
+    from groupwise.commands.build import build
+    from groupwise.commands.build.ranks import MODULE
 
     plans, others = [], []
 

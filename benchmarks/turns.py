@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from groupwise.core.engine import Request, Sampling
-from groupwise.core.terminal import Terminal
+from groupwise.core.machine.terminal import Terminal
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.load import Policy, load_policy
 from groupwise.models.tiny import TinySpec

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 _CONTEXT = get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["groupwise.cli", "groupwise.commands.train"])
+_CONTEXT.set_forkserver_preload(["groupwise.cli", "groupwise.commands.train.train"])
 
 
 class CommandProcess:

@@ -57,7 +57,7 @@ def test_no_import_points_up(copy: Path) -> None:
     ids=["plain", "inside a function", "for type checking", "the root"],
 )
 def test_a_planted_arrow_up_is_seen(copy: Path, arrow: str) -> None:
-    path = copy / "groupwise" / "core" / "seeds.py"
+    path = copy / "groupwise" / "core" / "numbers" / "seeds.py"
     before = path.read_text()
     path.write_text(f"{before}\n\n{arrow}\n")
     try:

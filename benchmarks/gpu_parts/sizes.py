@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config, Qwen2Tokenizer, Qwen3Config
 
-from groupwise.core.atomic import whole_file
+from groupwise.core.files.atomic import whole_file
 
 PAD, END = 0, 1
 LETTERS = string.ascii_lowercase

@@ -12,7 +12,7 @@ from unittest import mock
 import groupwise
 from gpu_parts.measuring import Context, peak_gib
 from gpu_parts.sizes import Size, problems
-from groupwise.commands import build
+from groupwise.commands.build import build
 from groupwise.journal.journal import read_metrics
 from ours import phases
 

@@ -12,7 +12,7 @@ import groupwise
 from gpu_parts.measuring import Context, peak_gib, require_close, seconds, start_of_peak
 from gpu_parts.sizes import Size
 from groupwise.core.collate import collate
-from groupwise.core.free_memory import free_memory
+from groupwise.core.machine.free_memory import free_memory
 from groupwise.core.records import Batch, Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.models.adapters.settings import AdapterSettings

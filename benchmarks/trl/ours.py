@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 import groupwise
 from cases import CASES, Case
 from groupwise.journal.journal import read_metrics
-from groupwise.models.chat import Chat
+from groupwise.models.chat.prompts import Chat
 from process import finish, mean, peak_mib
 
 RECIPE = Path(__file__).with_name("recipe.toml")

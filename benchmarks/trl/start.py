@@ -6,8 +6,8 @@ from pathlib import Path
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.models.load import save_policy
-from groupwise.training.initial_policy import starting_policy
 from groupwise.training.optimizer import silent
+from groupwise.training.start.initial_policy import starting_policy
 
 
 def folder(models: Path, seed: int) -> Path:

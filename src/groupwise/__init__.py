@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from groupwise.core.version import VERSION as __version__
+from groupwise.core import VERSION as __version__
 
 if TYPE_CHECKING:
     from groupwise.algorithms.algorithm import Algorithm, LossOut
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from groupwise.algorithms.parts.shaping import Shaping, overlong_penalty
     from groupwise.algorithms.parts.trust import Surrogate, Trust
     from groupwise.algorithms.settings import algorithm
-    from groupwise.commands.callbacks import StepRecord
     from groupwise.commands.check.check import check
     from groupwise.commands.evaluation import evaluate
-    from groupwise.commands.run import Run
-    from groupwise.commands.train import resume, train
+    from groupwise.commands.train.callbacks import StepRecord
+    from groupwise.commands.train.run import Run
+    from groupwise.commands.train.train import resume, train
     from groupwise.config.recipe import Recipe
     from groupwise.core.errors import CheckFailed, GroupwiseError, RunError, UsageError
     from groupwise.core.records import Batch, Completion, Group
@@ -93,12 +93,12 @@ _HOME = {
     "Ratio": "algorithms.parts.ratio",
     "Recipe": "config.recipe",
     "Rejection": "algorithms.parts.rejection",
-    "Run": "commands.run",
+    "Run": "commands.train.run",
     "RunError": "core.errors",
     "Sample": "core.samples",
     "Shaping": "algorithms.parts.shaping",
     "Signal": "algorithms.parts.filters",
-    "StepRecord": "commands.callbacks",
+    "StepRecord": "commands.train.callbacks",
     "Surrogate": "algorithms.parts.trust",
     "Task": "core.task",
     "Totals": "algorithms.parts.aggregate",
@@ -113,9 +113,9 @@ _HOME = {
     "record_routes": "models.moe.record",
     "replay_routes": "models.moe.replay",
     "report": "reports.make",
-    "resume": "commands.train",
+    "resume": "commands.train.train",
     "task": "tasks.make",
-    "train": "commands.train",
+    "train": "commands.train.train",
 }
 
 

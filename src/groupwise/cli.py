@@ -9,11 +9,11 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from groupwise.config.elsewhere import in_words
-from groupwise.core.boundary import unexpected
+from groupwise.core import VERSION
+from groupwise.core.code.boundary import unexpected
 from groupwise.core.errors import LONGEST_MESSAGE, GroupwiseError, UsageError, shortened
-from groupwise.core.paths import location
-from groupwise.core.terminal import Terminal, clean
-from groupwise.core.version import VERSION
+from groupwise.core.files.paths import location
+from groupwise.core.machine.terminal import Terminal, clean
 
 app = typer.Typer(
     add_completion=False,
@@ -54,8 +54,8 @@ def train(
     ] = None,
 ) -> None:
     """Train a policy: a recipe, or the rest of a run, with other values of keys that may change."""
-    from groupwise.commands import train as run  # torch takes seconds to import: not for --help
-    from groupwise.commands.torchrun import follows
+    from groupwise.commands.train import train as run  # torch takes seconds to import: not for --help
+    from groupwise.commands.train.torchrun import follows
     from groupwise.config.recipe import assignment
 
     if (recipe is None) == (resume is None):

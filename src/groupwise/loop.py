@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import Any
 
 from groupwise.core.collate import collate, minibatches
+from groupwise.core.numbers.seeds import stream
+from groupwise.core.processes.stop import Stopped
 from groupwise.core.records import Batch
-from groupwise.core.seeds import stream
-from groupwise.core.stop import Stopped
 from groupwise.core.stream import RolloutResult
 from groupwise.diagnostics.groups import generation_metrics
 from groupwise.diagnostics.safeguards import MOST_SKIPPED, collapse_ahead, never_finite, require_scores, require_signal

@@ -25,7 +25,7 @@ needs_ray = pytest.mark.skipif(
 
 #: Modules that run in processes of actors, by what they do.
 MODULES = {
-    "rank": "groupwise.commands.ranks",
+    "rank": "groupwise.commands.build.ranks",
     "engine": "groupwise.engines.outside.server",
     "pool": "groupwise.rewards.pool.served",
 }

@@ -24,7 +24,7 @@ from groupwise.claims.measurements import Measurements, Row
 from groupwise.claims.verdict import Verdict
 from groupwise.core.errors import GroupwiseError
 from groupwise.core.masked import group_range, group_sum, keep
-from groupwise.models import head_logprobs
+from groupwise.models.forward import head_logprobs
 
 
 @dataclass(frozen=True)

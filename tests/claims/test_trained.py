@@ -15,7 +15,7 @@ import pytest
 
 from groupwise.claims.experiments import COSTS, Effort, Experiment, trained
 from groupwise.core.errors import RunError
-from groupwise.core.machine import peak_bytes
+from groupwise.core.machine.facts import peak_bytes
 
 SEEDS = {Effort.STANDARD: 1}
 #: Bytes, more than a tiny run holds.

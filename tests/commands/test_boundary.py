@@ -12,8 +12,8 @@ import pytest
 
 from groupwise import cli
 from groupwise.algorithms import explain as words
-from groupwise.commands import train
-from groupwise.core import boundary
+from groupwise.commands.train import train
+from groupwise.core.code import boundary
 
 TINY = {"warm_start.steps": 0, "steps": 1}
 

@@ -22,10 +22,10 @@ from groupwise.commands.check.correctness import (
 from groupwise.commands.check.findings import Finding, Level, Section, ShownProblem, fault, note, print_sections
 from groupwise.commands.check.problems import counts, duplicates
 from groupwise.commands.check.trials import Kind, Trial, TrialScores, off_by, score_trials, shifted
+from groupwise.core.machine.terminal import Terminal
 from groupwise.core.reward import Cause, Reward, ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
-from groupwise.core.terminal import Terminal
 from groupwise.rewards.functions.form import FORMS, Format, Tags
 from groupwise.rollout.scoring import Mix, Scorer
 from groupwise.tasks.arithmetic import Arithmetic

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.disk import DiskPlan, disk_plan, require_disk
-from groupwise.commands.policies import base_policy
+from groupwise.commands.build.disk import DiskPlan, disk_plan, require_disk
+from groupwise.commands.build.policies import base_policy
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError

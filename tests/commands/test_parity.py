@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import groupwise
-from groupwise.commands import parity
-from groupwise.commands.parity import PROBE_PROMPT_TOKENS, shortened
+from groupwise.commands.build import parity
+from groupwise.commands.build.parity import PROBE_PROMPT_TOKENS, shortened
 from groupwise.core.records import Prompt
 from groupwise.core.samples import Sample
 from groupwise.diagnostics.checks import Probe

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.commands import train
-from groupwise.commands.restarts import with_restarts
-from groupwise.commands.run import Run
+from groupwise.commands.train import train
+from groupwise.commands.train.restarts import with_restarts
+from groupwise.commands.train.run import Run
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import ProcessLost, RunError

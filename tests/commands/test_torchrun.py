@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import groupwise
-from groupwise.commands.torchrun import disagreement, with_given_ranks
+from groupwise.commands.train.torchrun import disagreement, with_given_ranks
 from groupwise.config import recipe
 from groupwise.core.errors import UsageError
-from groupwise.training.torchrun import GivenRanks, given_ranks
+from groupwise.training.ranks.torchrun import GivenRanks, given_ranks
 
 TOLD = {
     "RANK": "0",

@@ -18,11 +18,11 @@ from groupwise.config import recipe
 from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import UsageError
-from groupwise.core.placement import PlacementSettings
+from groupwise.core.processes.placement import PlacementSettings
 from groupwise.core.settings import Settings
 from groupwise.engines.settings import OF_A_CHILD, EngineSettings
 from groupwise.journal.recipe_file import create_recipe, replace_recipe, whole_recipe
-from groupwise.training.reward_model import PreferenceSettings
+from groupwise.training.start.reward_model import PreferenceSettings
 
 FOLDER = recipe.recipe_folder()
 RECIPES = sorted(FOLDER.rglob("*.toml"))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.core import jsonl
-from groupwise.core.atomic import open_regular, open_to_append, require_place, whole_file
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.files import jsonl
+from groupwise.core.files.atomic import open_regular, open_to_append, require_place, whole_file
 
 
 def test_a_file_that_fails_half_way_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from groupwise.core.change import FELL, ROSE, SHARE, UNTOLD, Change, change
+from groupwise.core.numbers.change import FELL, ROSE, SHARE, UNTOLD, Change, change
 
 
 def of(differences: list[float], start: float = 0.5, bounds: tuple[float, float] | None = SHARE) -> Change:

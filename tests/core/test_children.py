@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from groupwise.core.channel import Channel, FrameError, pack, unpack
-from groupwise.core.children import Child
 from groupwise.core.peer import PeerLost
+from groupwise.core.processes.children import Child
 
 ACTS = "tests.core.child_acts"
 
@@ -156,7 +156,7 @@ def test_a_fork_does_not_own_the_child_and_does_not_hold_it(child: Child) -> Non
 
 PARENT = """
 import os, sys, threading, time
-from groupwise.core.children import Child
+from groupwise.core.processes.children import Child
 children = []
 thread = threading.Thread(target=lambda: children.append(Child({acts!r})))
 thread.start()
@@ -216,12 +216,12 @@ def test_another_interpreter_gets_groupwise_and_no_library_of_this_process() -> 
     off = dict.fromkeys(("namespaces", "bubblewrap", "landlock", "seccomp", "root"), False)
     for alone, module, options in (
         (True, "groupwise.rewards.sandbox.zygote", {"options": off}),
-        (False, "groupwise.models.trial_rendering", {}),
+        (False, "groupwise.models.chat.trial_rendering", {}),
     ):
         child = Child(module, options, alone=alone, **bare)
         assert "failed" not in child.receive(20)
         child.close()
-    child = Child("groupwise.models.trial_rendering", alone=True, **bare)
+    child = Child("groupwise.models.chat.trial_rendering", alone=True, **bare)
     with pytest.raises(PeerLost, match="exit code 1"):
         child.receive(20)
     child.close()
@@ -254,7 +254,8 @@ def test_a_frame_above_the_limit_is_refused_before_it_has_come() -> None:
 
 def test_neither_channel_nor_supervisor_imports_more_than_the_standard_library() -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from groupwise.core import channel, children; "
+        "import sys; sys.path.insert(0, sys.argv[1]); from groupwise.core import channel; "
+        "from groupwise.core.processes import children; "
         "print([name for name in sys.modules if name.split('.')[0] not in {*sys.stdlib_module_names, 'groupwise'}])"
     )
     root = str(Path(__file__).parents[2] / "src")

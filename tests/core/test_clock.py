@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from groupwise.core.clock import Clock
+from groupwise.core.machine.clock import Clock
 
 
 def test_an_extent_is_from_a_phases_first_begin_to_its_last_end() -> None:

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 import torch
 
-from groupwise.core import codec, parcel
 from groupwise.core.channel import Channel, FrameError, pack, unpack
-from groupwise.core.codec import NotPlain
+from groupwise.core.code.user_code import load
+from groupwise.core.processes import codec, parcel
+from groupwise.core.processes.codec import NotPlain
 from groupwise.core.samples import Attempt, Sample
-from groupwise.core.user_code import load
 
 Ends = tuple[Channel, Channel]
 

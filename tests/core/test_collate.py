@@ -12,9 +12,9 @@ import torch
 
 from groupwise.algorithms.parts.shaping import Outcome, Steps
 from groupwise.core.collate import collate, minibatches
+from groupwise.core.numbers.seeds import derive, stream
 from groupwise.core.records import Batch, Completion, Group, Prompt, Support
 from groupwise.core.samples import Sample
-from groupwise.core.seeds import derive, stream
 from groupwise.loop import passes
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.core.dataclass_json import from_json, to_json
+from groupwise.core.files.dataclass_json import from_json, to_json
 
 
 @dataclass(frozen=True)

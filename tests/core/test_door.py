@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import pytest
 
-from groupwise.core import door as doors
 from groupwise.core.channel import Channel, FrameError, pack
-from groupwise.core.door import Door
+from groupwise.core.processes import door as doors
+from groupwise.core.processes.door import Door
 
 
 def known(connection: socket.socket) -> str | None:

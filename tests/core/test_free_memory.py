@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from groupwise.core.free_memory import containers, free_memory, give_back, held_memory
+from groupwise.core.machine.free_memory import containers, free_memory, give_back, held_memory
 
 STAT = "inactive_file 30\n"
 
@@ -56,7 +56,7 @@ def test_what_was_freed_below_something_that_stays_goes_back():
 
 PAGES = """
 import ctypes, resource, sys
-from groupwise.core.free_memory import give_back, keep_freed
+from groupwise.core.machine.free_memory import give_back, keep_freed
 if sys.argv[1] == "stays":
     keep_freed()
 c = ctypes.CDLL(None)
@@ -82,7 +82,7 @@ print(again, faults())
 LARGE = """
 import sys
 import torch
-from groupwise.core.free_memory import held_memory, keep_freed
+from groupwise.core.machine.free_memory import held_memory, keep_freed
 keep_freed(large=sys.argv[1] == "all")
 blocks = [torch.ones(size << 18) for _ in range(16) for size in (3, 12)]
 last, held = blocks[-2], held_memory("cpu")

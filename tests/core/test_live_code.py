@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from groupwise.core.code.live_code import WRITTEN, extracted, located, require_as_in_its_file
+from groupwise.core.code.user_code import Source, load
 from groupwise.core.errors import UsageError
-from groupwise.core.live_code import WRITTEN, extracted, located, require_as_in_its_file
-from groupwise.core.user_code import Source, load
 
 CELL = '''
 import functools

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from groupwise.core import reproducible as own
-from groupwise.core.reproducible import CUBLAS_WORKSPACE, ONE_ORDER, prepare, reproducible
+from groupwise.core.numbers import reproducible as own
+from groupwise.core.numbers.reproducible import CUBLAS_WORKSPACE, ONE_ORDER, prepare, reproducible
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import torch
 import groupwise
 from groupwise.algorithms.parts.shaping import at_last_token
 from groupwise.core.collate import collate
-from groupwise.core.dataclass_json import from_json, to_json
+from groupwise.core.files.dataclass_json import from_json, to_json
 from groupwise.core.records import Completion, Group, Prompt, Span, Support
 from groupwise.core.samples import Sample
 from groupwise.core.stream import StreamState
-from groupwise.models.logprobs import sequence_logprobs
+from groupwise.models.forward.logprobs import sequence_logprobs
 
 PROMPT = Prompt(Sample("s", "p", "a"), (2, 3, 4))
 TOKENS, LOGP = (9, 8, 7, 6, 5), (-1.0, -2.0, 0.0, 0.0, -3.0)

@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from groupwise.core import statistics
-from groupwise.core.statistics import Interval, pass_rate_interval, rate_difference
+from groupwise.core.numbers import statistics
+from groupwise.core.numbers.statistics import Interval, pass_rate_interval, rate_difference
 
 #: The 0.975 quantiles of Student's t for 1 to 30 degrees of freedom, as tables print them.
 STUDENT = (

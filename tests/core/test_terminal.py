@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import groupwise
-from groupwise.core.terminal import Terminal, clean
+from groupwise.core.machine.terminal import Terminal, clean
 from groupwise.journal.terminal import LiveView, View
 
 SOURCE = Path(groupwise.__file__).parent
@@ -93,7 +93,7 @@ def test_no_other_module_makes_a_console_or_a_text_of_its_own() -> None:
     """Whoever prints data prints it cleaned: rich's own texts and consoles, and a bare print, are in one module."""
     for path in SOURCE.rglob("*.py"):
         tree, name = ast.parse(path.read_text()), path.relative_to(SOURCE).as_posix()
-        if name != "core/terminal.py":
+        if name != "core/machine/terminal.py":
             assert imported(tree) <= {"Group", "Live", "Panel", "Table"}, name
         if name == "cli.py" or name.startswith(("commands/", "journal/", "reports/", "training/")):
             calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from groupwise.core.code.user_code import LARGEST_FILE, load, source, source_of, use_of
 from groupwise.core.errors import UsageError
-from groupwise.core.user_code import LARGEST_FILE, load, source, source_of, use_of
 
 PART = """
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.core.errors import LONGEST_MESSAGE
-from groupwise.core.terminal import clean as as_shown
+from groupwise.core.machine.terminal import clean as as_shown
 from tests.faults.forked import Limits, Outcome, command_words
 from tests.faults.ground import Ground, final_policy, without_place
 from tests.faults.mutant import Mutant

@@ -13,7 +13,7 @@ from groupwise.core.engine import Request, Sampling
 from groupwise.core.records import Batch, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.models.adjustment import adjustment_of
+from groupwise.models.forward.adjustment import adjustment_of
 from groupwise.models.load import Policy, load_policy
 from groupwise.models.tiny import TinySpec
 from groupwise.training.learner import Learner, LearnerSettings

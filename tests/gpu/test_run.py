@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.journal.journal import read_metrics
 from groupwise.training import checkpoint
 from tests.runs.test_run import timeless

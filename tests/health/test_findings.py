@@ -11,7 +11,7 @@ from groupwise.health.symptoms.base import History
 from groupwise.health.symptoms.signal import MADE_HERE
 from groupwise.health.symptoms.updates import later_share
 from groupwise.health.watch import BAD, GOOD, NEUTRAL, SYMPTOMS, WARN, Watch
-from groupwise.training.initial_policy import TINY
+from groupwise.training.start.initial_policy import TINY
 from tests.health.health_rows import (
     DAPO,
     GSPO,

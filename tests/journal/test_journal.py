@@ -17,14 +17,14 @@ from transformers import PreTrainedTokenizerFast
 from groupwise.config import recipe
 from groupwise.config.about import about, resumed
 from groupwise.config.resolve import resolve
-from groupwise.core import jsonl
 from groupwise.core.collate import collate, minibatches
-from groupwise.core.machine import machine_row
-from groupwise.core.metrics import read
+from groupwise.core.files import jsonl
+from groupwise.core.machine.facts import machine_row
+from groupwise.core.numbers.metrics import read
+from groupwise.core.numbers.seeds import stream
+from groupwise.core.numbers.statistics import standard_error
 from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord
 from groupwise.core.samples import Sample
-from groupwise.core.seeds import stream
-from groupwise.core.statistics import standard_error
 from groupwise.core.stream import RolloutResult
 from groupwise.diagnostics.groups import group_metrics, rollout_metrics
 from groupwise.diagnostics.updates import engine_gap, loss_metrics

@@ -38,10 +38,10 @@ from groupwise.training.checkpoint import OPTIMIZER
 from groupwise.training.critic import Critic, CriticSettings
 from groupwise.training.learner import Learner, LearnerSettings
 from groupwise.training.mesh import ALONE, Mesh, connect, rendezvous
-from groupwise.training.parts import stored
-from groupwise.training.reward_scorer import RewardScorer
+from groupwise.training.ranks.parts import stored
+from groupwise.training.ranks.reward_scorer import RewardScorer
+from groupwise.training.ranks.tensor_file import sha256_of
 from groupwise.training.rounding import Precisions, float32_logprobs, measured_tolerance, sampled_completions
-from groupwise.training.tensor_file import sha256_of
 from tests.laws import moe_models
 from tests.laws.test_split import make_batch
 

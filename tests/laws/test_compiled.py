@@ -11,8 +11,8 @@ from torch import nn
 
 import groupwise
 from groupwise.core.errors import UsageError
-from groupwise.models import compiled
-from groupwise.models.compiled import CompiledLayers
+from groupwise.models.forward import compiled
+from groupwise.models.forward.compiled import CompiledLayers
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
 from tests.laws.test_layout import gradient, make_batch, make_learner, model_of, require_same
 

@@ -27,8 +27,8 @@ from groupwise.core.engine import Request, Sampling
 from groupwise.core.records import Batch, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.models.adjustment import adjustment_of
-from groupwise.models.layout import padded
+from groupwise.models.forward.adjustment import adjustment_of
+from groupwise.models.forward.layout import padded
 from groupwise.models.load import Policy, load_policy, prompt_ids
 from groupwise.models.moe.metrics import changed
 from groupwise.models.moe.record import record_routes

@@ -24,11 +24,12 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 import groupwise
-from groupwise.models import fused_layers, precision
+from groupwise.models import precision
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.fused_layers import FusedLayers, GatedDown, GatedProduct, RMSNorm
-from groupwise.models.linear import Linear
+from groupwise.models.forward import fused_layers
+from groupwise.models.forward.fused_layers import FusedLayers, GatedDown, GatedProduct, RMSNorm
+from groupwise.models.forward.linear import Linear
 from groupwise.models.precision import operand
 from groupwise.planning.live_bytes import LiveBytes
 from groupwise.training.learner import Learner, LearnerSettings

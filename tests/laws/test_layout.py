@@ -26,10 +26,10 @@ from transformers import (
 import groupwise
 from groupwise.core.prefixes import prefix_microbatches, prefix_order
 from groupwise.core.records import Batch
-from groupwise.models import logprobs
-from groupwise.models.layout import packed, padded
-from groupwise.models.line_attention import in_line, line_attention, runs_in_line
-from groupwise.models.logprobs import token_logprobs
+from groupwise.models.forward import logprobs
+from groupwise.models.forward.layout import packed, padded
+from groupwise.models.forward.line_attention import in_line, line_attention, runs_in_line
+from groupwise.models.forward.logprobs import token_logprobs
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
 from groupwise.training.learner import Learner, LearnerSettings
 from tests.laws import moe_models

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from groupwise.core.records import Support
-from groupwise.models.heads import halves
-from groupwise.models.logprobs import sequence_logprobs, token_logprobs
+from groupwise.models.forward.heads import halves
+from groupwise.models.forward.logprobs import sequence_logprobs, token_logprobs
 
 
 def plain(logits, targets, support=None):

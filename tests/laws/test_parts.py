@@ -14,9 +14,9 @@ import groupwise
 from groupwise.core.collate import collate
 from groupwise.core.records import Batch, Completion, Group, Prompt, Span
 from groupwise.core.samples import Sample
-from groupwise.models.layout import Layout, packed, padded
-from groupwise.models.line_attention import in_line
-from groupwise.models.logprobs import sequence_logprobs
+from groupwise.models.forward.layout import Layout, packed, padded
+from groupwise.models.forward.line_attention import in_line
+from groupwise.models.forward.logprobs import sequence_logprobs
 from tests.laws.test_layout import gradient, make_learner, model_of, require_same
 
 MODELS = ("llama", "mistral, window 5", "gpt2")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from groupwise import record_routes, replay_routes
-from groupwise.models import layout
+from groupwise.models.forward import layout
 from groupwise.models.moe.metrics import changed
 from groupwise.models.moe.record import routers
 from groupwise.models.moe.replay import place_routes

@@ -19,13 +19,13 @@ from groupwise.core.errors import UsageError
 from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.models import trial_rendering
-from groupwise.models.chat import Chat, ChatSettings
+from groupwise.models.chat import trial_rendering
+from groupwise.models.chat.prompts import Chat, ChatSettings
+from groupwise.models.chat.template_checks import Finding, check_chat, check_prompts, require_no_fatal
+from groupwise.models.chat.thinking import answer_only, split_thinking
 from groupwise.models.load import Policy, load_policy, prompt_ids
-from groupwise.models.template_checks import Finding, check_chat, check_prompts, require_no_fatal
-from groupwise.models.thinking import answer_only, split_thinking
 from groupwise.models.tiny import CHATML, ByteSpec, TinySpec
-from groupwise.training.initial_policy import TINY
+from groupwise.training.start.initial_policy import TINY
 
 TURN = "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
 OPENING = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"

@@ -21,7 +21,7 @@ from groupwise.core.errors import UsageError
 from groupwise.models.load import load_policy, model_folder
 from groupwise.models.reward import load_reward_model
 from groupwise.models.value import from_folder
-from groupwise.training.initial_policy import check_model
+from groupwise.training.start.initial_policy import check_model
 
 WEIGHTS = "model.safetensors"
 Tensors = dict[str, torch.Tensor]

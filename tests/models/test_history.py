@@ -11,9 +11,9 @@ import pytest
 
 from groupwise.core.environment import Says, Spoken
 from groupwise.core.errors import UsageError
-from groupwise.models.chat import Chat, ChatSettings
-from groupwise.models.glue import Glue
-from groupwise.models.history import History
+from groupwise.models.chat.glue import Glue
+from groupwise.models.chat.history import History
+from groupwise.models.chat.prompts import Chat, ChatSettings
 from tests.models.test_glue import QUESTION, controls, said, words
 from tests.models.turn_templates import (
     COUNTS,

@@ -47,7 +47,7 @@ def test_products_of_many_shapes_do_not_stay(bounded: bool):
     """In a process of its own: 400 products of as many shapes hold more than 160 MiB, and less with a bound."""
     program = f"""
 import torch
-from groupwise.core.free_memory import give_back, held_memory
+from groupwise.core.machine.free_memory import give_back, held_memory
 from groupwise.models.precision import keep_few_products
 if {bounded}:
     keep_few_products()

@@ -14,7 +14,7 @@ from groupwise.models.load import digest, load_policy
 from groupwise.models.moe.record import routers
 from groupwise.models.tiny import MoeSpec, TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.training.initial_policy import TINY
+from groupwise.training.start.initial_policy import TINY
 
 ALPHABET = Arithmetic().alphabet
 SPEC = TinySpec(layers=1, width=32, heads=2, kv_heads=1, head_dim=16, mlp_width=32)

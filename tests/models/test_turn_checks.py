@@ -11,11 +11,11 @@ from transformers import AutoTokenizer
 from groupwise.core.environment import Says
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.models.chat import Chat, ChatSettings
-from groupwise.models.glue import Glue
-from groupwise.models.template_checks import Finding
+from groupwise.models.chat.glue import Glue
+from groupwise.models.chat.prompts import Chat, ChatSettings
+from groupwise.models.chat.template_checks import Finding
+from groupwise.models.chat.turn_checks import check_turns
 from groupwise.models.tiny import ByteSpec
-from groupwise.models.turn_checks import check_turns
 from tests.models.turn_templates import (
     COUNTS,
     DATED,

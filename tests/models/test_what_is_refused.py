@@ -20,8 +20,8 @@ from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.local.prefill import require_sampled
 from groupwise.models.context import positions, window
-from groupwise.models.folder import read_config
-from groupwise.models.heads import check_halves, require_plain_head
+from groupwise.models.files.folder import read_config
+from groupwise.models.forward.heads import check_halves, require_plain_head
 from groupwise.models.load import load_policy
 from groupwise.models.moe.record import require_routers
 from groupwise.planning.activations import without_memory

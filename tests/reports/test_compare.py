@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.core import statistics
 from groupwise.core.errors import UsageError
+from groupwise.core.numbers import statistics
 from groupwise.reports.compare.bands import mean
 from groupwise.reports.compare.compare import comparison, notes, run_page, status, tables, what_differs
 from groupwise.reports.compare.members import Member, grouped, telling

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from groupwise.core.statistics import over_seeds, pass_rate_interval
+from groupwise.core.numbers.statistics import over_seeds, pass_rate_interval
 from groupwise.reports.compare import compare
 from groupwise.reports.page import single
 from groupwise.reports.records import Page, Table

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from groupwise.core.statistics import pass_rate_interval
+from groupwise.core.numbers.statistics import pass_rate_interval
 from groupwise.reports.folder import columns, facts
 from groupwise.reports.folder.read import RunFolder
 from groupwise.reports.records import Curves, Status

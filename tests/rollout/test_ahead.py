@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from groupwise.algorithms.parts.filters import DropUniform
-from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.errors import RunError
+from groupwise.core.files.dataclass_json import from_json, to_json
 from groupwise.core.stream import Sampled, StreamState
 from groupwise.rollout.ahead import Batches
 from groupwise.rollout.collect import Rollout

@@ -13,17 +13,17 @@ import torch
 
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll, Signal, signal
 from groupwise.core.collate import collate
-from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.engine import Sampling
-from groupwise.core.measure import Measure
+from groupwise.core.files.dataclass_json import from_json, to_json
+from groupwise.core.numbers.measure import Measure
+from groupwise.core.numbers.statistics import pass_at_k
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
-from groupwise.core.statistics import pass_at_k
 from groupwise.core.stream import Cohort, RolloutResult, StreamState
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import rollout_rows
-from groupwise.models.chat import Chat
+from groupwise.models.chat.prompts import Chat
 from groupwise.rollout.collect import Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.scoring import Scorer, ScoringRound
 from groupwise.rollout.turns import advance

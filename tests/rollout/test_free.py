@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll
-from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import RunError
+from groupwise.core.files.dataclass_json import from_json, to_json
 from groupwise.core.stream import StreamState
 from groupwise.rollout.free import FreeBatches
 from tests.rollout.test_collect import Impossible

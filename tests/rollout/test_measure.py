@@ -16,14 +16,14 @@ from groupwise.algorithms.parts.filters import DropUniform, Signal, signal
 from groupwise.core.collate import collate
 from groupwise.core.engine import Sampling
 from groupwise.core.environment import Ended
-from groupwise.core.measure import CORRECTNESS, REWARD, Measure, metric_value
+from groupwise.core.numbers.measure import CORRECTNESS, REWARD, Measure, metric_value
 from groupwise.core.records import Batch, Completion, Group, Prompt
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
 from groupwise.diagnostics.groups import group_metrics, in_words
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.models.chat import Chat
+from groupwise.models.chat.prompts import Chat
 from groupwise.rewards.functions.adapters import bound
 from groupwise.rewards.functions.logs import LONGEST_TEXT, MOST_NAMES
 from groupwise.rewards.functions.user import finisher
@@ -249,7 +249,7 @@ def test_the_standard_error_of_a_mean_reward_is_over_problems(policy) -> None:
 def _sums(engine, scorer, problems, encode, sampling) -> list[float]:
     """Of each problem, the characters of both completions; sampled as the evaluation samples them."""
     from groupwise.core.engine import Request
-    from groupwise.core.seeds import derive
+    from groupwise.core.numbers.seeds import derive
 
     requests = [Request(encode(s), 2, derive(3, "evaluation", i)) for i, s in enumerate(problems)]
     return [sum(len(scorer.decode(c.tokens)) for c in row) for row in engine.generate(requests, sampling)]

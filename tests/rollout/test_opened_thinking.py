@@ -13,15 +13,15 @@ from groupwise.core.reward import TASK
 from groupwise.core.samples import Attempt
 from groupwise.core.stream import Cohort
 from groupwise.core.task import Demonstration
-from groupwise.models.chat import Chat, ChatSettings
-from groupwise.models.history import thinking_of
+from groupwise.models.chat.history import thinking_of
+from groupwise.models.chat.prompts import Chat, ChatSettings
 from groupwise.models.tiny import CHATML
 from groupwise.rewards.functions.user import TaskScore
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.scoring import Scorer, ScoringRound
 from groupwise.tasks.make import task
-from groupwise.training.initial_policy import TINY
-from groupwise.training.warm_start import encoded
+from groupwise.training.start.initial_policy import TINY
+from groupwise.training.start.warm_start import encoded
 
 ANSWERS = {"numeric": "5", "math": "x+5", "choice": "B", "exact": "Paris"}
 THINKING = "<think>\n"

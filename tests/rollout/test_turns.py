@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll
-from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import UsageError
+from groupwise.core.files.dataclass_json import from_json, to_json
 from groupwise.core.records import Completion, Group, Prompt, Span
 from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort, StreamState

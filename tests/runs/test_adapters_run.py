@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import groupwise
 from groupwise.commands.evaluate import evaluate_policies
 from groupwise.commands.export import export
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics

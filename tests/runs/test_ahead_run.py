@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands import build
-from groupwise.commands.train import resume
+from groupwise.commands.build import build
+from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.journal.journal import read_metrics
 from tests.runs.test_ahead_run import rows
 from tests.runs.test_run import assert_same_run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.core.free_memory import give_back, held_memory
+from groupwise.core.machine.free_memory import give_back, held_memory
 from groupwise.health.checks import ENGINE_IS_LOADED, LEARNER_IS_ENGINE, LIVE_IS_OLD
 from groupwise.journal.journal import read_metrics
 from groupwise.training.learner import Learner

@@ -23,7 +23,7 @@ from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.ratio import TokenRatio
 from groupwise.algorithms.parts.shaping import Outcome, at_last_token
 from groupwise.algorithms.parts.trust import Clip
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import RunError, UsageError

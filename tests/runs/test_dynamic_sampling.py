@@ -16,8 +16,8 @@ import pytest
 
 import groupwise
 from groupwise import cli, loop
-from groupwise.commands.parity import PROBE_PROMPTS
-from groupwise.commands.train import resume
+from groupwise.commands.build.parity import PROBE_PROMPTS
+from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.engines.local.engine import LocalEngine

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
 from tests.runs.test_ahead_run import rows

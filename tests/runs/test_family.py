@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import groupwise
 from groupwise.algorithms.settings import CATALOG, settings
-from groupwise.commands.memory import picks
+from groupwise.commands.build.memory import picks
 from groupwise.config import recipe
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
@@ -29,8 +29,8 @@ from groupwise.journal.journal import read_metrics
 from groupwise.tasks import make
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
-from groupwise.training.initial_policy import starting_policy
 from groupwise.training.optimizer import AUTO
+from groupwise.training.start.initial_policy import starting_policy
 
 #: What a small step may have no number for: nobody was right, or no advantage had that sign.
 MAY_BE_EMPTY = {"length_right_mean", "length_wrong_mean", "share_passed_positive", "share_passed_negative"}

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import groupwise
 from groupwise.algorithms.parts.aggregate import SequenceMean
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.core.errors import CheckFailed, RunError
 from groupwise.diagnostics.checks import Check, Probe, Verdict, worst
 from groupwise.engines.local.engine import LocalEngine

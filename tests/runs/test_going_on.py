@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.config.changes import changeable_keys, differences, fixed_because
 from groupwise.config.recipe import Recipe
 from groupwise.core.errors import UsageError

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.run import Run
-from groupwise.commands.train import resume
+from groupwise.commands.train.run import Run
+from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import RunError, UsageError

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import groupwise
+from groupwise.commands.build.selected import selected
 from groupwise.commands.evaluate import evaluate_policies
-from groupwise.commands.selected import selected
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve, resolved_recipe
-from groupwise.core import jsonl
 from groupwise.core.errors import UsageError
+from groupwise.core.files import jsonl
 from groupwise.journal.journal import read_metrics
-from groupwise.models.chat import Chat
+from groupwise.models.chat.prompts import Chat
 from groupwise.models.load import load_policy
 from tests.tasks.test_nested_columns import FLAT, verl_row, write
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import LlamaConfig
 
 import groupwise
-from groupwise.commands.memory import fitting, picks, size_in_words, with_cuts
+from groupwise.commands.build.memory import fitting, picks, size_in_words, with_cuts
 from groupwise.config import recipe
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve

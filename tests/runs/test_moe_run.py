@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.training import checkpoint

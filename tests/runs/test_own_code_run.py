@@ -15,13 +15,13 @@ import pytest
 import groupwise
 from groupwise.commands.evaluate import evaluate_policies
 from groupwise.commands.explain import explain
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.core.errors import RunError, UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.reports.make import make
-from groupwise.training.initial_policy import starting_policy
 from groupwise.training.optimizer import silent
-from groupwise.training.warm_start import WarmStart
+from groupwise.training.start.initial_policy import starting_policy
+from groupwise.training.start.warm_start import WarmStart
 from tests.command_process import CommandProcess
 
 CODE = Path(__file__).parent / "code_of_a_user.py"

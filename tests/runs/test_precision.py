@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.commands.parity import TOLERANCE
-from groupwise.commands.train import resume
+from groupwise.commands.build.parity import TOLERANCE
+from groupwise.commands.train.train import resume
 from groupwise.core.errors import CheckFailed
 from groupwise.diagnostics.tolerance import Tolerance
 from groupwise.engines.local.engine import LocalEngine

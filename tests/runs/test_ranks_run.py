@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.commands.parity import TOLERANCE
-from groupwise.commands.ranks import MODULE, idle_ranks
-from groupwise.commands.train import resume
+from groupwise.commands.build.parity import TOLERANCE
+from groupwise.commands.build.ranks import MODULE, idle_ranks
+from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import RunError, UsageError

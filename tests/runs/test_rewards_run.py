@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import groupwise
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.core.errors import RunError, UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.rewards.functions.form import Format

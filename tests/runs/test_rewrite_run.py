@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import groupwise
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
 from tests.models.turn_templates import QWEN3_MAKE, tokenizer_of

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import groupwise
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
@@ -25,7 +25,7 @@ from groupwise.models.reward import reward_model_of
 from groupwise.models.tiny import TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
-from groupwise.training.initial_policy import starting_policy
+from groupwise.training.start.initial_policy import starting_policy
 from tests.runs.test_run import assert_same_run, weights
 
 #: A reward model of a second: few pairs, and a rate at which its scores come apart all the same.

@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import groupwise
 from groupwise.commands.evaluate import evaluate_policies
-from groupwise.commands.train import resume
-from groupwise.core.clock import Clock
+from groupwise.commands.train.train import resume
 from groupwise.core.errors import UsageError
+from groupwise.core.machine.clock import Clock
 from groupwise.journal.journal import read_metrics
 from groupwise.reports.page.single import page
 from groupwise.training import checkpoint

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 import groupwise
-import groupwise.commands.train as starts
+import groupwise.commands.train.train as starts
 from groupwise.commands.evaluate import evaluate_policies
-from groupwise.commands.train import resume
-from groupwise.core.boundary import save_traceback
+from groupwise.commands.train.train import resume
+from groupwise.core.code.boundary import save_traceback
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics
 from groupwise.journal.recipe_file import create_recipe, whole_recipe
@@ -326,7 +326,7 @@ def test_a_row_of_another_kind_is_passed_over(row: dict[str, Any], sound: bool, 
 
 @pytest.mark.parametrize("text", ["", "{}", "[", '{"pairs": "x"}', "NaN", "[" * 9000])
 def test_a_reward_models_report_that_is_damaged_is_one_line(text: str, tmp_path: Path) -> None:
-    from groupwise.training.reward_report import read_report
+    from groupwise.training.start.reward_report import read_report
 
     (tmp_path / "preference.json").write_text(text)
     with pytest.raises(UsageError, match=r"preference\.json: damaged: ") as told:

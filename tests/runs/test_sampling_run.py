@@ -12,7 +12,7 @@ import groupwise
 from groupwise.commands.evaluate import evaluate_policies
 from groupwise.core.errors import RunError, UsageError
 from groupwise.health.checks import ENGINE_IS_LOADED, LEARNER_IS_ENGINE, LIVE_IS_OLD
-from groupwise.models.adjustment import UNADJUSTED
+from groupwise.models.forward.adjustment import UNADJUSTED
 from groupwise.training.learner import Learner
 
 OPTIONS: dict[str, Any] = {

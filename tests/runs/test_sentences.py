@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.callbacks import StepRecord
+from groupwise.commands.train.callbacks import StepRecord
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import GroupwiseError
@@ -28,7 +28,7 @@ from groupwise.journal.journal import read_metrics, read_summary
 from groupwise.reports.compare import compare
 from groupwise.reports.page import single
 from groupwise.reports.records import RunPage
-from groupwise.training.initial_policy import TINY
+from groupwise.training.start.initial_policy import TINY
 from tests.runs.tiny_runs import tiny_policy, tiny_run
 
 OWN = Path(__file__).parent / "task_of_a_run.py"

@@ -14,7 +14,7 @@ import pytest
 
 import groupwise
 from groupwise.commands.check.model import model_path
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
@@ -22,7 +22,7 @@ from groupwise.journal.journal import read_metrics
 from groupwise.models.load import digest, load_policy
 from groupwise.models.tiny import TinySpec
 from groupwise.training import checkpoint
-from groupwise.training.run_policy import RunPolicy, run_policy
+from groupwise.training.start.run_policy import RunPolicy, run_policy
 from tests.runs.test_run import assert_same_run, timeless
 from tests.runs.tiny_runs import cut_back, tiny_policy, tiny_run, weights_after
 

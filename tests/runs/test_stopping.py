@@ -18,14 +18,15 @@ import torch
 
 import groupwise
 from groupwise import loop
-from groupwise.commands import build
-from groupwise.commands.train import resume
+from groupwise.commands.build import build
+from groupwise.commands.train.train import resume
 from groupwise.core.environment import Conversation, Reply
+from groupwise.core.processes.stop import Stop, Stopped
 from groupwise.core.samples import Sample
-from groupwise.core.stop import Stop, Stopped
 from groupwise.environments.inline import InlineEnvironments
 from groupwise.journal.journal import read_metrics
-from groupwise.training import checkpoint, pairs, reward_model, warm_start
+from groupwise.training import checkpoint
+from groupwise.training.start import pairs, reward_model, warm_start
 from tests.command_process import CommandProcess
 from tests.runs.test_rlhf import PREFERENCE
 from tests.runs.test_run import assert_same_run, go_on, start, wait_for

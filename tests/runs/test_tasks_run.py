@@ -10,7 +10,7 @@ import pytest
 
 import groupwise
 from groupwise.commands.evaluate import evaluate_policies
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.commands.threads import threads, with_threads
-from groupwise.commands.train import resume
+from groupwise.commands.build.threads import threads, with_threads
+from groupwise.commands.train.train import resume
 from groupwise.config.recipe import load
-from groupwise.core.load import cores
+from groupwise.core.machine.load import cores
 
 BUSY = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
 
@@ -55,7 +55,9 @@ def test_a_resumed_run_has_the_threads_that_it_began_with(all_cores, small, monk
     assert tomllib.loads((run.folder / "recipe.toml").read_text())["threads"] == 1
     assert torch.get_num_threads() == all_cores, "the caller has its own back"
     taken: list[int] = []
-    monkeypatch.setattr("groupwise.commands.train.build", lambda *_: taken.append(torch.get_num_threads()) or _stop())
+    monkeypatch.setattr(
+        "groupwise.commands.train.train.build", lambda *_: taken.append(torch.get_num_threads()) or _stop()
+    )
     with pytest.raises(KeyboardInterrupt):
         resume(run.folder)
     assert taken == [1]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from tests.runs.test_ranks_run import CHANGES, require_same, trained
 from tests.runs.tiny_runs import cut_back, tiny_run
 

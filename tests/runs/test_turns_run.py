@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import CheckFailed, UsageError

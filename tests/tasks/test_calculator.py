@@ -11,9 +11,9 @@ import pytest
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.environments.adapt import begun, ended
-from groupwise.models.chat import Chat, ChatSettings
-from groupwise.models.packaged import packaged_model, tool_use_template
-from groupwise.models.turn_checks import check_turns
+from groupwise.models.chat.prompts import Chat, ChatSettings
+from groupwise.models.chat.turn_checks import check_turns
+from groupwise.models.files.packaged import packaged_model, tool_use_template
 from groupwise.tasks.environment.calculator import EXAMPLES, Calculator
 from groupwise.tasks.make import task
 from tests.models.turn_templates import SCHEMA, SMOLLM2_MAKE, ends_of, tokenizer_of

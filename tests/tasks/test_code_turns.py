@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.core.environment import Conversation, Reply, fingerprint
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample

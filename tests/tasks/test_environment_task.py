@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from groupwise.tasks.make import task
-from groupwise.training.initial_policy import starting_policy
-from groupwise.training.warm_start import WarmStart
+from groupwise.training.start.initial_policy import starting_policy
+from groupwise.training.start.warm_start import WarmStart
 
 MINE = """
 import groupwise

@@ -15,7 +15,7 @@ from groupwise.core.errors import UsageError
 from groupwise.tasks.code.task import Code
 from groupwise.tasks.data import formats
 from groupwise.tasks.data.task import Data
-from groupwise.training.pairs import read_pairs
+from groupwise.training.start.pairs import read_pairs
 
 ROW = {"prompt": "1 + 1?", "answer": "2", "why": "so", "from": "here"}
 

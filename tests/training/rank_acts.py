@@ -13,7 +13,7 @@ import torch
 
 from groupwise.core.errors import UsageError, disk_words
 from groupwise.training.mesh import Mesh, connect, rendezvous
-from groupwise.training.parts import write_parts
+from groupwise.training.ranks.parts import write_parts
 
 #: Seconds that one rank waits for another here.
 DEADLINE = 1.0

@@ -18,11 +18,11 @@ from groupwise.models.shards import own_part
 from groupwise.models.value import from_policy
 from groupwise.planning.shard_groups import groups_of, held_bytes
 from groupwise.training.critic import Critic, CriticSettings
-from groupwise.training.followers import LeadingMesh
 from groupwise.training.learner import Learner, LearnerSettings
 from groupwise.training.mesh import Mesh, Message, Verb, connect, rendezvous
-from groupwise.training.reward_scorer import RewardScorer
-from groupwise.training.verbs import follow, tell
+from groupwise.training.ranks.followers import LeadingMesh
+from groupwise.training.ranks.reward_scorer import RewardScorer
+from groupwise.training.ranks.verbs import follow, tell
 from tests.laws.rank_cases import bare_batch, policy, scoring_model
 
 #: Tokens of a microbatch, of which there are then several, and an odd number.

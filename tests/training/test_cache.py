@@ -10,8 +10,8 @@ import pytest
 
 from groupwise.models.load import digest
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.training.initial_policy import starting_policy
-from groupwise.training.warm_start import WarmStart
+from groupwise.training.start.initial_policy import starting_policy
+from groupwise.training.start.warm_start import WarmStart
 
 TASK, WARM = Arithmetic(operands=(2, 3), largest=3), WarmStart(steps=2, batch_size=4, demonstrations=20)
 

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from groupwise.core.errors import UsageError
-from groupwise.core.metrics import read
+from groupwise.core.numbers.metrics import read
 from groupwise.core.records import Batch
 from groupwise.diagnostics.updates import value_metrics
 from groupwise.models.value import from_folder, from_policy, token_values

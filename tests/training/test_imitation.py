@@ -14,13 +14,13 @@ import groupwise
 from groupwise.config.usual import unusual
 from groupwise.core.task import Demonstration
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.chat import Chat
+from groupwise.models.chat.prompts import Chat
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.tiny import TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.training import imitation
-from groupwise.training.imitation import Imitation, by_tokens, imitate, loss_of, pad_of
-from groupwise.training.warm_start import WarmStart, _backward, encoded, halves, warm_start
+from groupwise.training.start import imitation
+from groupwise.training.start.imitation import Imitation, by_tokens, imitate, loss_of, pad_of
+from groupwise.training.start.warm_start import WarmStart, _backward, encoded, halves, warm_start
 
 TASK = Arithmetic(operands=(2, 3), largest=3, worked_share=1.0)
 DEMONSTRATIONS = list(TASK.demonstrations(120, seed=0))

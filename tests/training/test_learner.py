@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.core.metrics import Last, Max, Mean, Sum, merge, read
+from groupwise.core.numbers.metrics import Last, Max, Mean, Sum, merge, read
 from groupwise.core.records import UpdateRecord
 from groupwise.diagnostics.updates import loss_metrics, update_metrics
 from groupwise.models.load import load_policy

@@ -13,8 +13,8 @@ import torch
 from groupwise.models.shards import dealt_rows
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE
-from groupwise.training.parts import stored, write_parts
-from groupwise.training.tensor_file import write_tensors
+from groupwise.training.ranks.parts import stored, write_parts
+from groupwise.training.ranks.tensor_file import write_tensors
 
 NAME = "optimizer.safetensors"
 WHOLE = {

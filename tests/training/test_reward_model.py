@@ -12,18 +12,18 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from groupwise.core.dataclass_json import to_json
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.files.dataclass_json import to_json
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.models.chat import Chat
+from groupwise.models.chat.prompts import Chat
 from groupwise.models.load import Policy, prompt_ids
 from groupwise.models.reward import RewardModel, load_reward_model, reward_model_of
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
-from groupwise.training.cached_reward_model import cached_reward_model
-from groupwise.training.pairs import (
+from groupwise.training.start.cached_reward_model import cached_reward_model
+from groupwise.training.start.pairs import (
     Comparison,
     Pair,
     encode_pairs,
@@ -32,11 +32,11 @@ from groupwise.training.pairs import (
     sample_pairs,
     split_by_prompt,
 )
-from groupwise.training.reward_model import (
+from groupwise.training.start.reward_model import (
     PreferenceSettings,
     train_reward_model,
 )
-from groupwise.training.reward_report import REPORT, PreferenceReport, read_report, report_on
+from groupwise.training.start.reward_report import REPORT, PreferenceReport, read_report, report_on
 
 GOOD = {"prompt": "1+2=", "chosen": "3", "rejected": "4"}
 SETTINGS = PreferenceSettings(pairs=24, heldout_pairs=8, epochs=1, batch_size=8)

@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from groupwise.core.tensor_layout import DTYPES
-from groupwise.training.tensor_file import write_tensors
+from groupwise.core.files.tensor_layout import DTYPES
+from groupwise.training.ranks.tensor_file import write_tensors
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Demonstration
-from groupwise.models.chat import Chat
+from groupwise.models.chat.prompts import Chat
 from groupwise.models.moe.record import record_routes
 from groupwise.models.tiny import MoeSpec, TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.training.warm_start import WarmStart, fingerprint, warm_start
+from groupwise.training.start.warm_start import WarmStart, fingerprint, warm_start
 
 TASK = Arithmetic(operands=(2, 3), largest=3)
 SETTINGS = WarmStart(steps=12, batch_size=16).fitted(tiny=True)
@@ -207,7 +207,7 @@ def test_a_fingerprint_follows_everything_that_decides_the_result(monkeypatch: p
     assert fingerprint(*parts) != first
 
 
-@pytest.mark.parametrize("module", ["models.moe.balance", "models.moe.record", "training.warm_start"])
+@pytest.mark.parametrize("module", ["models.moe.balance", "models.moe.record", "training.start.warm_start"])
 def test_a_fingerprint_follows_the_code_of_the_routers_loss(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, source = fingerprint(SETTINGS, TASK), inspect.getsource
 

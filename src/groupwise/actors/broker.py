@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Any
 
 from groupwise.actors.host import Host
-from groupwise.core.address import LOOPBACK
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import one_line, shortened
+from groupwise.core.processes.address import LOOPBACK
 
 #: Bytes of a started Ray's store of objects: nothing of a run goes through it.
 STORE = 100 * 2**20

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groupwise.core.children import Child
-from groupwise.core.tail import Tail
+from groupwise.core.processes.children import Child
+from groupwise.core.processes.tail import Tail
 
 #: The module that runs in the process.
 MODULE = "groupwise.actors.called_back"

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from groupwise.core.address import Address, keep_alive
 from groupwise.core.channel import Channel, FrameError
-from groupwise.core.door import Door
+from groupwise.core.processes.address import Address, keep_alive
+from groupwise.core.processes.door import Door
 
 #: Characters of a token, and seconds in which it must have come.
 TOKEN, PATIENCE = 32, 10.0

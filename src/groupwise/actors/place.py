@@ -23,15 +23,15 @@ from typing import Any
 
 from groupwise.actors.host import OF_THE_RUN
 from groupwise.actors.listener import Listener
-from groupwise.core.address import Address
+from groupwise.core import VERSION
 from groupwise.core.channel import Channel
-from groupwise.core.children import Child, ending
 from groupwise.core.errors import UsageError
 from groupwise.core.peer import Peer, PeerLost
-from groupwise.core.place import Exit, Role, last_of
-from groupwise.core.placement import AUTO, LOCAL, PlacementSettings, in_words, resources_in_words
-from groupwise.core.tail import Tail
-from groupwise.core.version import VERSION
+from groupwise.core.processes.address import Address
+from groupwise.core.processes.children import Child, ending
+from groupwise.core.processes.place import Exit, Role, last_of
+from groupwise.core.processes.placement import AUTO, LOCAL, PlacementSettings, in_words, resources_in_words
+from groupwise.core.processes.tail import Tail
 
 #: The module that runs in the broker.
 BROKER = "groupwise.actors.broker"

@@ -19,8 +19,16 @@ from groupwise.algorithms.parts.ratio import Ratio, bounded
 from groupwise.algorithms.parts.rejection import NoRejection, Rejection
 from groupwise.algorithms.parts.shaping import Outcome, Shaping, at_last_token, sampled_kl
 from groupwise.algorithms.parts.trust import Trust
-from groupwise.core.inputs import LARGEST, Column, mask_of, numbers, require_finite, require_shape, whole_numbers
 from groupwise.core.masked import keep, real
+from groupwise.core.numbers.inputs import (
+    LARGEST,
+    Column,
+    mask_of,
+    numbers,
+    require_finite,
+    require_shape,
+    whole_numbers,
+)
 from groupwise.core.records import Batch
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import KIND_KEY, algorithm, settings
+from groupwise.core.code.live_code import located
 from groupwise.core.errors import UsageError
-from groupwise.core.live_code import located
 
 
 def as_keys(row: Algorithm) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts.filters import Signal
+from groupwise.core.code.trace import own_traceback, place
+from groupwise.core.code.user_code import use_of
 from groupwise.core.errors import GroupwiseError, RunError
-from groupwise.core.trace import own_traceback, place
-from groupwise.core.user_code import use_of
 
 
 def call(slot: str, part: Any, *given: Any) -> Any:

@@ -11,7 +11,7 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts import Part
 from groupwise.algorithms.settings import algorithm, describe
-from groupwise.core.user_code import NO_FILES, Files
+from groupwise.core.code.user_code import NO_FILES, Files
 
 NOTATION = """\
 Notation: completion i of a group of G for one prompt, token t; r_t = pi_live / pi_old of that token; A advantage; N

@@ -18,8 +18,8 @@ from groupwise.algorithms.parts.ratio import Ratio
 from groupwise.algorithms.parts.rejection import Rejection
 from groupwise.algorithms.parts.shaping import Shaping
 from groupwise.algorithms.parts.trust import Trust
+from groupwise.core.code.user_code import Files, entry, load, offered, require_frozen_dataclass
 from groupwise.core.errors import UsageError, brief
-from groupwise.core.user_code import Files, entry, load, offered, require_frozen_dataclass
 
 GROUP = "groupwise.parts"
 #: What a part of each slot is a subclass of, also one of a user's own.

@@ -18,10 +18,10 @@ from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, Seq
 from groupwise.algorithms.parts.shaping import Outcome, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
+from groupwise.core.code.user_code import NO_FILES, Files, load, offered_name, raised, use_of
 from groupwise.core.errors import UsageError, brief, nearest
-from groupwise.core.plain import of_program
+from groupwise.core.files.plain import of_program
 from groupwise.core.settings import required
-from groupwise.core.user_code import NO_FILES, Files, load, offered_name, raised, use_of
 
 T = TypeVar("T")
 

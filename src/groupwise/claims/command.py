@@ -13,8 +13,8 @@ from groupwise.claims.page import TITLE, counted, markdown
 from groupwise.claims.report import report
 from groupwise.claims.run import current, measure, missing
 from groupwise.claims.store import read_rows, require_place
-from groupwise.core.atomic import open_regular, whole_file
 from groupwise.core.errors import RunError, UsageError, shortened
+from groupwise.core.files.atomic import open_regular, whole_file
 from groupwise.reports.make import require_ours
 from groupwise.reports.page.page import write
 

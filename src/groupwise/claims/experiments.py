@@ -18,9 +18,9 @@ from typing import Any
 
 from groupwise.claims import readings, toys
 from groupwise.config.recipe import recipe_folder
-from groupwise.core.children import Child
 from groupwise.core.errors import RunError
 from groupwise.core.peer import PeerLost
+from groupwise.core.processes.children import Child
 
 #: Laid over every recipe: one thread, so that two runs side by side have the bits of one alone; no page; and as many
 #: tokens a step with their columns as what is read of them needs.

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from groupwise.claims.verdict import Verdict, agree
 from groupwise.core.errors import UsageError, brief
-from groupwise.core.statistics import Interval, over_seeds, paired
+from groupwise.core.numbers.statistics import Interval, over_seeds, paired
 
 #: A measured number is at most so large, either side of 0: NaN is none.
 LARGEST = 1e300

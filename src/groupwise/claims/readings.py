@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from groupwise.core import jsonl
+from groupwise.core.files import jsonl
 from groupwise.journal.columns_json import expand
 from groupwise.journal.journal import MACHINE, ROLLOUTS, read_metrics, read_summary
 

@@ -13,10 +13,10 @@ from groupwise.claims.claim import Claim
 from groupwise.claims.experiments import Effort, Experiment
 from groupwise.claims.measurements import Measurements, Row
 from groupwise.claims.store import append_row, read_rows
-from groupwise.core.boundary import unexpected
+from groupwise.core import VERSION
+from groupwise.core.code.boundary import unexpected
 from groupwise.core.errors import GroupwiseError, brief
-from groupwise.core.load import cores
-from groupwise.core.version import VERSION
+from groupwise.core.machine.load import cores
 
 
 class Measuring(NamedTuple):
@@ -86,7 +86,7 @@ def _in_turn(wanted: Sequence[Measuring], work: Path, at_once: int) -> Iterator[
     """Measure each, and yield it twice: without a row where it begins, and with it where it is done.
 
     What has no process of its own comes first, one by one. Of the others each thread waits for a process; threads end
-    with this process, and with them what they wait for (core/children.py).
+    with this process, and with them what they wait for (core/processes/children.py).
     """
     apart = [each for each in wanted if each.experiment.own_process] if at_once > 1 else []
     for each in wanted:

@@ -10,10 +10,10 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from groupwise.claims.measurements import Row
-from groupwise.core.atomic import open_regular, open_to_append
 from groupwise.core.errors import RunError, UsageError, brief
-from groupwise.core.jsonl import encoded
-from groupwise.core.paths import existing_parent
+from groupwise.core.files.atomic import open_regular, open_to_append
+from groupwise.core.files.jsonl import encoded
+from groupwise.core.files.paths import existing_parent
 
 #: The first line of such a file; another number where rows are written in another form.
 HEADER: dict[str, Any] = {"groupwise_claims": 1}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
-from groupwise.models.logprobs import token_logprobs
+from groupwise.models.forward.logprobs import token_logprobs
 
 
 def sequences(vocabulary: int, length: int) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from groupwise.core.statistics import Interval
+from groupwise.core.numbers.statistics import Interval
 
 
 class Outcome(Enum):

@@ -7,34 +7,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groupwise.commands.build import sampled_heldout
-from groupwise.commands.episodes import environments_of, sampler_of
-from groupwise.commands.policies import policy_after
-from groupwise.commands.pools import pool_of
-from groupwise.commands.selected import chat_of, selected
-from groupwise.commands.threads import threads, with_threads
+from groupwise.commands.build.build import sampled_heldout
+from groupwise.commands.build.episodes import environments_of, sampler_of
+from groupwise.commands.build.policies import policy_after
+from groupwise.commands.build.pools import pool_of
+from groupwise.commands.build.selected import chat_of, selected
+from groupwise.commands.build.threads import threads, with_threads
 from groupwise.config import recipe as recipes
 from groupwise.config.given import RecipeLike, given
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve
-from groupwise.core.change import SHARE, Change, change
 from groupwise.core.errors import UsageError
-from groupwise.core.measure import CORRECTNESS, Measure
+from groupwise.core.machine.terminal import Terminal
+from groupwise.core.numbers.change import SHARE, Change, change
+from groupwise.core.numbers.measure import CORRECTNESS, Measure
+from groupwise.core.numbers.statistics import Interval, pass_rate_interval, seen_mean_interval
 from groupwise.core.records import Evaluation, Group
-from groupwise.core.statistics import Interval, pass_rate_interval, seen_mean_interval
-from groupwise.core.terminal import Terminal
 from groupwise.engines.make import make_engine, require_sampling
 from groupwise.journal import code
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.rollout_rows import completion_columns
-from groupwise.models.history import thinking_of
+from groupwise.models.chat.history import thinking_of
+from groupwise.models.chat.template_checks import check_chat, require_no_fatal
 from groupwise.models.load import Policy, load_policy, model_folder
 from groupwise.models.reward import load_reward_model
-from groupwise.models.template_checks import check_chat, require_no_fatal
 from groupwise.rollout.collect import Judge, measured, problem_values
 from groupwise.rollout.scoring import Scorer
-from groupwise.training.initial_policy import HUB_ID
-from groupwise.training.run_policy import RunPolicy, is_run, run_policy
+from groupwise.training.start.initial_policy import HUB_ID
+from groupwise.training.start.run_policy import RunPolicy, is_run, run_policy
 
 
 @dataclass(frozen=True)

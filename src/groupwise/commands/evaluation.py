@@ -7,7 +7,7 @@ from groupwise.commands.evaluate import Results, evaluate_policies, with_step
 from groupwise.commands.evaluation_files import require_place_for, write_results
 from groupwise.config.given import RecipeLike
 from groupwise.core.errors import UsageError
-from groupwise.core.paths import location
+from groupwise.core.files.paths import location
 
 
 def evaluate(

@@ -11,11 +11,11 @@ from typing import Any
 from groupwise.commands.evaluate import Difference, PolicyResult, Results
 from groupwise.config.about import where
 from groupwise.config.resolve import resolved_recipe
-from groupwise.core import jsonl
-from groupwise.core.atomic import make_folder, require_place
 from groupwise.core.errors import RunError, UsageError
-from groupwise.core.statistics import Interval
-from groupwise.training.run_policy import run_policy
+from groupwise.core.files import jsonl
+from groupwise.core.files.atomic import make_folder, require_place
+from groupwise.core.numbers.statistics import Interval
+from groupwise.training.start.run_policy import run_policy
 
 RESULTS, COMPLETIONS = "results.json", "completions.jsonl"
 #: Where evaluations go that have no place of their own, in the current directory.

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from groupwise.commands.policies import checkpoint_of, write_policy
+from groupwise.commands.build.policies import checkpoint_of, write_policy
 from groupwise.core.errors import UsageError
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.training import checkpoint

@@ -4,13 +4,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from groupwise.core.atomic import make_folder, require_place
 from groupwise.core.errors import UsageError
-from groupwise.models.chat import Chat
-from groupwise.models.gguf import BYTES, GgufModel, read_gguf
+from groupwise.core.files.atomic import make_folder, require_place
+from groupwise.models.chat.prompts import Chat
+from groupwise.models.chat.template_checks import check_template, require_no_fatal
+from groupwise.models.files.gguf import BYTES, GgufModel, read_gguf
+from groupwise.models.files.packaged import packaged_file, packaged_model, tool_use_template
 from groupwise.models.load import load_policy
-from groupwise.models.packaged import packaged_file, packaged_model, tool_use_template
-from groupwise.models.template_checks import check_template, require_no_fatal
 
 #: Bytes that a folder takes beside its weights, generously: the tokenizer and the configurations.
 BESIDE = 2**25

@@ -11,20 +11,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from groupwise.commands.build import too_long
+from groupwise.commands.build.build import too_long
+from groupwise.commands.build.memory import run_shape
+from groupwise.commands.build.selected import chat_of, selected
 from groupwise.commands.check.model import model_path
-from groupwise.commands.memory import run_shape
-from groupwise.commands.selected import chat_of, selected
 from groupwise.config import recipe as recipes
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
 from groupwise.config.validate import require_rankable
 from groupwise.core.errors import UsageError
-from groupwise.core.free_memory import free_memory, held_memory
+from groupwise.core.machine.free_memory import free_memory, held_memory
 from groupwise.engines.local.prefill import require_sampled
 from groupwise.models.context import positions
-from groupwise.models.folder import loading, read_config
-from groupwise.models.heads import halves, require_plain_head
+from groupwise.models.files.folder import loading, read_config
+from groupwise.models.forward.heads import halves, require_plain_head
 from groupwise.models.load import load_tokenizer, require_config
 from groupwise.models.moe.record import require_routers
 from groupwise.planning.activations import without_memory

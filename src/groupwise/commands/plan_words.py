@@ -2,7 +2,7 @@
 
 from textwrap import wrap
 
-from groupwise.commands.memory import NAMED, size_in_words
+from groupwise.commands.build.memory import NAMED, size_in_words
 from groupwise.commands.plan import ScalePlan
 from groupwise.core.task import PlaysTurns
 from groupwise.planning.devices import CPU

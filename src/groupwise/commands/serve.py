@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import torch
 
-from groupwise.core.address import LOOPBACK, Address
 from groupwise.core.errors import UsageError
+from groupwise.core.processes.address import LOOPBACK, Address
 from groupwise.engines.outside.serving import EngineServer
 
 Say = Callable[[str], None]

@@ -7,8 +7,8 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.explain import lines, objective
 from groupwise.config.changes import Change
 from groupwise.config.plan import Plan
-from groupwise.core import machine
-from groupwise.core.version import VERSION
+from groupwise.core import VERSION
+from groupwise.core.machine import facts as machine
 
 
 def about(plan: Plan, started: float) -> dict[str, Any]:

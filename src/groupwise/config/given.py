@@ -10,10 +10,10 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.as_keys import as_keys
 from groupwise.algorithms.settings import algorithm as row
 from groupwise.config.recipe import Recipe, find, parse, read_table, require_overrides, set_key
+from groupwise.core.code.live_code import extracted, located, require_as_in_its_file
+from groupwise.core.code.user_code import Files, Source
 from groupwise.core.errors import UsageError, brief
-from groupwise.core.live_code import extracted, located, require_as_in_its_file
-from groupwise.core.plain import of_program
-from groupwise.core.user_code import Files, Source
+from groupwise.core.files.plain import of_program
 from groupwise.journal.code import CODE
 
 #: A recipe's name or path; its table, nested or with dotted keys; a Recipe.

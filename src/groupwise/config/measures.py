@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from groupwise.core.errors import UsageError, brief, nearest
-from groupwise.core.measure import CORRECTNESS, REWARD
+from groupwise.core.numbers.measure import CORRECTNESS, REWARD
 from groupwise.core.reward import LEARNED, TASK
 from groupwise.rollout.collect import EvaluationSettings
 from groupwise.rollout.scoring import Mix

@@ -11,25 +11,25 @@ from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.settings import describe
 from groupwise.config.recipe import Recipe
 from groupwise.config.rewards import describe_mix
+from groupwise.core.code.user_code import Source
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import brief, listed
-from groupwise.core.measure import CORRECTNESS, Measure
-from groupwise.core.place import Role
-from groupwise.core.placement import in_words, resources_in_words
+from groupwise.core.numbers.measure import CORRECTNESS, Measure
+from groupwise.core.processes.place import Role
+from groupwise.core.processes.placement import in_words, resources_in_words
 from groupwise.core.reward import TASK
 from groupwise.core.task import Notes, PlaysTurns, ScoresSteps, Task
-from groupwise.core.user_code import Source
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rewards.functions.user import TaskScore
 from groupwise.rollout.scoring import Mix
 from groupwise.rollout.selection import evaluated, heldout_sets
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.critic import CriticSettings
-from groupwise.training.initial_policy import TINY
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import START, ReferenceSettings
-from groupwise.training.reward_model import SAMPLED_PAIRS, PreferenceSettings
-from groupwise.training.warm_start import TRAINED_RATES, WarmStart
+from groupwise.training.start.initial_policy import TINY
+from groupwise.training.start.reward_model import SAMPLED_PAIRS, PreferenceSettings
+from groupwise.training.start.warm_start import TRAINED_RATES, WarmStart
 
 #: Places in the run folder: of the reward model, and of the policies that came from other runs, which go on.
 REWARD_MODEL, OWN_START, OWN_REFERENCE, OWN_CRITIC = "reward_model", "start", "reference", "critic_start"

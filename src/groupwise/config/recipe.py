@@ -14,15 +14,15 @@ from groupwise.algorithms.settings import KINDS
 from groupwise.config.elsewhere import require_own_names
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError, brief, nearest, one_line
-from groupwise.core.paths import decoded, location, require_regular
-from groupwise.core.placement import PlacementSettings
-from groupwise.core.plain import require_plain
+from groupwise.core.files.paths import decoded, location, require_regular
+from groupwise.core.files.plain import require_plain
+from groupwise.core.processes.placement import PlacementSettings
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.diagnostics.checks import CheckSettings
 from groupwise.engines.settings import EngineSettings
 from groupwise.journal.journal import JournalSettings
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.chat import ChatSettings
+from groupwise.models.chat.prompts import ChatSettings
 from groupwise.models.moe.settings import RoutingSettings
 from groupwise.rollout.ahead import RolloutSettings
 from groupwise.rollout.collect import EvaluationSettings
@@ -31,9 +31,9 @@ from groupwise.training.checkpoint import CheckpointSettings
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import ReferenceSettings
-from groupwise.training.reward_model import PreferenceSettings
 from groupwise.training.rollback import Guard, RollbackSettings
-from groupwise.training.warm_start import WarmStart
+from groupwise.training.start.reward_model import PreferenceSettings
+from groupwise.training.start.warm_start import WarmStart
 
 #: Bytes of a recipe's file at most, and of what is wrong in one as many things as are said.
 LARGEST_FILE, MOST_FAULTS = 1 << 20, 3

@@ -14,17 +14,17 @@ from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe
 from groupwise.config.rewards import mix_of, with_whole_paths
 from groupwise.config.validate import require_runnable
+from groupwise.core.code.user_code import NO_FILES, Files, Source, source_of
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.task import Task
-from groupwise.core.user_code import NO_FILES, Files, Source, source_of
 from groupwise.journal import code
 from groupwise.rewards.functions.user import FromFile
 from groupwise.rollout.scoring import Mix, has_answers
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.tasks.make import TASKS, chosen_by, task
 from groupwise.training.critic import CriticSettings
-from groupwise.training.initial_policy import TINY
 from groupwise.training.rollback import Guard
+from groupwise.training.start.initial_policy import TINY
 
 #: A critic without a learning rate of its own learns this many times as fast as the policy.
 CRITIC_RATE = 10

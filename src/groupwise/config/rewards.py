@@ -8,10 +8,10 @@ from pydantic import Field, ValidationError, create_model
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import describe
+from groupwise.core.code.user_code import NO_FILES, Files
 from groupwise.core.errors import UsageError, nearest
 from groupwise.core.reward import LEARNED, TASK, Reward
 from groupwise.core.settings import Settings
-from groupwise.core.user_code import NO_FILES, Files
 from groupwise.rewards.functions.form import KINDS
 from groupwise.rewards.functions.user import FromFile, User, with_file
 from groupwise.rollout.scoring import Mix

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from groupwise.training.initial_policy import TINY
+from groupwise.training.start.initial_policy import TINY
 
 
 @dataclass(frozen=True)

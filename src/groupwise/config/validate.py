@@ -13,7 +13,7 @@ from groupwise.config.recipe import Recipe
 from groupwise.config.rewards import require_mix
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
-from groupwise.core.paths import location
+from groupwise.core.files.paths import location
 from groupwise.core.reward import TASK
 from groupwise.core.task import Bounded, BoundedTurns, Notes, PlaysTurns, ScoresSteps
 from groupwise.health.symptoms.base import RECENT
@@ -22,11 +22,11 @@ from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import has_answers
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.critic import CriticSettings
-from groupwise.training.initial_policy import check_model
 from groupwise.training.reference import START
-from groupwise.training.reward_model import SAMPLED_PAIRS
 from groupwise.training.rollback import Guard
-from groupwise.training.run_policy import run_policy
+from groupwise.training.start.initial_policy import check_model
+from groupwise.training.start.reward_model import SAMPLED_PAIRS
+from groupwise.training.start.run_policy import run_policy
 
 #: Completions of a step, and of an evaluation, at most: each is held in memory.
 MOST_COMPLETIONS = 2**20

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self, TypeVar, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from groupwise.core.errors import UsageError, brief, nearest
-from groupwise.core.paths import expanded
+from groupwise.core.files.paths import expanded
 
 #: A path that a recipe names, or a word that stands for one.
 Location = Annotated[str, Field(min_length=1), AfterValidator(expanded)]

@@ -12,8 +12,8 @@ from torch import Tensor
 from groupwise.algorithms.parts.aggregate import Aggregate, count
 from groupwise.core.engine import Engine, Request, Sampling
 from groupwise.core.errors import CheckFailed
+from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Group, Prompt
-from groupwise.core.seeds import derive
 from groupwise.core.settings import Changeable, Settings
 from groupwise.diagnostics.bias import Estimate, ratio_excess, tilt
 from groupwise.diagnostics.tolerance import SIGMAS, Limits, Rounding, Tolerance

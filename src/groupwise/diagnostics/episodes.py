@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from groupwise.core.environment import Ended
-from groupwise.core.measure import Measure
-from groupwise.core.metrics import Max, Mean, Sum, Value, mean_of
+from groupwise.core.numbers.measure import Measure
+from groupwise.core.numbers.metrics import Max, Mean, Sum, Value, mean_of
 from groupwise.core.records import Completion
 
 

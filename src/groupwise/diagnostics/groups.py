@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import Signal, of_passes, signal
-from groupwise.core.measure import REWARD, Logged, Measure, differ, logged_of, values_of
-from groupwise.core.metrics import Last, Max, Mean, Metrics, Sum, Value, mean_of
+from groupwise.core.numbers.measure import REWARD, Logged, Measure, differ, logged_of, values_of
+from groupwise.core.numbers.metrics import Last, Max, Mean, Metrics, Sum, Value, mean_of
 from groupwise.core.records import Batch, Completion, Group
 from groupwise.core.stream import RolloutResult, Sampled
 from groupwise.diagnostics.episodes import episode_metrics

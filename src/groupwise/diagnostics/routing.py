@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from groupwise.core.metrics import Max, Metrics, Value
+from groupwise.core.numbers.metrics import Max, Metrics, Value
 from groupwise.core.records import Batch, RoutingRecord, UpdateRecord
 from groupwise.diagnostics.checks import Check, replayed_are_used
 from groupwise.models.moe.metrics import (

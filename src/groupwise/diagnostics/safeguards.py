@@ -7,7 +7,7 @@ from pathlib import Path
 
 from groupwise.algorithms.parts.filters import Signal, signal
 from groupwise.core.errors import RunError
-from groupwise.core.measure import CORRECTNESS
+from groupwise.core.numbers.measure import CORRECTNESS
 from groupwise.core.stream import RolloutResult
 from groupwise.health.symptoms.base import Finding, many
 from groupwise.health.symptoms.signal import remedy

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from groupwise.algorithms.algorithm import Algorithm
-from groupwise.core.metrics import Mean, Metrics, Sum, merge, read
+from groupwise.core.numbers.metrics import Mean, Metrics, Sum, merge, read
 from groupwise.core.records import Batch, UpdateRecord, UpdateResult
 from groupwise.diagnostics.checks import (
     Check,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from groupwise.core.clock import Extent
+from groupwise.core.machine.clock import Extent
 
 #: The kind of work that a phase of a run's clock is; what is not here is no part of a step.
 WORK = {

@@ -11,7 +11,7 @@ from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.ratio import bounded
 from groupwise.algorithms.parts.shaping import sampled_kl
 from groupwise.core.masked import keep, row_mean, row_sum
-from groupwise.core.metrics import Last, Max, Mean, Sum, Value, mean_of, mean_over
+from groupwise.core.numbers.metrics import Last, Max, Mean, Sum, Value, mean_of, mean_over
 from groupwise.core.records import Batch, UpdateRecord, UpdateResult
 
 #: Of the ratios of a step, the places in their order that are metrics.

@@ -5,7 +5,7 @@ from functools import partial
 
 from groupwise.core.engine import Engine, Sampling
 from groupwise.core.errors import UsageError
-from groupwise.core.place import HERE, Place, started
+from groupwise.core.processes.place import HERE, Place, started
 from groupwise.engines.address import addresses_of
 from groupwise.engines.local.make import local_engine
 from groupwise.engines.outside.client import Note, OutsideEngine, Published

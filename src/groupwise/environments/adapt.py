@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from groupwise.core.environment import Reply, Says
 from groupwise.core.errors import UsageError, one_line
-from groupwise.core.jsonl import writable
+from groupwise.core.files.jsonl import writable
+from groupwise.core.numbers.seeds import derive
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
-from groupwise.core.seeds import derive
 from groupwise.core.task import Starting, Starts
 from groupwise.environments.calls import calls_in, without_end
 from groupwise.environments.tools import Tool, answer

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Protocol
 
+from groupwise.core.code.user_code import NO_FILES, Files, Source, load, source
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.samples import Sample
-from groupwise.core.user_code import NO_FILES, Files, Source, load, source
 from groupwise.environments.adapt import Playable, playable, roles, schemas, tool_names, with_special
 
 

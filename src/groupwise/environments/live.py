@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from groupwise.core.code.trace import own_traceback
 from groupwise.core.environment import Conversation, Reply, fingerprint
+from groupwise.core.processes.stop import Stopped
 from groupwise.core.reward import Cause
-from groupwise.core.stop import Stopped
-from groupwise.core.trace import own_traceback
 from groupwise.environments.adapt import Playable, begun, ended
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from groupwise.core.atomic import open_regular
+from groupwise.core.code.live_code import WRITTEN
+from groupwise.core.code.user_code import LARGEST_FILE, NO_FILES, Files, Source
 from groupwise.core.errors import UsageError
-from groupwise.core.live_code import WRITTEN
+from groupwise.core.files.atomic import open_regular
 from groupwise.core.settings import Settings
-from groupwise.core.user_code import LARGEST_FILE, NO_FILES, Files, Source
 
 CODE, LIST = "code", "files.json"
 

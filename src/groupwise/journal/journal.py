@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, Field, ValidationError
 
-from groupwise.core import jsonl
-from groupwise.core.atomic import open_regular, open_to_append, whole_file
 from groupwise.core.errors import RunError, UsageError
-from groupwise.core.machine import machine_row
+from groupwise.core.files import jsonl
+from groupwise.core.files.atomic import open_regular, open_to_append, whole_file
+from groupwise.core.machine.facts import machine_row
+from groupwise.core.machine.terminal import clean
 from groupwise.core.settings import Changeable, Settings
-from groupwise.core.terminal import clean
 from groupwise.journal.code import CODE
 from groupwise.journal.recipe_file import RECIPE, create_recipe, replace_recipe
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from groupwise.core.jsonl import flat
+from groupwise.core.files.jsonl import flat
 
 
 def metric_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groupwise.core.measure import Measure
+from groupwise.core.numbers.measure import Measure
 from groupwise.core.records import Batch, Evaluation, Group
 from groupwise.core.stream import RolloutResult
 from groupwise.health.symptoms.base import Finding

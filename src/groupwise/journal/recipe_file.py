@@ -4,8 +4,8 @@ import hashlib
 import itertools
 from pathlib import Path
 
-from groupwise.core.atomic import open_regular, whole_file
 from groupwise.core.errors import UsageError
+from groupwise.core.files.atomic import open_regular, whole_file
 
 #: The copy is what a recipe that was edited by hand is compared with.
 RECIPE, COPY = "recipe.toml", ".recipe.toml"

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from groupwise.core.measure import CORRECTNESS, Measure
+from groupwise.core.numbers.measure import CORRECTNESS, Measure
 from groupwise.core.records import Batch, Completion, Group
 from groupwise.core.stream import RolloutResult
 from groupwise.journal.per_token import PerToken

@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 
-from groupwise.core.clock import BEFORE
+from groupwise.core.machine.clock import BEFORE
+from groupwise.core.machine.terminal import Terminal
 from groupwise.core.records import Evaluation
-from groupwise.core.terminal import Terminal
 from groupwise.health.measure import PASS_RATE, Measured
 
 #: Shown where a run has them: a reward model's score beside the true pass rate, a critic's grasp of the returns.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from groupwise.core.errors import UsageError, need
-from groupwise.core.jsonl import flat
+from groupwise.core.files.jsonl import flat
 
 Row = Mapping[str, Any]
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
-from groupwise.core.reproducible import prepare
+from groupwise.core.numbers.reproducible import prepare
 from groupwise.models.context import positions
-from groupwise.models.folder import (
+from groupwise.models.files.folder import (
     ADAPTERS,
     error_line,
     loading,
@@ -32,8 +32,8 @@ from groupwise.models.folder import (
     require_whole,
     weight_files,
 )
-from groupwise.models.heads import check_halves, check_runs
-from groupwise.models.packaged import how_to_make
+from groupwise.models.files.packaged import how_to_make
+from groupwise.models.forward.heads import check_halves, check_runs
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from transformers import AutoModelForSequenceClassification
 
 from groupwise.core.collate import microbatches
 from groupwise.core.errors import UsageError
-from groupwise.core.reproducible import prepare
+from groupwise.core.numbers.reproducible import prepare
 from groupwise.models.context import positions
-from groupwise.models.folder import loading, read_config
-from groupwise.models.heads import hidden, require_same
+from groupwise.models.files.folder import loading, read_config
+from groupwise.models.forward.heads import hidden, require_same
 from groupwise.models.load import Policy, from_pretrained, load_tokenizer, require_config, with_backbone
 
 Tokens = tuple[int, ...]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from groupwise.core.errors import UsageError
-from groupwise.models.folder import read_config
+from groupwise.models.files.folder import read_config
 from groupwise.models.load import from_pretrained, with_backbone
 
 #: The `start` that is no folder: the policy's own weights.

@@ -18,13 +18,13 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 
 from groupwise.core.prefixes import prompt_keys
-from groupwise.models.folder import quiet
-from groupwise.models.fused_layers import FusedLayers
-from groupwise.models.heads import halves
-from groupwise.models.layout import Layout, moved, packed, padded
-from groupwise.models.line_attention import NAME, UNMASKED, attending, hidden_states
-from groupwise.models.logprobs import token_logprobs
-from groupwise.models.recompute import recomputed
+from groupwise.models.files.folder import quiet
+from groupwise.models.forward.fused_layers import FusedLayers
+from groupwise.models.forward.heads import halves
+from groupwise.models.forward.layout import Layout, moved, packed, padded
+from groupwise.models.forward.line_attention import NAME, UNMASKED, attending, hidden_states
+from groupwise.models.forward.logprobs import token_logprobs
+from groupwise.models.forward.recompute import recomputed
 from groupwise.planning.live_bytes import LiveBytes
 
 #: Tokens of a microbatch that are run, if only in shape: where each lies is computed with numbers.

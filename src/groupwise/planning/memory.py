@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from groupwise.models.logprobs import CHUNK_ELEMENTS
+from groupwise.models.forward.logprobs import CHUNK_ELEMENTS
 from groupwise.planning.parts import (
     Cuts,
     PlannedRun,

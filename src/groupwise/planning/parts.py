@@ -39,7 +39,7 @@ from groupwise.training.optimizer import GIVEN_BACK
 #: Bytes of a token in the columns of a batch; of a sampled one in the completions, which Python holds; and what
 #: libraries take after a run is planned.
 COLUMNS, SAMPLED, LATER = 100, 250, 64 << 20
-#: What cuBLAS keeps on a GPU for its products: as much as core/reproducible.py says, for each thread that has any, the
+#: What cuBLAS keeps on a GPU for its products: as core/numbers/reproducible.py says, for each thread that has any: the
 #: one that runs forwards and torch's of backwards.
 WORKSPACES = 2 * 8 * (4096 << 10)
 #: What another process of the run holds of libraries, at most: this one may hold more, of what it did before.

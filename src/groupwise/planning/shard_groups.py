@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from groupwise.planning.activations import MicrobatchBytes
-from groupwise.training.sharded import decoder_layers, norms_of
+from groupwise.training.ranks.sharded import decoder_layers, norms_of
 
 #: Bytes of a number: of a master weight, its gradient and its moments; and of one in bfloat16.
 FLOAT32, BFLOAT16 = 4, 2

@@ -21,7 +21,7 @@ from groupwise.planning.devices import Device
 from groupwise.planning.parts import Cuts, PlannedRun
 from groupwise.planning.run_shape import MicrobatchSizes, RunShape, microbatch_sizes, minibatch_rows, scored_sizes
 from groupwise.planning.shard_groups import GroupedModel, gathered, held_bytes, summed, trained_part
-from groupwise.training.sharded import decoder_layers
+from groupwise.training.ranks.sharded import decoder_layers
 
 #: Numbers that AdamW reads and writes for each of a gradient: weight, gradient and two moments; all but the gradient.
 ADAMW = 7

@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path, PosixPath
 from typing import NamedTuple
 
-from groupwise.core.atomic import open_regular
 from groupwise.core.errors import RunError, UsageError
-from groupwise.core.paths import location
+from groupwise.core.files.atomic import open_regular
+from groupwise.core.files.paths import location
 from groupwise.reports.compare import compare
 from groupwise.reports.live.serve import watch
 from groupwise.reports.live.watched import Watched

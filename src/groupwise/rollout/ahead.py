@@ -18,8 +18,8 @@ from functools import partial
 
 from pydantic import Field, model_validator
 
-from groupwise.core.clock import Clock, Extent
-from groupwise.core.metrics import Mean
+from groupwise.core.machine.clock import Clock, Extent
+from groupwise.core.numbers.metrics import Mean
 from groupwise.core.settings import Settings
 from groupwise.core.stream import RolloutResult, Sampled, StreamState
 from groupwise.rollout.collect import Rollout

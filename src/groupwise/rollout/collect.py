@@ -13,13 +13,13 @@ from pydantic import Field
 from groupwise.algorithms.calls import call
 from groupwise.algorithms.parts.filters import RIGHT, Filter
 from groupwise.core.engine import Distribution, Engine, Sampling, StopIds, Stops
-from groupwise.core.measure import Logged, Measure, logged_of, values_of
-from groupwise.core.metrics import mean_of, read
+from groupwise.core.numbers.measure import Logged, Measure, logged_of, values_of
+from groupwise.core.numbers.metrics import mean_of, read
+from groupwise.core.numbers.seeds import derive, stream
+from groupwise.core.numbers.statistics import pass_at_k, standard_error
 from groupwise.core.records import Completion, Evaluation, Group, Prompt
 from groupwise.core.samples import Sample
-from groupwise.core.seeds import derive, stream
 from groupwise.core.settings import Changeable
-from groupwise.core.statistics import pass_at_k, standard_error
 from groupwise.core.stream import Cohort, RolloutResult, StreamState
 from groupwise.core.task import Streams
 from groupwise.rollout.episodes import Episodes

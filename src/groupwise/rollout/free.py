@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 
 from groupwise.algorithms.calls import call
-from groupwise.core.clock import Clock, Extent
+from groupwise.core.machine.clock import Clock, Extent
 from groupwise.core.records import Group
 from groupwise.core.stream import RolloutResult, Sampled, StreamState
 from groupwise.rollout.ahead import FAREWELL, sampled_of

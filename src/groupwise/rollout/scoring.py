@@ -13,7 +13,7 @@ from pydantic import Field
 
 from groupwise.core.engine import Finished
 from groupwise.core.environment import ENVIRONMENT, Ended
-from groupwise.core.measure import Logged
+from groupwise.core.numbers.measure import Logged
 from groupwise.core.records import Completion, Prompt
 from groupwise.core.reward import LEARNED, TASK, Cause, Reward, ScoreResult
 from groupwise.core.samples import Attempt, Sample

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from groupwise.core.code.user_code import NO_FILES, Files, offered, offered_name, use_of
 from groupwise.core.errors import UsageError, brief, nearest
-from groupwise.core.plain import of_program
+from groupwise.core.files.plain import of_program
 from groupwise.core.task import Task
-from groupwise.core.user_code import NO_FILES, Files, offered, offered_name, use_of
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.chain import Chain
 from groupwise.tasks.code.task import Code

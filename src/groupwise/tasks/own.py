@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from groupwise.core.code.user_code import Files, entry, load, raised, require_frozen_dataclass
 from groupwise.core.errors import UsageError, brief
-from groupwise.core.plain import require_plain
+from groupwise.core.files.plain import require_plain
 from groupwise.core.samples import Sample
 from groupwise.core.settings import fields_of
 from groupwise.core.task import Task
-from groupwise.core.user_code import Files, entry, load, raised, require_frozen_dataclass
 from groupwise.tasks.splits import SPLITS
 
 GROUP = "groupwise.tasks"

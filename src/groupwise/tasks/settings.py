@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groupwise.core.errors import UsageError, brief
-from groupwise.core.plain import require_plain
+from groupwise.core.files.plain import require_plain
 
 #: Problems that are generated at most; all of them are held in memory.
 MOST_PROBLEMS = 10**6

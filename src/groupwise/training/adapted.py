@@ -10,7 +10,7 @@ from groupwise.core.records import Batch
 from groupwise.models.adapters.files import read_adapters, write_adapters
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.adjustment import UNADJUSTED, Adjustment
+from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import RoutingSettings
 from groupwise.training import checkpoint

@@ -14,13 +14,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from groupwise.core.atomic import open_regular, remove
 from groupwise.core.errors import RunError, UsageError, disk_words
-from groupwise.core.json_text import json_value
+from groupwise.core.files.atomic import open_regular, remove
+from groupwise.core.files.json_text import json_value
 from groupwise.core.settings import Changeable, Settings
 from groupwise.training.mesh import ALONE, Mesh
-from groupwise.training.parts import stored, write_parts
-from groupwise.training.tensor_file import sha256_of, sync
+from groupwise.training.ranks.parts import stored, write_parts
+from groupwise.training.ranks.tensor_file import sha256_of, sync
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
 #: The place of the checkpoints in a run folder.

@@ -7,9 +7,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from groupwise.algorithms.parts.critic import value_loss
-from groupwise.core.metrics import Mean, Sum, Value
+from groupwise.core.numbers.metrics import Mean, Sum, Value
+from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.records import Batch
-from groupwise.core.reproducible import reproducible
 from groupwise.core.settings import Changeable, Location
 from groupwise.models.value import POLICY_START, token_values
 from groupwise.training import checkpoint

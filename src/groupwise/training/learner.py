@@ -13,22 +13,22 @@ from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import NO_ROWS, collate, idle_rows, microbatches
+from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.prefixes import prefix_microbatches
 from groupwise.core.records import Batch, Group, RoutingRecord, UpdateRecord, UpdateResult
-from groupwise.core.reproducible import reproducible
 from groupwise.core.settings import Changeable
-from groupwise.models.adjustment import UNADJUSTED, Adjustment
-from groupwise.models.compiled import CompiledLayers
-from groupwise.models.fused_layers import FusedLayers
-from groupwise.models.heads import halves
-from groupwise.models.layout import Layout, packed, padded
-from groupwise.models.line_attention import in_line, runs_in_line
+from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
+from groupwise.models.forward.compiled import CompiledLayers
+from groupwise.models.forward.fused_layers import FusedLayers
+from groupwise.models.forward.heads import halves
+from groupwise.models.forward.layout import Layout, packed, padded
+from groupwise.models.forward.line_attention import in_line, runs_in_line
+from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, sequence_logprobs
+from groupwise.models.forward.recompute import recomputed
 from groupwise.models.load import load_policy, save_policy
-from groupwise.models.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, sequence_logprobs
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.routing_pass import RoutingPass, routes_to_replay
 from groupwise.models.moe.settings import ReplayFrom, RouterLosses, RoutingSettings
-from groupwise.models.recompute import recomputed
 from groupwise.models.shards import set_whole, set_whole_state, whole, whole_state
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Message, Verb
@@ -44,7 +44,7 @@ class LearnerSettings(OptimizerSettings):
     precision        "bf16" computes in bfloat16 over float32 master weights
     shared_prefixes  what rows have in common at their start, such as a prompt, is run once, and no padding is run
     recompute        activations are computed again in the backward pass instead of held: less memory, a third more time
-    compile          layers are compiled by torch.compile (models/compiled.py): minutes at first, then fewer kernels
+    compile          layers are compiled by torch.compile (models/forward/compiled.py): fewer kernels, after minutes
     chunk_logits     logits computed at once; "auto": as many as memory has room for
     held_logits      log-probabilities held for the backward pass, which computes them again where they are more
     ranks            processes of this machine that hold the policy together, each its part of weights, gradients and

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 
-from groupwise.core.address import Address
 from groupwise.core.errors import UsageError, one_line, shortened
+from groupwise.core.files.tensor_layout import DTYPES
+from groupwise.core.processes.address import Address
 from groupwise.core.records import Batch
-from groupwise.core.tensor_layout import DTYPES
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ class Mesh:
         return nullcontext()
 
     def together(self, message: Message) -> AbstractContextManager[None]:
-        """Inside, every rank does what the message says; a mesh with followers tells them (training/followers.py)."""
+        """Inside, every rank does what the message says: a mesh with followers tells them (ranks/followers.py)."""
         return nullcontext()
 
     def close(self) -> None:

@@ -15,12 +15,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from groupwise.core.collate import NO_ROWS, idle_rows, microbatches
-from groupwise.core.free_memory import give_back
+from groupwise.core.machine.free_memory import give_back
 from groupwise.core.records import Batch
 from groupwise.core.settings import Changeable, Settings
-from groupwise.models.fused_layers import FusedLayers
+from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.training.mesh import ALONE, Mesh
-from groupwise.training.sharded import Sharded, clip_gradients
+from groupwise.training.ranks.sharded import Sharded, clip_gradients
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from groupwise.core.clock import LOST
+from groupwise.core.machine.clock import LOST
 from groupwise.health.symptoms.base import Finding
 from groupwise.training.rollback import Guard, Rollback
 from groupwise.training.run import Training

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from groupwise.core.settings import Changeable, Settings
 from groupwise.health.symptoms.base import RECENT
 from groupwise.training.checkpoint import damaged, folder_of, steps
-from groupwise.training.parts import is_stored
+from groupwise.training.ranks.parts import is_stored
 
 
 class Guard(StrEnum):

@@ -16,12 +16,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from groupwise.core.engine import Engine, Precision, Request, Sampling
+from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Group, Prompt
-from groupwise.core.seeds import derive
 from groupwise.diagnostics.bias import tilt
 from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, Rounding, Tolerance
-from groupwise.models.described import description, model_like
-from groupwise.models.heads import halves
+from groupwise.models.files.described import description, model_like
+from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy
 from groupwise.models.moe.settings import routers_to_record
 from groupwise.models.precision import cast_weights

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from groupwise.algorithms.algorithm import Algorithm
-from groupwise.core.clock import BEFORE, Clock
 from groupwise.core.engine import Engine
+from groupwise.core.machine.clock import BEFORE, Clock
+from groupwise.core.processes.stop import Stop
 from groupwise.core.records import Evaluation, Group
-from groupwise.core.stop import Stop
 from groupwise.diagnostics.checks import CheckSettings, Probe
 from groupwise.diagnostics.tolerance import Limits
 from groupwise.journal.output import Output

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 
-from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.errors import UsageError, one_line
+from groupwise.core.files.dataclass_json import from_json, to_json
 from groupwise.core.stream import StreamState
 from groupwise.training import checkpoint
 from groupwise.training.critic import Critic

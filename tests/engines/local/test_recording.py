@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from groupwise.core.free_memory import give_back, held_memory
+from groupwise.core.machine.free_memory import give_back, held_memory
 from groupwise.engines.local.recording import Forward, recorded
 
 

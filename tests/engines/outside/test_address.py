@@ -23,7 +23,7 @@ import torch
 
 import groupwise
 from groupwise.commands.serve import serve
-from groupwise.commands.train import resume
+from groupwise.commands.train.train import resume
 from groupwise.core.channel import pack
 from groupwise.core.engine import Finished, Request
 from groupwise.core.errors import RunError, UsageError

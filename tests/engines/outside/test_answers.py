@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from groupwise.core import codec
 from groupwise.core.channel import Channel
-from groupwise.core.codec import Message
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError
 from groupwise.core.peer import Peer
+from groupwise.core.processes import codec
+from groupwise.core.processes.codec import Message
 from groupwise.core.records import Completion
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.process import EngineProcess

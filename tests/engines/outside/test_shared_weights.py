@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load
 
 from groupwise.core.errors import RunError
-from groupwise.core.tensor_layout import DTYPES
+from groupwise.core.files.tensor_layout import DTYPES
 from groupwise.engines.outside.shared_weights import SharedWeights, mapped, read_weights
 
 NOISE = torch.Generator().manual_seed(0)

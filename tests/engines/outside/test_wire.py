@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from groupwise.core import codec
 from groupwise.core.channel import Channel
-from groupwise.core.codec import Message
 from groupwise.core.engine import Finished, Request, Sampling
+from groupwise.core.processes import codec
+from groupwise.core.processes.codec import Message
 from groupwise.core.records import Completion, Span, Support
 from groupwise.engines.outside import wire
 from tests.engines.outside.completions import assert_same

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.heads import halves
+from groupwise.models.forward.heads import halves
 from groupwise.models.load import digest
 from groupwise.models.moe.record import record_routes
 from groupwise.models.moe.replay import replay_routes

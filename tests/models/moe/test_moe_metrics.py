@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from groupwise.core.collate import collate
-from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.errors import RunError
-from groupwise.core.metrics import merge, read
+from groupwise.core.files.dataclass_json import from_json, to_json
+from groupwise.core.numbers.metrics import merge, read
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.stream import StreamState

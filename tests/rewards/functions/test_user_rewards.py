@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from groupwise.core import parcel
 from groupwise.core.errors import UsageError
+from groupwise.core.processes import parcel
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.adapters import bound

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from groupwise.core.errors import RunError, UsageError
-from groupwise.core.place import HERE
+from groupwise.core.processes.place import HERE
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.environments.pool import PoolEnvironments

@@ -19,8 +19,8 @@ import pytest
 from groupwise.commands.check.correctness import repeated_findings
 from groupwise.commands.check.findings import Level
 from groupwise.commands.check.trials import Kind, TrialScores
-from groupwise.core.children import Child
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.processes.children import Child
 from groupwise.core.records import Completion
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample

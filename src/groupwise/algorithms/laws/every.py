@@ -5,7 +5,7 @@ from typing import Any
 
 from groupwise.algorithms.laws.draws import Draw
 from groupwise.algorithms.laws.law import Law
-from groupwise.core import parcel
+from groupwise.core.processes import parcel
 
 
 def prints_itself(part: Any, batch: Draw) -> str:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.laws.draws import Draw, draw
+from groupwise.core.code.trace import place
 from groupwise.core.errors import one_line
-from groupwise.core.trace import place
 
 #: Batches that a law is tried on: seed and spread of the log-ratios.
 BATCHES = ((0, 0.05), *((seed, 0.5) for seed in range(5)), (2, 2.0))

@@ -17,7 +17,7 @@ from groupwise.core.masked import (
     row_sum,
     whiten,
 )
-from groupwise.core.measure import TIE
+from groupwise.core.numbers.measure import TIE
 
 
 class Advantage(Part, Protocol):

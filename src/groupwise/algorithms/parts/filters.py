@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from groupwise.algorithms.parts import Part, require_within
-from groupwise.core.measure import CORRECTNESS, differ, values_of
+from groupwise.core.numbers.measure import CORRECTNESS, differ, values_of
 from groupwise.core.records import Group
 
 #: A completion with at least this score is right, whatever is added to its reward later.

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts.advantage import Advantage
-from groupwise.core.inputs import LARGEST, Column, mask_of, numbers, require_finite
 from groupwise.core.masked import WHITENED, begins, by_run, keep, real, row_sum, whiten
+from groupwise.core.numbers.inputs import LARGEST, Column, mask_of, numbers, require_finite
 
 
 def gae(rewards: Column, values: Column, mask: Column, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from groupwise.algorithms.parts import Part, require_within
 from groupwise.algorithms.parts.kl import KL
-from groupwise.core.inputs import Column, numbers
 from groupwise.core.masked import keep, real
+from groupwise.core.numbers.inputs import Column, numbers
 from groupwise.core.records import Batch
 
 #: What a score of 1 may be worth at most.

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from groupwise.algorithms.algorithm import Algorithm
+from groupwise.commands.build.threads import threads, with_threads
 from groupwise.commands.check.findings import Finding, Section
 from groupwise.commands.check.sections import sections
-from groupwise.commands.threads import threads, with_threads
 from groupwise.config.given import RecipeLike, RewardsLike, given
 from groupwise.config.resolve import resolve
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from groupwise.core.terminal import Part, Terminal
+from groupwise.core.machine.terminal import Part, Terminal
 
 
 class Level(StrEnum):

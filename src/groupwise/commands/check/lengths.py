@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from groupwise.commands.build import too_long
+from groupwise.commands.build.build import too_long
+from groupwise.commands.build.selected import selected
 from groupwise.commands.check.findings import Finding, ShownProblem, fault, graded, note, ok
 from groupwise.commands.check.trials import Encode, gold_of
-from groupwise.commands.selected import selected
 from groupwise.config.plan import Plan
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
-from groupwise.models.chat import Chat
+from groupwise.models.chat.prompts import Chat
 from groupwise.models.context import positions_in_words
 from groupwise.models.load import text_ids
 

@@ -7,28 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groupwise.commands.build import training_engine
+from groupwise.commands.build.build import training_engine
+from groupwise.commands.build.disk import REMEDY, disk_plan
+from groupwise.commands.build.episodes import turn_findings
+from groupwise.commands.build.memory import empty_model, in_words, memory_of
+from groupwise.commands.build.parity import tolerance_on
+from groupwise.commands.build.policies import named_model
+from groupwise.commands.build.ranks import make_learner
+from groupwise.commands.build.selected import chat_of
 from groupwise.commands.check.findings import Finding, fault, note, ok
-from groupwise.commands.disk import REMEDY, disk_plan
-from groupwise.commands.episodes import turn_findings
-from groupwise.commands.memory import empty_model, in_words, memory_of
-from groupwise.commands.parity import tolerance_on
-from groupwise.commands.policies import named_model
-from groupwise.commands.ranks import make_learner
-from groupwise.commands.selected import chat_of
 from groupwise.config.plan import OWN_START, Plan
 from groupwise.core.collate import collate
 from groupwise.core.engine import Request
 from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.machine.terminal import Terminal
+from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
-from groupwise.core.seeds import derive
-from groupwise.core.terminal import Terminal
 from groupwise.diagnostics.checks import Check, Verdict, learner_equals_engine
 from groupwise.models.adapters.targets import adapted_weights, in_short
-from groupwise.models.chat import Chat
-from groupwise.models.folder import read_config, read_generation
-from groupwise.models.heads import halves
+from groupwise.models.chat.prompts import Chat
+from groupwise.models.chat.template_checks import check_chat
+from groupwise.models.files.folder import read_config, read_generation
+from groupwise.models.forward.heads import halves
 from groupwise.models.load import (
     Policy,
     end_ids,
@@ -40,8 +41,7 @@ from groupwise.models.load import (
 from groupwise.models.moe.metrics import comparable
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import RoutingSettings, routers_to_record
-from groupwise.models.template_checks import check_chat
-from groupwise.training.initial_policy import TINY
+from groupwise.training.start.initial_policy import TINY
 
 #: The batch that engine and learner both answer: prompts, completions of each, tokens of each at most.
 PARITY_PROMPTS, PARITY_SAMPLES, PARITY_TOKENS = 4, 2, 64

@@ -5,7 +5,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from groupwise.commands.build import reward_forms
+from groupwise.commands.build.build import reward_forms
+from groupwise.commands.build.pools import pool_of
 from groupwise.commands.check.correctness import (
     opening_findings,
     own_reward_findings,
@@ -20,7 +21,6 @@ from groupwise.commands.check.lengths import completion_encoder, lengths, shown_
 from groupwise.commands.check.model import ModelFiles, file_findings, loaded_findings, model_path, read_files
 from groupwise.commands.check.problems import columns, counts, duplicates
 from groupwise.commands.check.trials import score_trials, trials, ungraded_trials
-from groupwise.commands.pools import pool_of
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolved_recipe
 from groupwise.config.usual import unusual

@@ -24,7 +24,7 @@ from groupwise.engines.local.cache import PrefilledPrompts, PromptCache
 from groupwise.engines.local.experts import logits_and_experts
 from groupwise.engines.local.held import Held, first_tokens, routes_after
 from groupwise.engines.local.recording import Forward, recorded
-from groupwise.models.folder import error_line
+from groupwise.models.files.folder import error_line
 from groupwise.models.moe.record import Router, record_routes, require_routers, routers
 
 # The longest prompt whose pass is recorded: its attention holds every score, [P,heads,W,W].

@@ -11,7 +11,7 @@ from groupwise.engines.local.history import History
 from groupwise.engines.local.sampler import Drawing
 from groupwise.engines.local.scheduler import Scheduler
 from groupwise.engines.stop_strings import Decode, StopStrings
-from groupwise.models.adjustment import Adjustment, adjustment_of
+from groupwise.models.forward.adjustment import Adjustment, adjustment_of
 
 
 class Adjusting:

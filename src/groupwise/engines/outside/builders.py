@@ -22,10 +22,10 @@ def local(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progres
     """
     from transformers import AutoModelForCausalLM
 
-    from groupwise.core.reproducible import prepare
+    from groupwise.core.numbers.reproducible import prepare
     from groupwise.engines.local.make import local_engine
     from groupwise.engines.weights import copy_weights
-    from groupwise.models.folder import loading, read_config
+    from groupwise.models.files.folder import loading, read_config
     from groupwise.models.load import Policy, load_tokenizer
 
     what = "the model of the engine in a child"

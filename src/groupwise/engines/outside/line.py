@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from groupwise.core.codec import Arrays
 from groupwise.core.peer import Line, PeerLost
+from groupwise.core.processes.codec import Arrays
 from groupwise.engines.outside.shared_weights import SharedWeights
 
 

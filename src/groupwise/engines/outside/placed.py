@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from groupwise.core.peer import PeerLost
-from groupwise.core.place import REST, Place, Process, Role
+from groupwise.core.processes.place import REST, Place, Process, Role
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.line import Parcel
 from groupwise.engines.outside.shared_weights import SharedWeights

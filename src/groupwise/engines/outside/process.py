@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from groupwise.core import codec
-from groupwise.core.codec import Message
-from groupwise.core.dataclass_json import to_json
 from groupwise.core.engine import OnFinish, Precision, Request, Sampling
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line, shortened
+from groupwise.core.files.dataclass_json import to_json
 from groupwise.core.peer import PeerLost
+from groupwise.core.processes import codec
+from groupwise.core.processes.codec import Message
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.answers import MOST_IDS, Asked
 from groupwise.engines.outside.line import EngineLine, Parcel

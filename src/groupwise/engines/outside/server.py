@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from groupwise.core import codec
 from groupwise.core.channel import Channel, FrameError
-from groupwise.core.codec import Arrays, Message
-from groupwise.core.dataclass_json import from_json
 from groupwise.core.engine import Engine, Finished
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, listed, one_line
+from groupwise.core.files.dataclass_json import from_json
+from groupwise.core.processes import codec
+from groupwise.core.processes.codec import Arrays, Message
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.builders import BUILDERS, library_of
 from groupwise.engines.outside.shared_weights import Stamp, mapped, read_weights

@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from groupwise.core.address import Address, keep_alive
 from groupwise.core.channel import Channel, FrameError
-from groupwise.core.children import Child, ending
-from groupwise.core.door import Door
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.peer import PeerLost
+from groupwise.core.processes.address import Address, keep_alive
+from groupwise.core.processes.children import Child, ending
+from groupwise.core.processes.door import Door
 from groupwise.engines.address import PATIENCE, greeting
 
 #: The module that runs in an engine's process.

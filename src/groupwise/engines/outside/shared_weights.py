@@ -18,7 +18,7 @@ from torch import Tensor
 
 from groupwise.core.engine import Progress, silent
 from groupwise.core.errors import RunError
-from groupwise.core.tensor_layout import Place, header, layout, size
+from groupwise.core.files.tensor_layout import Place, header, layout, size
 
 #: The header's length is a multiple of it, so that as a rule the file of another version is as long.
 PAGE = 4096

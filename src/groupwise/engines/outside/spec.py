@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from groupwise.engines.settings import EngineSettings
-from groupwise.models.folder import quiet
+from groupwise.models.files.folder import quiet
 from groupwise.models.load import Policy
 
 

@@ -1,4 +1,4 @@
-"""What passes between a run and its engine's process, as messages of core/codec.py.
+"""What passes between a run and its engine's process, as messages of core/processes/codec.py.
 
 The tokens, log-probabilities, supports and routes of all completions of an answer lie one behind the other in one array
 each. Shapes: N completions, T tokens of all of them, L routers, K experts a token.
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.core.codec import Arrays, Message
-from groupwise.core.dataclass_json import from_json, to_json
 from groupwise.core.engine import Finished, Request, Sampling
+from groupwise.core.files.dataclass_json import from_json, to_json
+from groupwise.core.processes.codec import Arrays, Message
 from groupwise.core.records import Completion, Span, Support
 
 #: Before the name of an array that is a file of a folder.

@@ -24,7 +24,7 @@ from groupwise.engines.stop_strings import Decode, StopStrings
 from groupwise.engines.vllm.heads import Widening
 from groupwise.engines.vllm.sampling import params_of
 from groupwise.engines.weights import Shapes, broken, require_whole, shapes_of
-from groupwise.models.adjustment import adjustment_of
+from groupwise.models.forward.adjustment import adjustment_of
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from groupwise.engines.vllm.engine import Library, ModelFacts, VllmEngine
 from groupwise.engines.vllm.heads import widening_for
 from groupwise.engines.weights import shapes_of
 from groupwise.models.context import positions
-from groupwise.models.folder import read_config
+from groupwise.models.files.folder import read_config
 from groupwise.models.load import load_tokenizer
 from groupwise.models.precision import DTYPES
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from groupwise.core.engine import Request, Sampling
-from groupwise.core.seeds import derive
+from groupwise.core.numbers.seeds import derive
 
 #: Makes vLLM's SamplingParams of keywords.
 Params = Callable[..., Any]

@@ -8,9 +8,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from groupwise.core.errors import UsageError, one_line, shortened
-from groupwise.core.json_text import json_value
+from groupwise.core.files.json_text import json_value
 from groupwise.models.adapters.lora import Adapters
-from groupwise.models.folder import ADAPTERS
+from groupwise.models.files.folder import ADAPTERS
 from groupwise.models.shards import whole
 
 MATRICES = "adapters.safetensors"

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.core.errors import UsageError, listed, need
-from groupwise.core.seeds import derive
+from groupwise.core.numbers.seeds import derive
 from groupwise.models.adapters.settings import EXTRA, AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights
-from groupwise.models.folder import quiet
+from groupwise.models.files.folder import quiet
 from groupwise.models.load import digest
 from groupwise.models.shards import set_whole, whole
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from groupwise.core.metrics import Last, Mean, Sum, Value
+from groupwise.core.numbers.metrics import Last, Mean, Sum, Value
 from groupwise.core.records import Batch
 from groupwise.models.moe.balance import load_shares
 from groupwise.models.moe.record import RowRoutes

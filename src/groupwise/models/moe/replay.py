@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from groupwise.core.errors import UsageError
-from groupwise.core.inputs import Column, mask_of, tensor_of
-from groupwise.models.layout import Layout
+from groupwise.core.numbers.inputs import Column, mask_of, tensor_of
+from groupwise.models.forward.layout import Layout
 from groupwise.models.moe.record import (
     Router,
     Routes,
@@ -145,7 +145,7 @@ class _ForcedTopK(TorchFunctionMode):
 def place_routes(rows: Sequence[Tensor], layout: Layout) -> tuple[Tensor, Tensor]:
     """Routes of rows, [tokens_i,L,K] each -> [R,S,L,K] where a layout runs their tokens, and present [R,S].
 
-    >>> from groupwise.models.layout import padded
+    >>> from groupwise.models.forward.layout import padded
     >>> layout = padded(torch.zeros(2, 4, dtype=torch.long), torch.tensor([3, 4]))
     >>> routes, present = place_routes([torch.ones(2, 1, 1), torch.ones(3, 1, 1)], layout)
     >>> routes.flatten().tolist(), present.tolist()

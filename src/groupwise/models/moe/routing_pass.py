@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from groupwise.core.errors import RunError
 from groupwise.core.records import Batch, RoutingRecord
-from groupwise.models.layout import Layout
+from groupwise.models.forward.layout import Layout
 from groupwise.models.moe.balance import load_shares
 from groupwise.models.moe.record import Router, Routes, RowRoutes, record_routes, route_dtype, router_logits
 from groupwise.models.moe.replay import Replay, place_routes, replay_routes

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 
-from groupwise.core.statistics import Interval, over_seeds
+from groupwise.core.numbers.statistics import Interval, over_seeds
 from groupwise.health.symptoms.base import is_number
 from groupwise.reports.folder.columns import rounded
 from groupwise.reports.page.plots import limits

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from groupwise.core.jsonl import flat
+from groupwise.core.files.jsonl import flat
 from groupwise.health.measure import PASS_RATE
 from groupwise.reports.compare.bands import ENOUGH, HELD_OUT, band_words, mean, measured
 from groupwise.reports.compare.members import Group, Member, differing, grouped, shown

@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 from groupwise.core.errors import UsageError
-from groupwise.core.jsonl import flat
+from groupwise.core.files.jsonl import flat
 from groupwise.reports.folder.read import RunFolder
 from groupwise.reports.records import Curves
 

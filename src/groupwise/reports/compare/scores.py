@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from groupwise.core.change import Change
-from groupwise.core.statistics import (
+from groupwise.core.numbers.change import Change
+from groupwise.core.numbers.statistics import (
     ONE_VOTE,
     OVER_PROBLEMS,
     Interval,

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from groupwise.core.jsonl import flat
-from groupwise.core.statistics import Interval, mean_interval, pass_rate_interval, seen_mean_interval
+from groupwise.core.files.jsonl import flat
+from groupwise.core.numbers.statistics import Interval, mean_interval, pass_rate_interval, seen_mean_interval
 from groupwise.reports.folder.lines import count_of, number, table
 from groupwise.reports.records import Curves, Number
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from groupwise.core.change import SHARE, Change, change
-from groupwise.core.statistics import rate_difference
+from groupwise.core.numbers.change import SHARE, Change, change
+from groupwise.core.numbers.statistics import rate_difference
 from groupwise.health.measure import PASS_RATE, Measured
 from groupwise.health.symptoms.base import is_number
 from groupwise.reports.folder.columns import interval

@@ -10,8 +10,8 @@ from typing import IO, Any
 
 import orjson
 
-from groupwise.core.atomic import open_regular
-from groupwise.core.jsonl import STEP, shallow, writable
+from groupwise.core.files.atomic import open_regular
+from groupwise.core.files.jsonl import STEP, shallow, writable
 from groupwise.health.symptoms.base import is_number
 from groupwise.reports.records import Number
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from groupwise.core.atomic import open_regular
 from groupwise.core.errors import UsageError
-from groupwise.core.jsonl import shallow
+from groupwise.core.files.atomic import open_regular
+from groupwise.core.files.jsonl import shallow
 from groupwise.health.symptoms.base import is_number
 from groupwise.reports.folder.heldout import with_problems
 from groupwise.reports.folder.lines import ByStep, Row, all_rows, count_of, number, oddities, parsed

@@ -10,7 +10,7 @@ from typing import IO
 
 import orjson
 
-from groupwise.core.atomic import open_regular
+from groupwise.core.files.atomic import open_regular
 from groupwise.reports.folder.columns import spaced
 from groupwise.reports.folder.groups import LONGEST_TEXT, group_of
 from groupwise.reports.folder.scan import DIFFER, EQUAL, Place, Scan, places, scan

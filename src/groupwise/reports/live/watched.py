@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.core.errors import UsageError
-from groupwise.core.jsonl import BEGINNING
+from groupwise.core.files.jsonl import BEGINNING
 from groupwise.reports.folder import columns
 from groupwise.reports.folder.heldout import with_problems
 from groupwise.reports.folder.lines import ByStep, Tail, count_of, oddities

@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from groupwise.core.change import FELL, UNTOLD
+from groupwise.core.numbers.change import FELL, UNTOLD
 from groupwise.health.checks import INVARIANTS, of_limit
 from groupwise.health.measure import PASS_RATE, Measured
 from groupwise.health.symptoms.base import (

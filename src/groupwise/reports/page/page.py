@@ -17,7 +17,7 @@ from pathlib import Path
 
 import orjson
 
-from groupwise.core.atomic import whole_file
+from groupwise.core.files.atomic import whole_file
 from groupwise.reports.records import Fresh, Page
 
 #: In the order they load: each builds on those before it.

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from groupwise.core.code.trace import own_traceback
 from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.core.task import Starts
-from groupwise.core.trace import own_traceback
 from groupwise.rewards.functions.logs import CallLog, logged
 from groupwise.rewards.functions.results import list_is_wrong, score_result, score_results
 

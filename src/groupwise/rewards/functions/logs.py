@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from groupwise.core.jsonl import writable
+from groupwise.core.files.jsonl import writable
 from groupwise.core.reward import LoggedValue, ScoreResult
 
 #: Columns, and metrics, that one call may log, and characters of a logged text: all of them stand in rollouts.jsonl.

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from groupwise.core.code.user_code import NO_FILES, Files, Source, load, raised, source
 from groupwise.core.errors import UsageError, nearest
 from groupwise.core.samples import Attempt
 from groupwise.core.task import ScoresLate, Starts, Task
-from groupwise.core.user_code import NO_FILES, Files, Source, load, raised, source
 from groupwise.rewards.functions.adapters import SINGLE, Bound, bound
 
 

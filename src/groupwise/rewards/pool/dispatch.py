@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from groupwise.core import parcel
 from groupwise.core.channel import FrameError
-from groupwise.core.children import Child, ending
 from groupwise.core.environment import Conversation
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
 from groupwise.core.peer import PeerLost
+from groupwise.core.processes import parcel
+from groupwise.core.processes.children import Child, ending
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.rewards.functions.results import exhausted
 from groupwise.rewards.pool.isolate import Walls

@@ -1,6 +1,6 @@
 """A pool that lives in a process elsewhere, with the processes that score beside it: the run's end of it.
 
-What is to be scored goes there as it goes from a pool to its processes (core/parcel.py); what comes back is JSON. A
+What is to be scored goes there as it goes from a pool to its processes (core/processes/parcel.py); what comes back is JSON. A
 process that is lost is started again and given what it owed: a score is a function of its attempt, and an episode is
 played again from what was said (environments/live.py).
 """
@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from groupwise.core import parcel
 from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
 from groupwise.core.peer import PeerLost
-from groupwise.core.place import Place, Process, Role, last_line
+from groupwise.core.processes import parcel
+from groupwise.core.processes.place import Place, Process, Role, last_line
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.pool.dispatch import Limits

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any
 
-from groupwise.core import parcel
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
+from groupwise.core.processes import parcel
 from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.pool import Pool

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.core.channel import Channel, FrameError, unpack
-from groupwise.core.children import Child, ending
+from groupwise.core.code.trace import own_lines
 from groupwise.core.environment import Conversation
+from groupwise.core.processes.children import Child, ending
 from groupwise.core.reward import Cause, ScoreResult
-from groupwise.core.trace import own_lines
 from groupwise.rewards.pool.isolate import below, stat_fields
 from groupwise.rewards.pool.work import Entry
 

@@ -12,14 +12,14 @@ from dataclasses import astuple
 from functools import partial
 from typing import Any
 
-from groupwise.core import parcel
 from groupwise.core.channel import Channel, pack
+from groupwise.core.code.trace import own_traceback
+from groupwise.core.code.user_code import raised
 from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.processes import parcel
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt
 from groupwise.core.task import Starts
-from groupwise.core.trace import own_traceback
-from groupwise.core.user_code import raised
 from groupwise.rewards.functions.adapters import ATTEMPTS, Bound, fault
 from groupwise.rewards.functions.results import exhausted, list_is_wrong
 from groupwise.rewards.functions.user import finisher

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from groupwise.core.channel import FrameError, pack, unpack
-from groupwise.core.children import ending, signal_name
 from groupwise.core.peer import PeerLost
+from groupwise.core.processes.children import ending, signal_name
 from groupwise.rewards.sandbox.launch import Zygote
 from groupwise.rewards.sandbox.outcome import REFUSED, Kind, Limits, Outcome
 

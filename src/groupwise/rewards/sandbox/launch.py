@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from groupwise.core.children import ROOT, Child
 from groupwise.core.errors import RunError
 from groupwise.core.peer import PeerLost
+from groupwise.core.processes.children import ROOT, Child
 from groupwise.rewards.sandbox.outcome import Layers, Limits
 
 _START, _ORDER = 60.0, 20.0  # seconds

@@ -1,4 +1,4 @@
-"""Plain values as what crosses the border of the sandbox: trees of core/codec.py, and when two of them are equal.
+"""Plain values as what crosses the border of the sandbox: trees of core/processes/codec.py, and when two of them are equal.
 
 The supervisor compares trees and never builds sets or dicts from a child's data: keys chosen to collide would cost it
 quadratic time.
@@ -7,7 +7,7 @@ quadratic time.
 import json
 from typing import Any
 
-from groupwise.core.codec import DEPTH, NotPlain, decode, encode, validate
+from groupwise.core.processes.codec import DEPTH, NotPlain, decode, encode, validate
 
 __all__ = ["NotPlain", "decode", "encode", "equal", "validate"]
 

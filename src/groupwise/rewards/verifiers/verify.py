@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from groupwise.core.channel import Channel
-from groupwise.core.children import Child
 from groupwise.core.errors import RunError
 from groupwise.core.peer import PeerLost
+from groupwise.core.processes.children import Child
 from groupwise.core.task import Starting
 from groupwise.rewards.verifiers.symbolic import QUESTIONS
 

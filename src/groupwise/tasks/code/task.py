@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from groupwise.core.errors import UsageError, listed, one_line
-from groupwise.core.json_text import encoded
-from groupwise.core.paths import location, require_regular
+from groupwise.core.files.json_text import encoded
+from groupwise.core.files.paths import location, require_regular
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration, Starting
 from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, cases, judge, words

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from groupwise.core.errors import UsageError, brief, listed
-from groupwise.core.json_text import json_value
+from groupwise.core.files.json_text import json_value
 from groupwise.tasks.data.formats import kind_of
 
 #: What may be changed on the way, as a note says it.

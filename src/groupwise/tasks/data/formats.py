@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
 
 from groupwise.core.errors import UsageError, brief, disk_words
-from groupwise.core.json_text import decoded, json_value
+from groupwise.core.files.json_text import decoded, json_value
 
 #: The offset of a row that cannot be read again by itself: the index holds its sample in memory.
 IN_MEMORY = -1

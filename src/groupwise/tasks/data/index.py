@@ -14,7 +14,7 @@ from unicodedata import normalize
 from zlib import crc32
 
 from groupwise.core.errors import RunError, UsageError
-from groupwise.core.json_text import encoded
+from groupwise.core.files.json_text import encoded
 from groupwise.core.samples import Sample
 from groupwise.tasks.data.columns import Columns, Reading
 from groupwise.tasks.data.formats import IN_MEMORY, Row, Source

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.core.errors import UsageError, brief, listed
-from groupwise.core.json_text import json_value
-from groupwise.core.paths import location, require_regular
-from groupwise.core.plain import require_plain
+from groupwise.core.files.json_text import json_value
+from groupwise.core.files.paths import location, require_regular
+from groupwise.core.files.plain import require_plain
 from groupwise.tasks.data.formats import (
     LARGEST_LIST,
     Csv,

@@ -8,12 +8,12 @@ from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
+from groupwise.core.code.user_code import NO_FILES, Files, raised, whole_use
 from groupwise.core.environment import EpisodeLimits
 from groupwise.core.errors import UsageError, brief, nearest
+from groupwise.core.numbers.seeds import derive
 from groupwise.core.samples import Sample
-from groupwise.core.seeds import derive
 from groupwise.core.task import Demonstration
-from groupwise.core.user_code import NO_FILES, Files, raised, whole_use
 from groupwise.environments.adapt import Playable
 from groupwise.environments.game import Game
 from groupwise.tasks.data.settings import DataSettings

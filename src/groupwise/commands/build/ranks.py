@@ -1,0 +1,263 @@
+"""The ranks of a run: how rank 0 starts the others, and what they build of the same plan and the same weights.
+
+What passes is the run's recipe, and each model: its configuration, and its weights one tensor after another.
+"""
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from groupwise.config.plan import Plan
+from groupwise.config.recipe import Recipe
+from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.core.channel import Channel
+from groupwise.core.errors import GroupwiseError
+from groupwise.core.machine.free_memory import give_back, keep_freed
+from groupwise.core.processes.place import HERE, Place
+from groupwise.models.files.described import description, model_like
+from groupwise.models.forward.adjustment import adjustment_of
+from groupwise.models.forward.heads import halves
+from groupwise.models.load import Policy
+from groupwise.models.moe.record import Router
+from groupwise.models.moe.settings import routers_to_record
+from groupwise.models.precision import keep_few_products
+from groupwise.models.reward import RewardModel
+from groupwise.rollout.collect import Judge
+from groupwise.training.adapted import AdaptedLearner
+from groupwise.training.critic import Critic
+from groupwise.training.learner import Learner
+from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
+from groupwise.training.ranks.followers import LOST_OTHERS, lead, of_ranks
+from groupwise.training.ranks.reward_scorer import RewardScorer
+from groupwise.training.ranks.sharded import require_decoder_layers
+from groupwise.training.ranks.torchrun import given_ranks, lead_given
+from groupwise.training.ranks.verbs import follow
+
+MODULE = "groupwise.commands.build.ranks"
+
+
+@dataclass(frozen=True)
+class OverRanks:
+    """What the ranks of a run hold together.
+
+    critic  of an algorithm that reads values
+    judge   scores completions, where the run has a reward model
+    """
+
+    learner: Learner
+    critic: Critic | None
+    judge: Judge | None
+
+
+def over_ranks(
+    plan: Plan,
+    policy: Policy,
+    routers: Sequence[Router],
+    reference: nn.Module | None,
+    critic: nn.Module | None,
+    reward: RewardModel | None,
+    place: Place = HERE,
+) -> OverRanks:
+    """The run's models over as many processes as the recipe says; the learner's mesh is to be closed.
+
+    place  where the processes of the other ranks are started
+    Raises UsageError where one cannot be started, RunError where one is lost before it is ready.
+    """
+    models = (policy.model, reference, critic, reward and reward.model)
+    for model in models if plan.recipe.learner.ranks > 1 else ():
+        if model is not None:
+            require_decoder_layers(model, plan.recipe.learner.ranks)
+    mesh = _started(plan, place)
+    try:
+        with mesh.answering():
+            if not mesh.alone:
+                _share(mesh, plan, policy, models)
+            return OverRanks(
+                learner=make_learner(plan, policy, routers, reference, mesh),
+                critic=make_critic(plan, critic, mesh),
+                judge=None if reward is None else RewardScorer(reward, mesh).scores,
+            )
+    except BaseException:
+        mesh.close()
+        raise
+
+
+def rounds(recipe: Recipe) -> bool:
+    """Whether anything of a run computes in bfloat16."""
+    return "bf16" in (recipe.learner.precision, recipe.engine.precision, recipe.reference.precision)
+
+
+def idle_ranks(plan: Plan, longest: int) -> str:
+    """A question, where each update of the run leaves a rank without a microbatch; "" where none does for certain.
+
+    longest  prompt, tokens
+    """
+    recipe, ranks = plan.recipe, plan.recipe.learner.ranks
+    rows = -(-recipe.prompts_per_step // recipe.updates_per_batch) * recipe.samples_per_prompt
+    length, budget = longest + recipe.sampling.max_new_tokens, recipe.learner.tokens_per_microbatch
+    most = rows if isinstance(budget, str) else most_microbatches(rows, length, budget)
+    if most >= ranks:
+        return ""
+    fewer = f"set learner.tokens_per_microbatch = {rows // ranks * length} or less, or " if rows >= ranks else ""
+    return (
+        f"learner.ranks = {ranks}: an update has {most} microbatch{'es' if most > 1 else ''} at most, and the other "
+        f"ranks have nothing to do in any; {fewer}set learner.ranks = {most}; is it meant?"
+    )
+
+
+def most_microbatches(rows: int, length: int, budget: int) -> int:
+    """How many microbatches of `budget` tokens an update has at most, whose rows have no more than `length` tokens.
+
+    >>> most_microbatches(rows=512, length=10, budget=6000), most_microbatches(rows=3, length=10, budget=6)
+    (1, 3)
+    """
+    return -(-rows // max(1, budget // length))
+
+
+def _started(plan: Plan, place: Place) -> Mesh:
+    """The run's mesh: a process by itself, or this one with others that wait for what they need."""
+    settings = plan.recipe.learner
+    if settings.ranks == 1:
+        return ALONE
+    go_on = f"go on from the newest checkpoint with: groupwise train --resume {shlex.quote(str(plan.folder))}"
+    if (given := given_ranks()) is not None:
+        return lead_given(given, settings.rank_deadline, go_on)
+    return lead(MODULE, {}, settings.ranks, settings.rank_deadline, go_on, place)
+
+
+def _share(mesh: Mesh, plan: Plan, policy: Policy, models: Sequence[nn.Module | None]) -> None:
+    """The other ranks get the run's recipe and its models."""
+    recipe, folder, threads = resolved_recipe(plan), str(plan.folder), torch.get_num_threads()
+    ends = {"eos": sorted(policy.eos), "pad": policy.pad}
+    mesh.plain({"recipe": recipe, "folder": folder, "threads": threads, **ends})
+    for model in models:
+        mesh.plain(None if model is None else description(model))
+        if model is not None:
+            mesh.share_weights(model)
+
+
+def main(channel: Channel, rank: int, size: int, host: str, port: int, seconds: float) -> None:
+    """The life of another rank (core/processes/place.py); `host` and `port` are where the ranks meet."""
+    channel.send({"ready": True})
+    try:
+        mesh = connect(rendezvous(host, port, size, leads=False), rank, size, seconds=seconds)
+    except GroupwiseError as error:
+        sys.exit(f"error: {error}")
+    take_part(mesh)
+    channel.send({"done": True})
+
+
+def take_part(mesh: Mesh) -> None:
+    """The life of another rank from the run's recipe on to its end; exits where it cannot go on."""
+    try:
+        run = mesh.plain(None)
+        torch.set_num_threads(run["threads"])
+        plan = resolve(Recipe.model_validate(run["recipe"]), place=Path(run["folder"]))
+        keep_freed(large=not plan.recipe.learner.recompute)
+        if rounds(plan.recipe):
+            keep_few_products()
+        verbs = _verbs(plan, mesh, frozenset(run["eos"]), run["pad"])
+        give_back()  # of the models that were whole here
+        follow(mesh, verbs)
+        mesh.close()
+    except GroupwiseError as error:
+        sys.exit(f"error: {error}")
+    except RuntimeError as error:
+        if not of_ranks(error):
+            raise
+        sys.exit(LOST_OTHERS)
+
+
+def make_learner(
+    plan: Plan,
+    policy: Policy,
+    routers: Sequence[Router],
+    reference: nn.Module | None = None,
+    mesh: Mesh = ALONE,
+) -> Learner:
+    """The policy's learner; `reference` is a frozen model, where the algorithm reads one of its own.
+
+    With adapters these are in the policy's model from here on, and without such a model it is its own reference.
+    """
+    recipe = plan.recipe
+    common: dict[str, Any] = {
+        "settings": recipe.learner,
+        "temperature": recipe.sampling.temperature,
+        "total_updates": plan.total_updates,
+        "routing": recipe.routing,
+        "routers": routers,
+        "adjustment": adjustment_of(recipe.sampling, policy.eos, policy.model.config.get_text_config().vocab_size),
+        "mesh": mesh,
+    }
+    if recipe.adapter.rank:
+        return AdaptedLearner(policy.model, recipe.adapter, recipe.seed, reference=reference, **common)
+    return Learner(policy.model, reference, **common)
+
+
+def make_critic(plan: Plan, model: nn.Module | None, mesh: Mesh = ALONE) -> Critic | None:
+    """The critic of an algorithm that reads values, over its model."""
+    settings = plan.recipe.critic
+    if settings is None or model is None:
+        return None
+    updates = plan.recipe.steps * plan.updates_per_step
+    return Critic(model, settings, updates, bf16=plan.recipe.learner.bf16, mesh=mesh)
+
+
+def _verbs(plan: Plan, mesh: Mesh, eos: frozenset[int], pad: int) -> Mapping[Verb, Callable[[Message], object]]:
+    """What another rank does at each verb, with learner, critic and reward model of rank 0's models."""
+    policy, reference = (_arrived(mesh, AutoModelForCausalLM) for _ in range(2))
+    critic = _arrived(mesh, AutoModelForTokenClassification)
+    reward = _arrived(mesh, AutoModelForSequenceClassification)
+    own = Policy(policy, None, eos, pad)
+    routers = routers_to_record(halves(policy)[0], plan.recipe.routing)
+    learner = make_learner(plan, own, routers, reference, mesh)
+    valuer = make_critic(plan, critic, mesh)
+
+    def update(message: Message) -> None:
+        learner.optimizer.factor = message.others["factor"]
+        learner.update(_batch(message), plan.algorithm)
+
+    verbs: dict[Verb, Callable[[Message], object]] = {
+        Verb.ANNOTATE: lambda m: learner.annotate(_batch(m), **m.others),
+        Verb.UPDATE: update,
+        Verb.LOGPROBS: lambda m: learner.logprobs_now(_batch(m)),
+        Verb.WEIGHTS: lambda m: [None for _ in learner.weights()],
+        Verb.SAVE: lambda m: learner.save(Path(m.others["folder"]), None),
+        Verb.RESTORE: lambda m: learner.restore(Path(m.others["folder"]), m.others["updates"]),
+        Verb.RENEW_REFERENCE: lambda m: learner.renew_reference(),
+        Verb.SAVE_REFERENCE: lambda m: learner.save_reference(Path(m.others["folder"]), m.others["name"]),
+        Verb.RESTORE_REFERENCE: lambda m: learner.restore_reference(Path(m.others["folder"]), m.others["name"]),
+    }
+    if valuer is not None:
+        verbs |= {
+            Verb.VALUES: lambda m: valuer.values(_batch(m)),
+            Verb.UPDATE_CRITIC: lambda m: valuer.update(_batch(m)),
+            Verb.SAVE_CRITIC: lambda m: valuer.save(Path(m.others["folder"])),
+            Verb.RESTORE_CRITIC: lambda m: valuer.restore(Path(m.others["folder"]), m.others["updates"]),
+        }
+    if reward is not None:
+        scorer = RewardScorer(RewardModel(reward, tokenizer=None), mesh)
+        verbs[Verb.SCORES] = lambda m: scorer.take_part()
+    return verbs
+
+
+def _batch(message: Message) -> Any:
+    assert message.batch is not None
+    return message.batch
+
+
+def _arrived(mesh: Mesh, kind: Any) -> Any:
+    """Rank 0's next model; None where it has none."""
+    described = mesh.plain(None)
+    if described is None:
+        return None
+    model = model_like(kind, described)
+    mesh.share_weights(model)
+    return model

@@ -1,0 +1,339 @@
+"""Start and resume a run, and sum it up: what the commands and the Python surface call."""
+
+import math
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from groupwise import loop
+from groupwise.algorithms.algorithm import Algorithm
+from groupwise.commands.build.build import build
+from groupwise.commands.build.places import place_of
+from groupwise.commands.build.policies import pinned
+from groupwise.commands.build.threads import threads, with_threads
+from groupwise.commands.train.callbacks import Callback, Callbacks, require_callbacks
+from groupwise.commands.train.going_on import continuation, made_again, record_changes
+from groupwise.commands.train.restarts import with_restarts
+from groupwise.commands.train.run import Run
+from groupwise.commands.train.summary import evaluations_of, summary_of
+from groupwise.commands.train.torchrun import with_given_ranks
+from groupwise.config import about
+from groupwise.config import recipe as recipes
+from groupwise.config.given import RecipeLike, RewardsLike, given
+from groupwise.config.plan import Plan
+from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.config.usual import unusual
+from groupwise.core.code.boundary import save_traceback
+from groupwise.core.engine import Engine
+from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
+from groupwise.core.files.paths import location
+from groupwise.core.machine.clock import LOST, START, Clock
+from groupwise.core.machine.free_memory import freed_stays
+from groupwise.core.machine.terminal import Terminal
+from groupwise.core.processes.place import Place
+from groupwise.core.processes.stop import Stop, Stopped
+from groupwise.health.measure import measured
+from groupwise.journal import code, journal
+from groupwise.journal.journal import Journal, sound_metrics
+from groupwise.journal.recipe_file import whole_recipe
+from groupwise.journal.terminal import LiveView, NotebookView, QuietView, View
+from groupwise.journal.trackers import Sender, tracker
+from groupwise.reports.make import make
+from groupwise.rollout.ahead import Batches
+from groupwise.rollout.collect import Rollout
+from groupwise.rollout.free import FreeBatches
+from groupwise.training import checkpoint
+from groupwise.training.mesh import Mesh
+from groupwise.training.run import Components, Training
+
+#: What is closed when a run ends.
+Closable = Rollout | Engine | Batches | FreeBatches | Mesh | Place
+
+
+def train(
+    recipe: RecipeLike,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    algorithm: Algorithm | None = None,
+    rewards: RewardsLike | None = None,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+) -> Run:
+    """Run a recipe. A folder that exists has its name counted up, unless `overrides` say the name.
+
+    groupwise.train("quickstart", {"algorithm.name": "dapo"}).summary["heldout_after"]
+
+    recipe     a name, a path, a dictionary with the keys of a recipe, nested or dotted, or a groupwise.Recipe
+    overrides  dotted keys, laid over it
+    algorithm  what groupwise.algorithm(...) makes, in the place of the recipe's
+    rewards    functions [f, g], or by name {"f": f, "g": {"use": g, "weight": 0.5}}, beside the recipe's own
+    callbacks  each called after each step with a StepRecord; one that returns True asks the run to stop, as Ctrl-C does
+    quiet      print nothing; what is said of the run is in its log.txt, and errors are raised as ever
+    Raises UsageError, before anything is started, where something is off; RunError where the run has to stop.
+    """
+    require_callbacks(callbacks)
+    given_recipe = given(recipe, overrides, algorithm, rewards)
+    loaded = pinned(with_given_ranks(given_recipe.recipe), _say(quiet, stderr=True))
+    if "name" not in (overrides or {}):
+        loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
+    loaded, notes = with_threads(loaded)
+    loaded, files = given_recipe.placed(loaded)
+    plan = resolve(loaded, files=files)
+    plan.recipe.engine.require_place()
+    send_to = tracker(plan.recipe.journal.tracker)
+    text = recipes.dump(resolved_recipe(plan), given_recipe.origin)
+    book = Journal.create(plan.folder, text, code.written(plan.code))
+    notes += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
+
+    def first() -> Run:
+        with threads(plan.recipe), freed_stays(large=not plan.recipe.learner.recompute):
+            row = about.about(plan, time.time())
+            return _go(plan, book, row, None, Sender(send_to, book.log), notes, callbacks, quiet, fresh=True)
+
+    return with_restarts(plan.folder, first, partial(_resumed, plan.folder, {}, callbacks, quiet))
+
+
+def resume(
+    run: str | os.PathLike[str],
+    overrides: Mapping[str, object] | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+) -> Run:
+    """Go on with a run, from its newest good checkpoint; from the start where it was ended before it had one.
+
+    run        a Run, or its folder
+    overrides  keys that may change in a run that goes on: {"steps": 200, "learner.learning_rate": 1e-5}
+    callbacks  as for train
+    quiet      as for train
+    Raises UsageError where the folder is no run, it has lost its checkpoints, or a key may not change; RunError where
+    the run has to stop.
+    """
+    require_callbacks(callbacks)
+    folder = location(run, "run")
+    first = partial(_resumed, folder, {} if overrides is None else overrides, callbacks, quiet)
+    return with_restarts(folder, first, partial(_resumed, folder, {}, callbacks, quiet))
+
+
+def _resumed(
+    folder: Path, overrides: Mapping[str, object], callbacks: Sequence[Callback], quiet: bool, lost: str = ""
+) -> Run:
+    """The rest of a run; `lost` is the process after whose loss it goes on by itself, "" where a person asked."""
+    path = whole_recipe(folder)
+    newest, damaged = checkpoint.newest_good(folder / checkpoint.CHECKPOINTS)
+    state: dict[str, Any] = checkpoint.read_state(newest) if newest else {"step": 0}
+    step = state["step"]
+    then = continuation(folder, overrides, step)
+    if newest is None:
+        damaged += made_again(folder, then.before.checkpoint.every, damaged)
+    # The folder is the run, wherever it was moved and whatever it is called.
+    loaded, notes = with_threads(with_given_ranks(then.recipe))
+    plan = resolve(loaded, place=Path(os.path.realpath(folder)))
+    plan.recipe.engine.require_place()
+    send_to = tracker(plan.recipe.journal.tracker)
+    book = Journal.reopen(folder, step)
+    before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
+    if step and plan.evaluated and 0 not in evaluations_of(folder):
+        damaged.append(f"{folder / journal.METRICS} has no evaluation before step 1: the summary will lack it")
+    for line in [*([lost] if lost else []), *damaged, *code.differences(folder)]:
+        book.log(line)
+        _say(quiet, stderr=True)(line)
+    for line in record_changes(then, plan, book, state):
+        _say(quiet)(line)
+    with threads(plan.recipe), freed_stays(large=not plan.recipe.learner.recompute):
+        returns = state.get("rollbacks", ())
+        row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes, returns, lost)
+        return _go(plan, book, row, newest, Sender(send_to, book.log), notes, callbacks, quiet, fresh=False)
+
+
+def _go(
+    plan: Plan,
+    book: Journal,
+    about_row: Mapping[str, Any],
+    newest: Path | None,
+    send: Sender,
+    notes: Sequence[str],
+    callbacks: Sequence[Callback],
+    quiet: bool,
+    fresh: bool,
+) -> Run:
+    """Build the run and train to its end; `notes` stand under the plan."""
+    view, stop = _view(plan, notes, quiet), Stop()
+
+    def say(line: str) -> None:
+        book.log(line)
+        view.note(line)
+
+    called = Callbacks(callbacks, plan.recipe.steps, plan.folder, say, book.log)
+    opened: list[Closable] = []
+    summary: dict[str, Any] | None = None
+
+    def after(done: int) -> None:
+        called.after(done)
+        stop.asked = stop.asked or called.stop
+
+    try:
+        with suppress(Stopped), _logged(plan.folder, book, stop), stop.listening(view.note):
+            clock = Clock(START)
+            with stop.leaving():
+                run = _begun(plan, book, about_row, view, stop, fresh, opened)
+                run.clock = clock
+                if newest is not None:
+                    _restore(run, newest, sound_metrics(plan.folder))
+                    if run.progress.owes_evaluation:
+                        book.cut_heldout(run.progress.step - 1)
+                    view.note(f"going on after step {run.progress.step}")
+            book.listen(send.metrics)
+            book.listen_to_cuts(send.cut_back)
+            if callbacks:
+                book.listen(called.hear)
+                run.after_step = after
+            send.start(plan.folder, plan.folder.name, resolved_recipe(plan), after=run.progress.step)
+            if loop.train(run):
+                summary = _finished(plan, run, book)
+        if summary is None:
+            say(_stopped(plan.folder))
+    finally:
+        for each in opened:
+            each.close()
+        view.close()
+        send.close(summary)
+        book.close()
+    if summary is not None:
+        _leave_report(plan, view)
+        return Run(plan.folder, summary)
+    return Run(plan.folder, {}, stopped_by=stop.number)
+
+
+def _closable(parts: Components) -> list[Closable]:
+    """What of a run holds processes or threads, in the order in which they end."""
+    return [parts.rollout, parts.engine, parts.batches, parts.learner.mesh]
+
+
+def _finished(plan: Plan, run: Training, book: Journal) -> dict[str, Any]:
+    """Writes summary.json of a run that is at its end -> what it says."""
+    if run.progress.step not in evaluations_of(plan.folder):  # its row was damaged since
+        book.cut_heldout(run.progress.step - 1)
+        loop.evaluate(run)
+        run.stop.look()
+    summary = summary_of(plan, run)
+    book.replace(journal.SUMMARY, summary)
+    return summary
+
+
+@contextmanager
+def _logged(folder: Path, book: Journal, stop: Stop) -> Iterator[None]:
+    """Whatever ends a run stands in its log. After a loss it is not gone on with where a person wanted it to stop."""
+    try:
+        yield
+    except GroupwiseError as error:
+        for line in (f"error: {error}", *getattr(error, "__notes__", ())) if folder.is_dir() else ():
+            book.log(line)
+        if isinstance(error, ProcessLost):
+            error.final = stop.asked
+        raise
+    except Exception as error:
+        save_traceback(error, folder / journal.LOG)
+        raise
+
+
+def _stopped(folder: Path) -> str:
+    """What a person reads of a run that ends before its last step."""
+    saved = checkpoint.steps(folder / checkpoint.CHECKPOINTS)
+    where = f"after step {saved[-1]}, saved" if saved else "before step 1, with nothing to save"
+    return f"stopped {where}; go on with: groupwise train --resume {shlex.quote(str(folder))}"
+
+
+def _say(quiet: bool, stderr: bool = False) -> Callable[[str], None]:
+    """What says a line to the person."""
+    return (lambda line: None) if quiet else Terminal(stderr=stderr).print
+
+
+def _view(plan: Plan, notes: Sequence[str], quiet: bool) -> View:
+    """What a person sees of the run, with the plan and `notes` on it."""
+    terminal, steps = Terminal(), plan.recipe.steps
+    shown = (
+        terminal,
+        measured(plan.measure.metric, plan.measure.pass_at is not None),
+        plan.algorithm.advantage.compares_within_group,
+    )
+    if quiet:
+        view: View = QuietView(steps, *shown)
+    elif terminal.in_notebook:
+        view = NotebookView(steps, plan.folder.name, *shown)
+    else:
+        live = terminal.console.is_terminal
+        view = LiveView(steps, plan.folder.name, *shown) if live else View(steps, *shown)
+    for text in (plan.describe(), *notes):
+        view.note(text)
+    return view
+
+
+def _restore(run: Training, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Put a built run where a checkpoint left it, bit for bit; `rows` are those of metrics.jsonl up to there."""
+    run.put_back(folder)
+    run.output.know(rows)
+    in_rows = math.fsum(value for row in rows for value in row.get("seconds", {}).values())
+    run.clock.add(LOST, max(0.0, run.progress.seconds_before - in_rows))
+
+
+def _leave_report(plan: Plan, view: View) -> None:
+    """The page of a finished run. A run that ended well stays so, whatever its page runs into."""
+    if not plan.recipe.journal.report:
+        return
+    try:
+        make([plan.folder])
+    except Exception as error:  # nothing of the run is lost, and `groupwise report` shows the same again
+        words = str(error) if isinstance(error, GroupwiseError) else f"{type(error).__name__}: {error}"
+        view.note(f"no report was made ({words}); the run is whole. Try: groupwise report {plan.folder}")
+
+
+def _begun(
+    plan: Plan,
+    book: Journal,
+    about_row: Mapping[str, Any],
+    view: View,
+    stop: Stop,
+    fresh: bool,
+    opened: list[Closable],
+) -> Training:
+    """The run, built. What fails here leaves no run folder in which nothing happened, and the name is free; a run that
+    was asked to stop keeps its own, to be gone on with.
+
+    opened  gets what is to be closed in the end, in this order
+    """
+
+    def say(line: str) -> None:
+        book.log(line)
+        view.note(line)
+
+    try:
+        book.replace(journal.ABOUT, about_row)
+        place = place_of(plan, say)
+        opened.append(place)
+        run = build(plan, book, view, stop, place)
+        opened[:0] = _closable(run.components)
+        return run
+    except BaseException as error:
+        discarded = fresh and not stop.asked
+        if discarded:
+            book.discard()
+        if discarded and isinstance(error, ProcessLost):
+            raise RunError(f"{error.loss}; nothing was trained yet, so that no run is left to go on with") from None
+        raise
+
+
+def _free_name(runs: Path, name: str) -> str:
+    """name, name-2, name-3, ...: the first that does not exist. Raises UsageError where the folder cannot be read."""
+    try:
+        taken = set(os.listdir(runs)) if os.path.isdir(runs) else set()
+    except OSError as error:
+        raise UsageError(f"runs = {str(runs)!r}: cannot be read: {error.strerror}") from None
+    used = [int(m[1] or 1) for t in taken if (m := re.fullmatch(re.escape(name) + r"(?:-(\d+))?", t))]
+    return name if name not in taken else f"{name}-{max(used) + 1}"

@@ -1,0 +1,1 @@
+"""Arithmetic that everything above shares: statistics, seeds, metrics that reduce, columns of any type as tensors."""

@@ -1,0 +1,1 @@
+"""Conversations to prompt ids through chat templates, and checks of those templates."""

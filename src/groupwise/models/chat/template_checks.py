@@ -1,0 +1,329 @@
+"""Checks of what a chat template does to a conversation, by rendering one before anything is trained.
+
+A template is a program that comes with a model. Each check renders marked text and looks where it went. Only the check
+for the date reads the template's source, because rendering would show it on another day only.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from groupwise.core.errors import UsageError
+from groupwise.core.samples import Sample
+from groupwise.models.chat.prompts import Chat, Message
+from groupwise.models.chat.thinking import CLOSE, OPEN, split_thinking
+from groupwise.models.load import text_ids
+
+#: Prompts that are looked at one by one.
+LOOKED_AT = 32
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong with template, prompts or tokenizer. A `fatal` one refuses the run; another is only reported.
+
+    what    what is wrong
+    where   the template, the prompts, the tokenizer
+    remedy  what to do
+    """
+
+    what: str
+    where: str
+    remedy: str
+    fatal: bool
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}; {self.remedy}"
+
+
+def check_chat(chat: Chat, ends: Collection[int], samples: Sequence[Sample]) -> list[Finding]:
+    """All findings of the checks here: of the template, if there is one, and of the first prompts; fatal ones first.
+
+    `ends` are the ids that end a completion (Policy.eos).
+    """
+    first = samples[:LOOKED_AT]
+    # A template may drop what no prompt says.
+    used = {"user", *(str(message.get("role")) for sample in first for message in chat.messages(sample))}
+    findings = [*check_template(chat, ends, used), *check_prompts(chat, ends, first)]
+    return sorted(findings, key=lambda finding: not finding.fatal)
+
+
+def require_no_fatal(findings: Iterable[Finding]) -> None:
+    """Raises UsageError with every fatal finding."""
+    fatal = [str(finding) for finding in findings if finding.fatal]
+    if fatal:
+        raise UsageError("; also: ".join(fatal))
+
+
+def check_template(chat: Chat, ends: Collection[int], used: Collection[str]) -> list[Finding]:
+    """What the template does to text, to the start of an answer and to its end; nothing where there is no template."""
+    if chat.template is None:
+        return []
+    texts = _first_of_kind((finding.what, finding) for finding in _texts_rendered(chat, used))
+    return [*texts, *_answer(chat, ends), *_later_turns(chat), *_thinking_tags(chat), *_date(chat)]
+
+
+def check_prompts(chat: Chat, ends: Collection[int], samples: Iterable[Sample]) -> list[Finding]:
+    """What of the prompts' ids is wrong, each kind once, with the first sample that shows it."""
+    return _first_of_kind(pair for sample in samples for pair in _prompt(chat, ends, sample))
+
+
+def _first_of_kind(findings: Iterable[tuple[str, Finding]]) -> list[Finding]:
+    first: dict[str, Finding] = {}
+    for kind, finding in findings:
+        first.setdefault(kind, finding)
+    return list(first.values())
+
+
+# Every message's text must be in the rendered conversation.
+
+#: Words that no template has, with white space around and inside them.
+_MARKS: Sequence[Message] = (
+    {"role": "system", "content": " Zq1 the\n\n  system "},
+    {"role": "user", "content": " Zq2 the\n\n  first question\n"},
+    {"role": "assistant", "content": " Zq3 the\n\n  first answer "},
+    {"role": "user", "content": "\n Zq4 the\n\n  last question "},
+)
+
+
+def _texts_rendered(chat: Chat, used: Collection[str]) -> Iterator[Finding]:
+    """Whose text is missing from a rendered conversation, or changed in it."""
+    for conversation, role in ((_MARKS[3:], "user"), ((_MARKS[0], _MARKS[3]), "system"), (_MARKS[1:], "assistant")):
+        try:
+            text = chat.render(conversation)
+        except UsageError as error:
+            if role in used:
+                yield template_finding(f"refuses {_whose(role)}: {error}", _without(role), True)
+            continue
+        for message in conversation:
+            earlier = message is _MARKS[1]
+            whose = "what the user said in earlier turns" if earlier else _whose(message["role"])
+            content = message["content"]
+            start = text.find(content.split()[0])
+            if start < 0:
+                yield template_finding(f"drops {whose}", _without(message["role"]), role in used)
+            elif content.strip() not in text:
+                around = text[max(0, start - 5) : start + 40]
+                yield template_finding(f"changes {whose}: {around!r}", "see that it is meant")
+
+
+def _whose(role: str) -> str:
+    known = {"assistant": "the text of earlier answers", "system": "the system prompt"}
+    return known.get(role, f"the {role}'s text")
+
+
+def _without(role: str) -> str:
+    if role == "system":
+        return "take the system prompt out (chat.system, or the data's), or set chat.template to one that renders it"
+    return "set chat.template to a Jinja file that renders it"
+
+
+# Where an answer starts and how it ends.
+
+_QUESTION: Message = {"role": "user", "content": "Zq5"}
+_ANSWER = "Zq6"
+
+
+def _answer(chat: Chat, ends: Collection[int]) -> Iterator[Finding]:
+    opened = chat.settings.open + _ANSWER
+    try:
+        answered = chat.render([_QUESTION, {"role": "assistant", "content": opened}], prompt=False)
+    except UsageError as error:
+        yield template_finding(f"an answered question cannot be checked: {error}", "check its end id")
+        return
+    before, mark, after = answered.partition(_ANSWER)
+    if not mark:
+        yield template_finding("drops the answer of a question", "the start of answers is unchecked")
+        return
+    prompt, start = chat.render([_QUESTION]), before.rstrip().removesuffix(chat.settings.open.strip()).rstrip()
+    if prompt == chat.render([_QUESTION], prompt=False) and start != prompt.rstrip():
+        what = (
+            f"a template without a generation prompt: after a question it writes {_after(prompt)!r}, but an answered "
+            f"one has {_after(before)!r} before the answer"
+        )
+        yield template_finding(what, "add {% if add_generation_prompt %}...{% endif %} to it", True)
+        return
+    yield from _border(chat, prompt + chat.settings.open, before, answered)
+    yield from _ending(chat, ends, after)
+
+
+def _after(text: str) -> str:
+    return text.rpartition(_QUESTION["content"])[2]
+
+
+_UNKNOWN = "training is not touched, for nothing is rendered again, but the model may not know such prompts"
+
+
+def _border(chat: Chat, prompt: str, before: str, answered: str) -> Iterator[Finding]:
+    """Prefix preservation: an answered question begins with the very ids that the answer was sampled after."""
+    if not answered.startswith(prompt):
+        rendered, expected = where_they_part(answered, prompt)
+        what = f"renders an answered question otherwise than the prompt of its answer: {rendered} in place of"
+        yield template_finding(f"{what} {expected}", _UNKNOWN)
+        return
+    between = before[len(prompt) :]
+    if between.replace(OPEN, "").replace(CLOSE, "").strip():  # an empty thinking is the model's to write, or to leave
+        what = f"a generation prompt that stops short: an answered question has {between!r} before the answer"
+        yield template_finding(what, "see that the model writes that by itself")
+        return
+    head, full = chat.ids(prompt), chat.ids(answered)
+    if full[: len(head)] != head:
+        yield template_finding(f"a token straddles the border after {prompt[-10:]!r}", _UNKNOWN)
+
+
+def where_they_part(text: str, other: str, reach: int = 30) -> tuple[str, str]:
+    """What follows in two texts after what they begin with alike, quoted."""
+    shortest = min(len(text), len(other))
+    at = next((i for i in range(shortest) if text[i] != other[i]), shortest)
+    return repr(text[at:][:reach]), repr(other[at:][:reach])
+
+
+def _ending(chat: Chat, ends: Collection[int], after: str) -> Iterator[Finding]:
+    """The first id beside those of plain text that the template writes after an answer must be one that ends a
+    completion; some folders have it as an added token that is not special.
+    """
+    tokenizer, marks = chat.tokenizer, {*_special(chat), *chat.tokenizer.added_tokens_decoder, *ends}
+    closing = [i for i in text_ids(tokenizer, [after])[0] if i in marks]
+    named = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(ends))
+    if closing and closing[0] not in ends:
+        token = f"{tokenizer.convert_ids_to_tokens(closing[0])} ({closing[0]})"
+        what = (
+            f"closes an answer with {token}, which is not among the ids that end a completion, {named}: answers would "
+            "run on to the limit"
+        )
+        remedy = f"add {closing[0]} to eos_token_id in the model's generation_config.json"
+        yield template_finding(what, remedy, True)
+    if not closing:
+        what = f"closes an answer with {after!r}, which holds no id that ends a completion"
+        yield template_finding(what, f"the model itself must end its answers with {named}")
+
+
+def _special(chat: Chat) -> dict[int, str]:
+    """Ids that text without special tokens lacks, with what they look like in text."""
+    added = chat.tokenizer.added_tokens_decoder.items()
+    named = zip(chat.tokenizer.all_special_ids, chat.tokenizer.all_special_tokens, strict=True)
+    return {**dict(named), **{i: str(token) for i, token in added if token.special}}
+
+
+# Conversations that go on.
+
+
+def _later_turns(chat: Chat) -> Iterator[Finding]:
+    """Whether the ids of one turn begin the ids of the next, thinking included."""
+    thought = f"{OPEN}\nZq7\n{CLOSE}\n\nZq8"
+    try:
+        after = chat.render([_QUESTION, {"role": "assistant", "content": thought}, {"role": "user", "content": "Zq9"}])
+    except UsageError:
+        return  # a finding of the text checks where prompts have earlier answers
+    before = chat.ids(chat.render([_QUESTION]))
+    if chat.ids(after)[: len(before)] == before and thought in after:
+        return
+    why = "renders earlier turns anew" if "Zq7" in after else "takes the thinking out of earlier answers"
+    what = f"{why}: what was sampled in one turn is not what the next turn reads"
+    remedy = "single-turn runs are not touched; those of environments are looked at further"
+    yield template_finding(what, remedy)
+
+
+def _thinking_tags(chat: Chat) -> Iterator[Finding]:
+    hidden = [tag for tag in (OPEN, CLOSE) if tag in _special(chat).values()]
+    if hidden:
+        what = f"{' and '.join(hidden)} are special tokens, and rewards read text without special tokens"
+        yield Finding(what, "tokenizer", "make them ordinary added tokens, or do not score the tags", False)
+
+
+def _date(chat: Chat) -> Iterator[Finding]:
+    if "strftime_now" in (chat.template or ""):
+        remedy = "write the date into a copy of the template and set chat.template to it"
+        yield template_finding("may write today's date: a run goes on with other prompts tomorrow", remedy)
+
+
+def template_finding(what: str, remedy: str, fatal: bool = False) -> Finding:
+    """What is wrong with a template."""
+    return Finding(what, "chat template", remedy, fatal)
+
+
+# The prompts themselves.
+
+
+def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterator[tuple[str, Finding]]:
+    where, tokenizer = f"prompt of sample {sample.key}", chat.tokenizer
+    try:
+        text = chat.text(sample)
+        ids = chat.ids(text, f"sample {sample.key}: ")
+    except UsageError as error:
+        yield "refused", Finding(str(error), "prompts", "nothing can be asked of such a sample", True)
+        return
+    if not ids:
+        yield "empty", Finding("it has no tokens", where, "take the sample out", True)
+        return
+    lead = next((n for n, i in enumerate(ids) if i != tokenizer.bos_token_id), len(ids))
+    if lead > 1:
+        what = f"it begins with {lead} BOS ({tokenizer.bos_token})"
+        remedy = "one is right: take it out of the template, or out of the data where the data is rendered already"
+        yield "bos", Finding(what, where, remedy, True)
+    if ids[-1] in ends:
+        what = f"it ends in {tokenizer.convert_ids_to_tokens(ids[-1])}, which ends an answer before it has begun"
+        yield "end", Finding(what, where, "take it out of the template's generation prompt, or of the data", True)
+    yield from _texts(chat, sample, text, where)
+    yield from _unread(chat, sample, text, where)
+    yield from _round_trip(chat, text, ids, where)
+
+
+def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, Finding]]:
+    """Each message's own text is in the prompt, and none of it is read as a control token."""
+    plain = [{"role": "user", "content": sample.prompt}]
+    messages = plain if chat.template is None else chat.messages(sample)
+    unwritten = chat.dropped(messages, tools=sample.tools)
+    for message in messages:
+        role, content = str(message.get("role")), str(message.get("content"))
+        own_text = split_thinking(content)[1] if role == "assistant" else content.strip()
+        if own_text not in text or message is unwritten:
+            lost = _letters(own_text) not in _letters(text) or message is unwritten
+            what = f"the chat template {'drops' if lost else 'changes'} {_whose(role)}: {own_text[:40]!r} is not in it"
+            yield f"text {role}", Finding(what, where, _without(role) if lost else "see that it is meant", lost)
+        control = [token for token in _special(chat).values() if token in content]
+        if control:
+            what = f"{_whose(role)} holds {', '.join(control)}, which the tokenizer reads as a control token"
+            yield f"control {role}", Finding(what, where, "take it out of the data", False)
+
+
+def _unread(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, Finding]]:
+    """What messages hold beside their text, where the prompt lacks it or has it written otherwise."""
+    if chat.template is None:
+        return
+    messages = chat.messages(sample)
+    for key in sorted({key for message in messages for key in message} - {"role", "content", "tool_calls"}):
+        others = [{name: value for name, value in message.items() if name != key} for message in messages]
+        if chat.render(messages, tools=sample.tools) == chat.render(others, tools=sample.tools):
+            what = f"the chat template does not read {key!r} of its messages"
+            yield f"unread {key}", Finding(what, where, "see that nothing is lost that an answer needs", False)
+    calls = [call.get("function", call) for message in messages for call in message.get("tool_calls") or ()]
+    for arguments in (call.get("arguments") for call in calls):
+        if isinstance(arguments, str) and arguments.strip() not in text:
+            what = f"the chat template writes the arguments of a call otherwise: {arguments[:40]!r} is not in it"
+            yield "arguments", Finding(what, where, "write them in the data as an object, not as text", False)
+
+
+def _bare(text: str, bos: str | None) -> str:
+    """A text without the BOS in front, which the tokenizer may have put there, and without white space around it."""
+    while bos and text.startswith(bos):
+        text = text[len(bos) :]
+    return text.strip()
+
+
+def _letters(text: str) -> str:
+    return "".join(text.split()).casefold()
+
+
+def _round_trip(chat: Chat, text: str, ids: Sequence[int], where: str) -> Iterator[tuple[str, Finding]]:
+    tokenizer = chat.tokenizer
+    unknown = sum(i == tokenizer.unk_token_id for i in ids)
+    if unknown:
+        what = f"{unknown} of its {len(ids)} tokens are {tokenizer.unk_token}: the tokenizer does not know the text"
+        yield "unknown", Finding(what, where, "use a model whose tokenizer reads it, or leave such samples out", False)
+        return
+    back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    before, after = _bare(text, tokenizer.bos_token), _bare(back, tokenizer.bos_token)
+    if before != after:
+        written, read = where_they_part(before, after)
+        what = f"the tokenizer changes it: {written} is read as {read}"
+        yield "round trip", Finding(what, where, "see that nothing is lost that an answer needs", False)
