@@ -307,6 +307,8 @@ def test_what_a_function_logs_stands_with_its_completions() -> None:
     [
         (lambda extra, metric: extra("x", [1]), r"log_extra\('x'\): 1 values for 2 completions"),
         (lambda extra, metric: metric("x", math.nan), r"log_metric\('x'\): nan is no finite number"),
+        (lambda extra, metric: metric("x", "much"), r"log_metric\('x'\): 'much' is no finite number"),
+        (lambda extra, metric: metric("x", None), r"log_metric\('x'\): None is no finite number"),
         (lambda extra, metric: [metric(str(i), i) for i in range(MOST_NAMES + 1)], "64 names are logged already"),
     ],
 )

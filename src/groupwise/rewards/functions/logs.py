@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from groupwise.core.errors import shortened
 from groupwise.core.files.jsonl import writable
 from groupwise.core.reward import LoggedValue, ScoreResult
 
@@ -33,10 +34,14 @@ class CallLog:
 
     def metric(self, name: str, value: float) -> None:
         """A number of the whole call; under one name there may be several. Raises ValueError where it is none."""
-        if not math.isfinite(float(value)):
-            raise ValueError(f"log_metric({name!r}): {value} is no finite number")
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"log_metric({name!r}): {shortened(repr(value))} is no finite number")
         known = _name(name, self.metrics)
-        self.metrics[known] = (*self.metrics.get(known, ()), float(value))
+        self.metrics[known] = (*self.metrics.get(known, ()), number)
 
     def added_to(self, results: Sequence[ScoreResult]) -> list[ScoreResult]:
         """The call's results with what it logged."""
