@@ -139,7 +139,7 @@ def test_an_object_of_a_users_file_is_the_same_where_there_is_no_such_file(tmp_p
     tree = parcel.pack([kinds[0](5), kinds[1](), kinds[2]])
     file.unlink()
     program = (
-        "import sys, json; from groupwise.core import parcel\n"
+        "import sys, json; from groupwise.core.processes import parcel\n"
         "mine, other, f = parcel.unpack(json.load(sys.stdin)['']); print(mine, mine.worth(), other.a, f())"
     )
     body = pack({"": tree})[4:]

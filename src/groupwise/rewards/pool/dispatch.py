@@ -7,19 +7,19 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation
-from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
+from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.core.peer import PeerLost
-from groupwise.core.processes import parcel
 from groupwise.core.processes.children import Child, ending
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.rewards.functions.results import exhausted
+from groupwise.rewards.pool.given import Given, packed, tree
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.slot import Slot, messages, read_available
 from groupwise.rewards.pool.work import Entry, results_of, take
@@ -213,8 +213,8 @@ class Dispatcher:
         slot.play([entry.attempt for entry in entries if isinstance(entry.attempt, Conversation)])
         slot.clock.start()
         work = {"kind": "load" if load else "score", "name": head.name}
-        given = head.rows if load else [entry.attempt for entry in entries]
-        self._send(slot, work, given, f"what {head.name} is given")
+        given = head.rows if load else [entry.attempt for entry in entries if entry.attempt is not None]
+        self._send(slot, lambda: packed(work, given, f"what {head.name} is given"))
 
     def _listen(self, seconds: float | None) -> None:
         """Takes what has come, or what comes first within these seconds."""
@@ -266,17 +266,15 @@ class Dispatcher:
 
     def _welcome(self, slot: Slot, pid: int) -> None:
         slot.clock.pid = pid
-        slot.ready = self._send(slot, {}, self.rewards, "one of them")
+        slot.ready = self._send(slot, lambda: Given({"rewards": tree(self.rewards, "one of them")}))
 
-    def _send(self, slot: Slot, message: dict[str, Any], given: Any, what: str) -> bool:
+    def _send(self, slot: Slot, given: Callable[[], Given]) -> bool:
         """Whether a worker has it: one that is gone already ends, and what it was given goes on as after a crash."""
         try:
-            message["given"] = parcel.pack(given)
-        except Exception as error:  # whatever a user's object raises
-            self._break(UsageError(f"rewards: {what} cannot be sent to another process: {one_line(error)}"))
+            slot.send(given(), self.limits.load)
+        except UsageError as error:  # of what cannot be sent
+            self._break(error)
             return False
-        try:
-            slot.send(message, self.limits.load)
         except OSError:
             slot.end()
             return False

@@ -1,26 +1,26 @@
 """A pool that lives in a process elsewhere, with the processes that score beside it: the run's end of it.
 
-What is to be scored goes there as it goes from a pool to its processes (core/processes/parcel.py); what comes back is JSON. A
-process that is lost is started again and given what it owed: a score is a function of its attempt, and an episode is
-played again from what was said (environments/live.py).
+What is to be scored goes there as it goes from a pool to its processes (rewards/pool/given.py); what comes back is
+JSON. A process that is lost is started again and given what it owed: a score is a function of its attempt, and an
+episode is played again from what was said (environments/live.py).
 """
 
 import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation
-from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
+from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.core.peer import PeerLost
-from groupwise.core.processes import parcel
 from groupwise.core.processes.place import Place, Process, Role, last_line
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rewards.pool.given import Given, packed, tree
 from groupwise.rewards.pool.work import results_of
 
 #: The module that runs there.
@@ -45,10 +45,10 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def __init__(self, rewards: Mapping[str, Any], limits: Limits, place: Place, seconds: float, note: Note) -> None:
         self._rewards, self._limits = dict(rewards), limits
         self._place, self._start_seconds, self._note = place, seconds, note
-        self._parcel = _packed(self._rewards, "one of them")
+        self._tree = tree(self._rewards, "one of them")
         self._tickets, self._numbers = itertools.count(), itertools.count()
         self._owed: dict[int, tuple[str, Attempt | Conversation]] = {}
-        self._questions: dict[int, dict[str, Any]] = {}
+        self._questions: dict[int, Given] = {}
         self._answers: dict[int, dict[str, Any]] = {}
         self._changed = threading.Condition(threading.RLock())
         self._broken: GroupwiseError | None = None
@@ -77,7 +77,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         with self._changed:
             if unknown := set(tickets) - self._owed.keys():
                 raise ValueError(f"tickets that were never given, or were waited for already: {sorted(unknown)}")
-            answer = self._answer({"wait": list(tickets)})
+            answer = self._answer(Given({"wait": list(tickets)}))
             for ticket in tickets:
                 del self._owed[ticket]
         try:
@@ -93,7 +93,8 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def check(self, samples: Sequence[Sample] = ()) -> dict[str, str]:
         """As `Pool.check`."""
         with self._changed:
-            return self._answer({"check": True, "given": _packed(tuple(samples), "a sample")})["forms"]
+            rows = [Attempt(sample, "") for sample in samples]
+            return self._answer(packed({"check": True}, rows, "a sample"))["forms"]
 
     def close(self) -> None:
         """Ends the process, and with it those that score."""
@@ -111,7 +112,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def _started(self) -> Process:
         process = self._place.start(Role.POOL, MODULE, {}, seconds=self._start_seconds)
         try:
-            process.send({"limits": asdict(self._limits), "given": self._parcel})
+            process.send({"limits": asdict(self._limits), "rewards": self._tree})
         except PeerLost as lost:
             words = f"{lost}{last_line(process)}"
             process.close()
@@ -129,13 +130,13 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def _hand_over(self, entries: Mapping[int, tuple[str, Attempt | Conversation]]) -> None:
         for name in dict.fromkeys(name for name, _ in entries.values()):
             some = {ticket: attempt for ticket, (own, attempt) in entries.items() if own == name}
-            given = _packed(list(some.values()), f"what {name} is given")
-            self._say({"submit": list(some), "name": name, "given": given})
+            message = {"submit": list(some), "name": name}
+            self._say(packed(message, list(some.values()), f"what {name} is given"))
 
-    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, question: Given) -> dict[str, Any]:
         """What is answered to a question, once it is."""
         number = next(self._numbers)
-        self._questions[number] = {**question, "number": number}
+        self._questions[number] = replace(question, message={**question.message, "number": number})
         self._require_usable()
         self._say(self._questions[number])
         while number not in self._answers:
@@ -150,9 +151,9 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         self._spent = answer["spent"]
         return answer
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _say(self, given: Given) -> None:
         with contextlib.suppress(PeerLost):  # the thread that listens sees it too, and says all of it again
-            self._process.send(message)
+            given.send(self._process)
 
     # What the thread does.
 
@@ -205,10 +206,3 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
             self._hand_over(self._owed)
             for question in self._questions.values():
                 self._say(question)
-
-
-def _packed(given: Any, what: str) -> Any:
-    try:
-        return parcel.pack(given)
-    except Exception as error:  # whatever a user's object raises
-        raise UsageError(f"rewards: {what} cannot be sent to another process: {one_line(error)}") from None

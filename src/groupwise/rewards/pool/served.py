@@ -11,6 +11,7 @@ from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
 from groupwise.core.processes import parcel
 from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rewards.pool.given import Given
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.pool import Pool
 
@@ -22,7 +23,7 @@ def main(run: Channel) -> None:
     """Serves the run at the other end of the channel."""
     first = run.receive()
     limits, walls = first["limits"], first["limits"]["walls"]
-    serving = Serving(run, Limits(**{**limits, "walls": walls and Walls(walls)}), first["given"])
+    serving = Serving(run, Limits(**{**limits, "walls": walls and Walls(walls)}), first["rewards"])
     threading.Thread(target=serving.beat, daemon=True).start()
     try:
         serving.serve()
@@ -51,11 +52,11 @@ class Serving:
     def serve(self) -> None:
         """Takes what is to be scored, and answers each question from a thread of its own."""
         while True:
-            message = self._run.receive()
-            if "submit" in message:
-                self._submit(message)
+            given = Given.received(self._run)
+            if "submit" in given.message:
+                self._submit(given)
             else:
-                threading.Thread(target=self._answer, args=(message,), daemon=True).start()
+                threading.Thread(target=self._answer, args=(given,), daemon=True).start()
 
     def beat(self) -> None:
         """Says that the process lives, until the run is gone."""
@@ -67,18 +68,19 @@ class Serving:
         if self._pool is not None:
             self._pool.close()
 
-    def _submit(self, message: Mapping[str, Any]) -> None:
+    def _submit(self, given: Given) -> None:
         try:
-            tickets = self._ready.submit(message["name"], parcel.unpack(message["given"]))
+            tickets = self._ready.submit(given.message["name"], given.work())
         except Exception as error:
             self._error = _as_ours(error)  # every question is answered with it
         else:
-            self._tickets |= zip(message["submit"], tickets, strict=True)
+            self._tickets |= zip(given.message["submit"], tickets, strict=True)
 
-    def _answer(self, question: Mapping[str, Any]) -> None:
+    def _answer(self, given: Given) -> None:
+        question = given.message
         try:
             if "check" in question:
-                content: dict[str, Any] = {"forms": self._ready.check(parcel.unpack(question["given"]))}
+                content: dict[str, Any] = {"forms": self._ready.check([one.sample for one in given.work()])}
             else:
                 results = self._ready.wait([self._tickets.pop(ticket) for ticket in question["wait"]])
                 content = {"results": [astuple(result) for result in results]}

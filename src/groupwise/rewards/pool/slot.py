@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from groupwise.core.code.trace import own_lines
 from groupwise.core.environment import Conversation
 from groupwise.core.processes.children import Child, ending
 from groupwise.core.reward import Cause, ScoreResult
+from groupwise.rewards.pool.given import Given
 from groupwise.rewards.pool.isolate import below, stat_fields
 from groupwise.rewards.pool.work import Entry
 
@@ -130,10 +131,10 @@ class Slot:
                 self.round, self.episodes = conversation.round, set()
             self.episodes.add(conversation.episode)
 
-    def send(self, message: Mapping[str, Any], seconds: float) -> None:
+    def send(self, given: Given, seconds: float) -> None:
         """Raises OSError where the worker does not take it within these seconds."""
         try:
-            Channel(self.line).send(message, seconds=seconds)
+            given.send(Channel(self.line), seconds)
         finally:
             self.line.settimeout(None)
 

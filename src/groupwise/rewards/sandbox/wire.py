@@ -1,4 +1,4 @@
-"""Plain values as what crosses the border of the sandbox: trees of core/processes/codec.py, and when two of them are equal.
+"""Plain values as they cross the border of the sandbox: trees of core/processes/codec.py, and when two are equal.
 
 The supervisor compares trees and never builds sets or dicts from a child's data: keys chosen to collide would cost it
 quadratic time.
