@@ -6,9 +6,10 @@ A message is a JSON object in a frame (core/channel.py). One with arrays names e
     {"answer": {...}, "arrays": {"tokens": ["int64", [12]], "logp_engine": ["float64", [12]]}}    then 96 + 96 bytes
 
 A value that is more than JSON is a tree of JSON: None, bool, str, float and small int as they are; a list ["l", ...], a
-tuple ["t", ...], a set ["s", ...], a dict ["d", [key, value], ...], a large int ["i", hex]. Types are exact, so a
-subclass with its own `__eq__` does not travel, and whatever else a tree says is refused. Objects are another matter,
-which only a process of one's own is sent (core/processes/parcel.py).
+tuple ["t", ...], a set ["s", ...], a dict ["d", [key, value], ...], a large int ["i", hex]. A table of the standard
+library's is a dict there, and a frozenset a set. Other types are exact, so a subclass with its own `__eq__` does not
+travel, and whatever else a tree says is refused. Objects are another matter, which only a process of one's own is sent
+(core/processes/parcel.py).
 
 The standard library only, numpy where there are arrays: the sandbox's processes read trees where nothing is installed.
 """
@@ -43,13 +44,11 @@ _MOST_AXES = 32
 _SMALL = 2**63
 _HEX = re.compile(r"-?[0-9a-f]+")
 _SEQUENCES = {list: "l", tuple: "t", set: "s"}
-#: What travels as what it is nearest to, where the reader takes no objects.
+#: What travels as what it is nearest to.
 _ALIKE: dict[type, type] = {frozenset: set, **dict.fromkeys((Counter, OrderedDict, defaultdict), dict)}
 _UNCHANGED = frozenset((NoneType, bool, str, float))
 _SCALARS = _UNCHANGED | {int}
 
-#: A longer list or tuple is shown to `others` first, which may have a shorter tree for it, and else says None.
-MANY = 64
 #: (value, depth left) -> its tree; (tree, depth left) -> its value. For what is not plain; each raises NotPlain.
 Others = Callable[[Any, int], Any]
 
@@ -134,9 +133,7 @@ def encode(value: Any, depth: int = DEPTH, others: Others | None = None) -> Any:
         return value if -_SMALL < value < _SMALL else ["i", f"{value:x}"]
     if depth == 0:
         raise NotPlain("a value with too many others inside one another")
-    kind = _ALIKE.get(kind, kind) if others is None else kind
-    if others is not None and kind in (list, tuple) and len(value) > MANY and (tree := others(value, depth)):
-        return tree
+    kind = _ALIKE.get(kind, kind)
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], *_encoded(value, depth - 1, others)]
     if kind is dict:
