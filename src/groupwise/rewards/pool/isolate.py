@@ -15,6 +15,7 @@ import time
 from enum import StrEnum
 from pathlib import Path
 
+from groupwise.core.channel import fork
 from groupwise.rewards import system
 
 #: Tasks, threads included, that one worker and all it starts may be. Above the most that sympy or numpy want, and few
@@ -100,17 +101,12 @@ def find_walls() -> Walls:
 
 
 def _works(walls: Walls) -> bool:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        with contextlib.suppress(OSError):
-            enter(walls)
-            first = os.fork()
-            if first == 0:
-                os._exit(0 if os.getpid() == 1 else 1)
-            code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
-        os._exit(code)
-    return os.waitpid(child, 0)[1] == 0
+    def tries() -> None:
+        enter(walls)
+        first = fork(lambda: os._exit(os.getpid() != 1))
+        os._exit(os.waitpid(first, 0)[1] != 0)
+
+    return os.waitpid(fork(tries), 0)[1] == 0
 
 
 def kill_below(group: int) -> None:
