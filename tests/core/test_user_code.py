@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import re
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -59,16 +56,6 @@ def test_a_kept_file_is_what_it_was(file: Path, after: str) -> None:
     assert load(f"{file}:Mine", "x", {file: kept})().worth() == 4
     with pytest.raises(UsageError, match=r"no file|raised ValueError: changed"):
         load(f"{file}:Mine", "x")
-
-
-def test_an_object_is_the_same_in_a_process_that_has_no_such_file(file: Path) -> None:
-    mine = load(f"{file}:Mine", "x")(5)
-    sent = pickle.dumps(mine)
-    assert pickle.loads(sent) == copy.deepcopy(mine) == mine
-    file.unlink()
-    program = "import pickle, sys; mine = pickle.load(sys.stdin.buffer); print(mine, mine.worth())"
-    done = subprocess.run([sys.executable, "-c", program], input=sent, capture_output=True, check=True)
-    assert done.stdout.decode().split() == ["Mine(number=5)", "10"]
 
 
 def test_a_traceback_shows_the_users_line_and_the_module_has_its_path(file: Path) -> None:

@@ -270,7 +270,7 @@ BREAKS: list[tuple[Any, str, str]] = [
     (Silent(), "it prints itself", "does not name Silent"),
     (Wordy(), "it says its equation", "its equation is 'S = r A\\nor so'"),
     (Loose(), "it is a frozen value", "factor can be changed"),
-    (Homeless(), "it pickles", "it raised PicklingError"),
+    (Homeless(), "another process can have it", "it raised NotPlain"),
     (Summed(), "it answers with numbers", "value has the shape [8]; [N,T] is [8, 12]"),
     (Leaking(), "masked positions change nothing", "masked value[0, 0] is"),
     (Widths(), "padding changes nothing", "value[1, 1] is 0.00260861 instead of 0.00326077"),

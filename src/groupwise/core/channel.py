@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 #: Bytes that a message may have unless the receiver says otherwise.
@@ -130,6 +130,36 @@ def run_module(module: str, connection: int, lifeline: int, options: Mapping[str
     """
     end_with(lifeline)
     importlib.import_module(module).main(Channel(socket.socket(fileno=connection)), **options)
+
+
+def serve(run: Channel, count: int, do: Callable[[dict[str, Any], list[int]], Mapping[str, Any] | None]) -> None:
+    """Does each order, with the descriptors that came with it, until the run is gone; sends the reply if there is one.
+
+    count  descriptors at most; they are closed here once the order is done
+    """
+    while True:
+        try:
+            order, descriptors = run.receive_with(count)
+        except (EOFError, OSError):
+            return
+        try:
+            reply = do(order, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if reply is not None:
+            run.send(reply)
+
+
+def fork(begin: Callable[[], object]) -> int:
+    """The number of a new process that lives as long as the call of `begin`: it never goes on as what made it."""
+    process = os.fork()
+    if process == 0:
+        try:
+            begin()
+        finally:
+            os._exit(1)
+    return process
 
 
 def end_with(lifeline: int) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 
@@ -58,6 +59,13 @@ def unshare_user(flags: int, user: int, group: int) -> None:
     for name, text in maps.items():
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
             file.write(text)
+
+
+def lower(which: int, limit: int) -> None:
+    """This process, and what it starts, may use no more of a resource, or what it might before where that is less."""
+    hard = resource.getrlimit(which)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(which, (limit, limit))
 
 
 def setns(descriptor: int, kind: int) -> None:

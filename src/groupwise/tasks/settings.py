@@ -11,8 +11,8 @@ from groupwise.core.files.plain import require_plain
 MOST_PROBLEMS = 10**6
 
 
-class PickledSettings:
-    """Base of tasks that pickle as their settings alone: another process reads or makes its own problems."""
+class SentAsSettings:
+    """Base of tasks that are sent as their settings alone: another process reads or makes its own problems."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]

@@ -14,6 +14,8 @@ from groupwise.core.channel import Channel
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError
 from groupwise.core.peer import Peer
+from groupwise.core.processes import codec
+from groupwise.core.processes.codec import Message
 from groupwise.core.records import Completion
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.process import EngineProcess
@@ -73,7 +75,7 @@ WRONG: dict[str, tuple[Change, str]] = {
 }  # fmt: skip
 
 
-def asked(messages: list[wire.Message], on_finish: Callable[[Finished], None] | None = None) -> wire.Answer:
+def asked(messages: list[Message], on_finish: Callable[[Finished], None] | None = None) -> wire.Answer:
     """What a run gets of an engine that sends these."""
     ours, theirs = map(Channel, socket.socketpair())
     line: Any = Peer(ours)
@@ -82,7 +84,7 @@ def asked(messages: list[wire.Message], on_finish: Callable[[Finished], None] | 
     def other() -> None:
         theirs.receive(5)
         for content, arrays in messages:
-            wire.send(theirs, content, arrays)
+            codec.send(theirs, content, arrays)
 
     thread = threading.Thread(target=other)
     thread.start()
@@ -96,17 +98,17 @@ def asked(messages: list[wire.Message], on_finish: Callable[[Finished], None] | 
         theirs.close()
 
 
-def answer(change: Change = lambda content, arrays: None) -> wire.Message:
+def answer(change: Change = lambda content, arrays: None) -> Message:
     content, arrays = wire.answer_message(RIGHT, 5)
     changed = dict(arrays)
     change(content, changed)
-    return wire.Message({"answer": content}, changed)
+    return Message({"answer": content}, changed)
 
 
 def test_a_right_answer_is_taken() -> None:
     done = Finished(1, 0, (1,), "stop")
     told: list[Finished] = []
-    came = asked([wire.Message(wire.finished_message(done), {}), answer()], told.append)
+    came = asked([Message(wire.finished_message(done), {}), answer()], told.append)
     assert [[c.tokens for c in group] for group in came.groups] == [[(6, 1, 14)], [(1,)]]
     assert told == [done]
 
@@ -126,7 +128,7 @@ def test_what_is_no_answer_is_refused_in_one_line_that_names_the_engine(name: st
 def test_a_completion_that_was_not_asked_for_is_not_heard_of(done: Finished) -> None:
     told: list[Finished] = []
     with pytest.raises(RunError, match="what came back is no answer to what was asked: "):
-        asked([wire.Message(wire.finished_message(done), {}), answer()], told.append)
+        asked([Message(wire.finished_message(done), {}), answer()], told.append)
     assert not told
 
 

@@ -12,6 +12,8 @@ import torch
 
 from groupwise.core.channel import Channel
 from groupwise.core.engine import Finished, Request, Sampling
+from groupwise.core.processes import codec
+from groupwise.core.processes.codec import Message
 from groupwise.core.records import Completion, Span, Support
 from groupwise.engines.outside import wire
 from tests.engines.outside.completions import assert_same
@@ -47,11 +49,11 @@ def ends() -> Iterator[Ends]:
 def test_completions_cross_a_socket_to_the_bit(groups: list[list[Completion]], ends: Ends) -> None:
     ours, theirs = ends
     sent = wire.answer_message(groups, 11)
-    sender = threading.Thread(target=wire.send, args=(theirs, {"answer": sent.content}, sent.arrays))
+    sender = threading.Thread(target=codec.send, args=(theirs, {"answer": sent.content}, sent.arrays))
     sender.start()
-    came = wire.receive(ours, 5.0)
+    came = codec.receive(ours, 5.0)
     sender.join()
-    answer = wire.answer_of(wire.Message(came.content["answer"], came.arrays))
+    answer = wire.answer_of(Message(came.content["answer"], came.arrays))
     back = answer.groups
     assert answer.tokens_run == 11
     assert_same(groups, back)
@@ -64,12 +66,12 @@ def test_arrays_of_any_size_come_whole_and_the_next_message_is_the_next(ends: En
     large = torch.arange(3_000_000).numpy()
 
     def speak() -> None:
-        wire.send(theirs, {"first": 1}, {"large": large, "none": large[:0], "turned": large[:6].reshape(2, 3).T})
+        codec.send(theirs, {"first": 1}, {"large": large, "none": large[:0], "turned": large[:6].reshape(2, 3).T})
         theirs.send({"second": 2})
 
     speaker = threading.Thread(target=speak)
     speaker.start()
-    content, arrays = wire.receive(ours, 20.0)
+    content, arrays = codec.receive(ours, 20.0)
     assert content == {"first": 1}
     assert (arrays["large"] == large).all()
     assert arrays["none"].shape == (0,)
@@ -83,7 +85,7 @@ def test_half_a_message_ends_in_time(ends: Ends) -> None:
     theirs.send({"arrays": {"tokens": ["int64", [4]]}})
     theirs.send_raw(b"\0" * 31)
     with pytest.raises(TimeoutError):
-        wire.receive(ours, 0.2)
+        codec.receive(ours, 0.2)
 
 
 def test_a_peer_that_ends_within_an_array_is_an_end(ends: Ends) -> None:
@@ -92,7 +94,7 @@ def test_a_peer_that_ends_within_an_array_is_an_end(ends: Ends) -> None:
     theirs.send_raw(b"\0" * 31)
     theirs.close()
     with pytest.raises(EOFError):
-        wire.receive(ours, 5.0)
+        codec.receive(ours, 5.0)
 
 
 def test_a_question_is_the_one_that_was_asked(ends: Ends) -> None:

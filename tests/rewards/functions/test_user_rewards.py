@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from groupwise.core.errors import UsageError
+from groupwise.core.processes import parcel
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.adapters import bound
@@ -120,7 +120,7 @@ def test_a_reward_is_what_its_file_said_when_the_run_began(tmp_path: Path) -> No
     use = own(tmp_path, "def f(sample, completion): return 1.0") + ":f"
     reward = with_file(User(use))
     own(tmp_path, "def f(sample, completion): return 2.0")
-    sent = pickle.loads(pickle.dumps(reward))
+    sent = parcel.unpack(parcel.pack(reward))
     assert (list(sent([Attempt(TWO, "")])), scores(use, Attempt(TWO, ""))) == ([1.0], [2.0])
     assert repr(sent) == repr(User(use))
     with pytest.raises(UsageError, match=r"own2\.py.*did you mean 'own\.py'"):

@@ -1,11 +1,11 @@
 """Laws of every part, whatever its slot: it is a value that can be printed, compared and sent."""
 
 import dataclasses
-import pickle
 from typing import Any
 
 from groupwise.algorithms.laws.draws import Draw
 from groupwise.algorithms.laws.law import Law
+from groupwise.core.processes import parcel
 
 
 def prints_itself(part: Any, batch: Draw) -> str:
@@ -33,9 +33,9 @@ def is_a_value(part: Any, batch: Draw) -> str:
     return "" if dataclasses.replace(part) == part else "one of the same fields is not equal to it"
 
 
-def pickles(part: Any, batch: Draw) -> str:
+def travels(part: Any, batch: Draw) -> str:
     """Sent to another process and back it is the same."""
-    again = pickle.loads(pickle.dumps(part))
+    again = parcel.unpack(parcel.pack(part))
     return "" if again == part and repr(again) == repr(part) else f"it comes back as {again!r}"
 
 
@@ -47,5 +47,9 @@ LAWS = (
         is_a_value,
         "Write @dataclass(frozen=True), without __eq__ or __hash__; what it computes is not kept in it.",
     ),
-    Law("it pickles", pickles, "Define its class at the top of the file; fields are bool, int, float or str."),
+    Law(
+        "another process can have it",
+        travels,
+        "Define its class at the top of the file; fields are bool, int, float or str.",
+    ),
 )

@@ -1,6 +1,6 @@
 """Functions and classes that a program holds: where another process finds them, or a file that has one of them whole.
 
-Nothing is pickled: what a run is made of is text that a person can read, and that the run keeps.
+Nothing is serialized: what a run is made of is text that a person can read, and that the run keeps.
 """
 
 import __future__

@@ -4,8 +4,6 @@ A file is imported from its content, under a module name that no other content h
 it began with, whatever becomes of it, and two versions of one file do not mix in a process.
 """
 
-import copyreg
-import dataclasses
 import hashlib
 import importlib
 import os
@@ -79,7 +77,6 @@ class Source(abc.ExecutionLoader):
         except BaseException:
             del sys.modules[name]
             raise
-        _let_travel(module)
         return module
 
 
@@ -224,20 +221,3 @@ def _not_imported(what: str, error: BaseException, file: Source | None) -> Usage
     )
     missing.add_note(own_traceback(error))
     return missing
-
-
-def _let_travel(module: ModuleType) -> None:
-    """Another process has no module of this name: objects of its dataclasses take the file's content with them."""
-    for kind in vars(module).values():
-        if isinstance(kind, type) and kind.__module__ == module.__name__ and dataclasses.is_dataclass(kind):
-            copyreg.pickle(kind, _parcel)  # type: ignore[arg-type]
-
-
-def _parcel(value: object) -> tuple[Any, ...]:
-    kind = type(value)
-    return _unpacked, (source_of(kind), kind.__qualname__), value.__getstate__()
-
-
-def _unpacked(file: Source, name: str) -> object:
-    kind = attribute(file.module(), name, str(file.path))
-    return kind.__new__(kind)

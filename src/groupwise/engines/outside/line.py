@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from groupwise.core.peer import Line, PeerLost
-from groupwise.engines.outside import wire
+from groupwise.core.processes.codec import Arrays
 from groupwise.engines.outside.shared_weights import SharedWeights
 
 
 class Parcel(NamedTuple):
     """Weights as they go with a message: as arrays behind it, or as descriptors of memory that both processes have."""
 
-    arrays: wire.Arrays
+    arrays: Arrays
     descriptors: Sequence[int]
 
 

@@ -15,18 +15,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from groupwise.core.channel import Channel
+from groupwise.core.channel import Channel, FrameError
 from groupwise.core.engine import Engine, Finished
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, listed, one_line
 from groupwise.core.files.dataclass_json import from_json
+from groupwise.core.processes import codec
+from groupwise.core.processes.codec import Arrays, Message
 from groupwise.engines.kinds import KINDS
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.shared_weights import Stamp, mapped, read_weights
 from groupwise.engines.outside.spec import EngineSpec
-from groupwise.engines.outside.wire import Message
 
 #: Seconds between two signs of progress at least.
 BEAT = 0.25
+#: Bytes of a model's weights.
+MOST_WEIGHTS = 1 << 43
 
 
 def main(run: Channel) -> None:
@@ -64,9 +67,11 @@ class Server:
         while True:
             try:
                 content, descriptors = self._run.receive_with(1)
-                question = Message(content, wire.arrays_behind(self._run, content))
+                question = Message(content, codec.arrays_behind(self._run, content, most=MOST_WEIGHTS))
             except (EOFError, OSError):
                 os._exit(0)  # the run is gone
+            except FrameError as error:  # whoever is there is no run
+                sys.exit(f"what came is no question to an engine: {error}")
             try:
                 answer = self._verbs[content["verb"]](question, descriptors)
             except Exception as error:
@@ -139,9 +144,9 @@ class Server:
             self._beat = now + BEAT
             self._send({"progress": True})
 
-    def _send(self, content: Mapping[str, Any], arrays: wire.Arrays = MappingProxyType({})) -> None:
+    def _send(self, content: Mapping[str, Any], arrays: Arrays = MappingProxyType({})) -> None:
         try:
-            wire.send(self._run, content, arrays)
+            codec.send(self._run, content, arrays)
         except OSError:
             os._exit(0)  # the run is gone
 

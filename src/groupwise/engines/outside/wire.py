@@ -1,18 +1,13 @@
-"""What passes between a run and its engine's process: JSON objects, and arrays as raw bytes behind them. Never pickle.
-
-A message with arrays names them with type and shape under "arrays"; their bytes follow in that order:
-
-    {"answer": {...}, "arrays": {"tokens": ["int64", [12]], "logp_engine": ["float64", [12]]}}    then 96 + 96 bytes
+"""What passes between a run and its engine's process, as messages of core/processes/codec.py.
 
 The tokens, log-probabilities, supports and routes of all completions of an answer lie one behind the other in one array
 each. Shapes: N completions, T tokens of all of them, L routers, K experts a token.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,55 +15,13 @@ from torch import Tensor
 
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.files.dataclass_json import from_json, to_json
-from groupwise.core.peer import Line
+from groupwise.core.processes.codec import Arrays, Message
 from groupwise.core.records import Completion, Span, Support
 
-Arrays = Mapping[str, np.ndarray]
-#: Bytes of an array that are sent at once, each with all the time there is: what is large may take long.
-PART = 1 << 24
 #: Before the name of an array that is a file of a folder.
 FILE = "file:"
 #: The array that is a whole file of weights (shared_weights.py).
 WEIGHTS = "weights"
-
-
-class Message(NamedTuple):
-    """A JSON object, and the arrays that came behind it."""
-
-    content: dict[str, Any]
-    arrays: Arrays
-
-
-def send(
-    line: Line,
-    content: Mapping[str, Any],
-    arrays: Arrays,
-    seconds: float | None = None,
-    descriptors: Sequence[int] = (),
-) -> None:
-    """A message with arrays; `seconds` may pass without progress. Raises as the line does."""
-    named = {name: [array.dtype.name, list(array.shape)] for name, array in arrays.items()}
-    line.send({**content, "arrays": named}, descriptors, seconds)
-    for array in arrays.values():
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        for begin in range(0, len(data), PART):
-            line.send_raw(data[begin : begin + PART].data, seconds)
-
-
-def receive(line: Line, seconds: float | None = None) -> Message:
-    """The next message. Raises as the line does."""
-    content = line.receive(seconds)
-    return Message(content, arrays_behind(line, content, seconds))
-
-
-def arrays_behind(line: Line, content: dict[str, Any], seconds: float | None = None) -> Arrays:
-    """The arrays of a message of which the JSON has come, where their names are taken out. Raises as the line does."""
-    arrays = {}
-    for name, (kind, shape) in content.pop("arrays", {}).items():
-        dtype = np.dtype(kind)
-        data = line.receive_raw(dtype.itemsize * math.prod(shape), seconds)
-        arrays[name] = np.frombuffer(data, dtype).reshape(shape)
-    return arrays
 
 
 def files_in(folder: Path) -> Arrays:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,9 +19,10 @@ from groupwise.core.peer import PeerLost
 from groupwise.core.processes.children import Child, ending
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.rewards.functions.results import exhausted
+from groupwise.rewards.pool.given import Given, packed, tree
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.slot import Slot, messages, read_available
-from groupwise.rewards.pool.work import Entry, take
+from groupwise.rewards.pool.work import Entry, results_of, take
 
 #: A worker that gives way to others is not charged for it, but while the run itself waits there is an end: this many
 #: times its seconds.
@@ -211,10 +212,9 @@ class Dispatcher:
         slot.entries, slot.busy = entries, True
         slot.play([entry.attempt for entry in entries if isinstance(entry.attempt, Conversation)])
         slot.clock.start()
-        try:
-            slot.send(("load" if load else "score", head.name, head.rows if load else [e.attempt for e in entries]))
-        except OSError:
-            slot.end()  # it is gone already; what it was given goes on as after a crash
+        work = {"kind": "load" if load else "score", "name": head.name}
+        given = head.rows if load else [entry.attempt for entry in entries if entry.attempt is not None]
+        self._send(slot, lambda: packed(work, given, f"what {head.name} is given"))
 
     def _listen(self, seconds: float | None) -> None:
         """Takes what has come, or what comes first within these seconds."""
@@ -233,29 +233,30 @@ class Dispatcher:
 
     def _hear_all(self, slot: Slot) -> None:
         try:
-            for message in messages(slot.line_buffer):
+            for message in slot.said():
                 self._hear(slot, message)
         except FrameError:  # something else wrote there
+            slot.line_buffer.clear()
             slot.end()
 
     def _hear(self, slot: Slot, message: dict[str, Any]) -> None:
         if slot.busy:
             self.spent += slot.clock.seconds()
         slot.clock.start()
-        if "hello" in message:
+        if "hello" in message and not slot.ready:
             self._welcome(slot, message["hello"])
         if "loading" in message:
             slot.loading = message["loading"]
         if "loaded" in message:
             slot.loading = ""
-            self.single[message["loaded"]] = message["single"]
+            self.single[message["loaded"]] = message.get("single", False)
         if "broken" in message:
-            error = (UsageError if message["usage"] else RunError)(message["broken"])
-            error.add_note(message["detail"])
+            error = (UsageError if message.get("usage") else RunError)(message["broken"])
+            error.add_note(message.get("detail", ""))
             self._break(error)
-        results = [
-            ScoreResult(value, cause and Cause(cause), *rest) for value, cause, *rest in message.get("results", ())
-        ]
+        results = results_of(message.get("results", []))
+        if len(results) > len(slot.entries) or (message.get("failed") and not results):
+            raise FrameError("results of nothing that it was given")
         if message.get("failed"):
             self._failed(slot, results[0])
         elif results:
@@ -265,13 +266,19 @@ class Dispatcher:
 
     def _welcome(self, slot: Slot, pid: int) -> None:
         slot.clock.pid = pid
+        slot.ready = self._send(slot, lambda: Given({"rewards": tree(self.rewards, "one of them")}))
+
+    def _send(self, slot: Slot, given: Callable[[], Given]) -> bool:
+        """Whether a worker has it: one that is gone already ends, and what it was given goes on as after a crash."""
         try:
-            slot.send(self.rewards)
-            slot.ready = True
+            slot.send(given(), self.limits.load)
+        except UsageError as error:  # of what cannot be sent
+            self._break(error)
+            return False
         except OSError:
             slot.end()
-        except Exception as error:
-            self._break(UsageError(f"rewards: one of them cannot be sent to another process: {error}"))
+            return False
+        return True
 
     def _answer(self, slot: Slot, results: Sequence[ScoreResult]) -> None:
         """Takes results for the first entries of a worker. A fault that earlier ones may have caused is tried again."""
@@ -322,7 +329,7 @@ class Dispatcher:
         """Nothing of a worker is left: what it owed gets a result or goes to another."""
         read_available(slot.line, slot.line_buffer)
         self._hear_all(slot)
-        slot.report = next(reversed(messages(slot.leash_buffer)), {})
+        slot.report = next(reversed(list(messages(slot.leash_buffer))), {})
         for end in (slot.line, slot.leash):
             with contextlib.suppress(KeyError):
                 self.selector.unregister(end)

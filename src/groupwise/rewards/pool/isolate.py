@@ -15,6 +15,7 @@ import time
 from enum import StrEnum
 from pathlib import Path
 
+from groupwise.core.channel import fork
 from groupwise.rewards import system
 
 #: Tasks, threads included, that one worker and all it starts may be. Above the most that sympy or numpy want, and few
@@ -69,18 +70,12 @@ def _release() -> tuple[int, int]:
 
 def bound_resources(memory: int) -> None:
     """Limits of this process and what it starts: `memory` bytes of address space (0: none), no core files, tasks."""
-    _lower(resource.RLIMIT_CORE, 0)
-    if memory:
-        _lower(resource.RLIMIT_AS, memory)
+    limits = {resource.RLIMIT_CORE: 0, **({resource.RLIMIT_AS: memory} if memory else {})}
     if sys.platform == "linux" and os.getuid() != 0:  # root is not counted
-        _lower(resource.RLIMIT_NPROC, _tasks_of_user() + TASKS)
-
-
-def _lower(which: int, limit: int) -> None:
-    hard = resource.getrlimit(which)[1]
-    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    with contextlib.suppress(OSError, ValueError):  # macOS refuses some
-        resource.setrlimit(which, (limit, limit))
+        limits[resource.RLIMIT_NPROC] = _tasks_of_user() + TASKS
+    for which, limit in limits.items():
+        with contextlib.suppress(OSError, ValueError):  # macOS refuses some
+            system.lower(which, limit)
 
 
 def _tasks_of_user() -> int:
@@ -106,17 +101,12 @@ def find_walls() -> Walls:
 
 
 def _works(walls: Walls) -> bool:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        with contextlib.suppress(OSError):
-            enter(walls)
-            first = os.fork()
-            if first == 0:
-                os._exit(0 if os.getpid() == 1 else 1)
-            code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
-        os._exit(code)
-    return os.waitpid(child, 0)[1] == 0
+    def tries() -> None:
+        enter(walls)
+        first = fork(lambda: os._exit(os.getpid() != 1))
+        os._exit(os.waitpid(first, 0)[1] != 0)
+
+    return os.waitpid(fork(tries), 0)[1] == 0
 
 
 def kill_below(group: int) -> None:

@@ -1,25 +1,27 @@
 """A pool that lives in a process elsewhere, with the processes that score beside it: the run's end of it.
 
-What is to be scored goes there pickled, as it goes from a pool to its processes; what comes back is JSON. A process
-that is lost is started again and given what it owed: a score is a function of its attempt, and an episode is played
-again from what was said (environments/live.py).
+What is to be scored goes there as it goes from a pool to its processes (rewards/pool/given.py); what comes back is
+JSON. A process that is lost is started again and given what it owed: a score is a function of its attempt, and an
+episode is played again from what was said (environments/live.py).
 """
 
 import contextlib
 import itertools
-import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.core.peer import PeerLost
 from groupwise.core.processes.place import Place, Process, Role, last_line
-from groupwise.core.reward import Cause, ScoreResult
+from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rewards.pool.given import Given, packed, tree
+from groupwise.rewards.pool.work import results_of
 
 #: The module that runs there.
 MODULE = "groupwise.rewards.pool.served"
@@ -43,10 +45,10 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def __init__(self, rewards: Mapping[str, Any], limits: Limits, place: Place, seconds: float, note: Note) -> None:
         self._rewards, self._limits = dict(rewards), limits
         self._place, self._start_seconds, self._note = place, seconds, note
-        self._parcel = _pickled(self._rewards)
+        self._tree = tree(self._rewards, "one of them")
         self._tickets, self._numbers = itertools.count(), itertools.count()
         self._owed: dict[int, tuple[str, Attempt | Conversation]] = {}
-        self._questions: dict[int, tuple[dict[str, Any], bytes]] = {}
+        self._questions: dict[int, Given] = {}
         self._answers: dict[int, dict[str, Any]] = {}
         self._changed = threading.Condition(threading.RLock())
         self._broken: GroupwiseError | None = None
@@ -75,10 +77,13 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         with self._changed:
             if unknown := set(tickets) - self._owed.keys():
                 raise ValueError(f"tickets that were never given, or were waited for already: {sorted(unknown)}")
-            answer = self._answer({"wait": list(tickets)})
+            answer = self._answer(Given({"wait": list(tickets)}))
             for ticket in tickets:
                 del self._owed[ticket]
-        return [ScoreResult(value, cause and Cause(cause), *rest) for value, cause, *rest in answer["results"]]
+        try:
+            return results_of(answer.get("results"))
+        except FrameError as error:
+            raise RunError(f"rewards: the process that scores sent {error}") from None
 
     @property
     def seconds(self) -> float:
@@ -88,7 +93,8 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def check(self, samples: Sequence[Sample] = ()) -> dict[str, str]:
         """As `Pool.check`."""
         with self._changed:
-            return self._answer({"check": True}, pickle.dumps(tuple(samples)))["forms"]
+            rows = [Attempt(sample, "") for sample in samples]
+            return self._answer(packed({"check": True}, rows, "a sample"))["forms"]
 
     def close(self) -> None:
         """Ends the process, and with it those that score."""
@@ -106,8 +112,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def _started(self) -> Process:
         process = self._place.start(Role.POOL, MODULE, {}, seconds=self._start_seconds)
         try:
-            process.send({"limits": asdict(self._limits), "bytes": len(self._parcel)})
-            process.send_raw(self._parcel)
+            process.send({"limits": asdict(self._limits), "rewards": self._tree})
         except PeerLost as lost:
             words = f"{lost}{last_line(process)}"
             process.close()
@@ -125,14 +130,15 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     def _hand_over(self, entries: Mapping[int, tuple[str, Attempt | Conversation]]) -> None:
         for name in dict.fromkeys(name for name, _ in entries.values()):
             some = {ticket: attempt for ticket, (own, attempt) in entries.items() if own == name}
-            self._say({"submit": list(some), "name": name}, pickle.dumps(list(some.values())))
+            message = {"submit": list(some), "name": name}
+            self._say(packed(message, list(some.values()), f"what {name} is given"))
 
-    def _answer(self, question: dict[str, Any], data: bytes = b"") -> dict[str, Any]:
+    def _answer(self, question: Given) -> dict[str, Any]:
         """What is answered to a question, once it is."""
         number = next(self._numbers)
-        self._questions[number] = {**question, "number": number}, data
+        self._questions[number] = replace(question, message={**question.message, "number": number})
         self._require_usable()
-        self._say(*self._questions[number])
+        self._say(self._questions[number])
         while number not in self._answers:
             self._require_usable()
             self._changed.wait()
@@ -145,10 +151,9 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         self._spent = answer["spent"]
         return answer
 
-    def _say(self, message: dict[str, Any], data: bytes) -> None:
+    def _say(self, given: Given) -> None:
         with contextlib.suppress(PeerLost):  # the thread that listens sees it too, and says all of it again
-            self._process.send({**message, "bytes": len(data)})
-            self._process.send_raw(data)
+            given.send(self._process)
 
     # What the thread does.
 
@@ -200,11 +205,4 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
                     words = str(failed)
             self._hand_over(self._owed)
             for question in self._questions.values():
-                self._say(*question)
-
-
-def _pickled(rewards: Mapping[str, Any]) -> bytes:
-    try:
-        return pickle.dumps(rewards)
-    except Exception as error:  # whatever a user's object raises
-        raise UsageError(f"rewards: one of them cannot be sent to another process: {error}") from None
+                self._say(question)

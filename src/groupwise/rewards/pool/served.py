@@ -1,7 +1,6 @@
 """A pool in a process elsewhere: what runs there. It scores with processes of its own until the run is gone."""
 
 import os
-import pickle
 import threading
 import time
 from collections.abc import Mapping
@@ -10,7 +9,9 @@ from typing import Any
 
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
+from groupwise.core.processes import parcel
 from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rewards.pool.given import Given
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.pool import Pool
 
@@ -22,8 +23,7 @@ def main(run: Channel) -> None:
     """Serves the run at the other end of the channel."""
     first = run.receive()
     limits, walls = first["limits"], first["limits"]["walls"]
-    rewards = bytes(run.receive_raw(first["bytes"]))
-    serving = Serving(run, Limits(**{**limits, "walls": walls and Walls(walls)}), rewards)
+    serving = Serving(run, Limits(**{**limits, "walls": walls and Walls(walls)}), first["rewards"])
     threading.Thread(target=serving.beat, daemon=True).start()
     try:
         serving.serve()
@@ -35,16 +35,16 @@ def main(run: Channel) -> None:
 class Serving:
     """A pool and its line to the run.
 
-    rewards  by name, pickled by the run
+    rewards  by name, packed by the run
     """
 
-    def __init__(self, run: Channel, limits: Limits, rewards: bytes) -> None:
+    def __init__(self, run: Channel, limits: Limits, rewards: Any) -> None:
         self._run, self._sending = run, threading.Lock()
         self._tickets: dict[int, int] = {}  # the run's -> the pool's
         self._error: GroupwiseError | None = None
         self._pool: Pool | None = None
         try:
-            self._pool = Pool(pickle.loads(rewards), limits)
+            self._pool = Pool(parcel.unpack(rewards), limits)
         except Exception as error:  # whatever is missing here that the run has
             words = f"{type(error).__name__}: {one_line(error)}"
             self._error = UsageError(f"rewards: one of them cannot be loaded where it is to score: {words}")
@@ -52,12 +52,11 @@ class Serving:
     def serve(self) -> None:
         """Takes what is to be scored, and answers each question from a thread of its own."""
         while True:
-            message = self._run.receive()
-            data = bytes(self._run.receive_raw(message["bytes"]))
-            if "submit" in message:
-                self._submit(message, data)
+            given = Given.received(self._run)
+            if "submit" in given.message:
+                self._submit(given)
             else:
-                threading.Thread(target=self._answer, args=(message, data), daemon=True).start()
+                threading.Thread(target=self._answer, args=(given,), daemon=True).start()
 
     def beat(self) -> None:
         """Says that the process lives, until the run is gone."""
@@ -69,27 +68,27 @@ class Serving:
         if self._pool is not None:
             self._pool.close()
 
-    def _submit(self, message: Mapping[str, Any], data: bytes) -> None:
+    def _submit(self, given: Given) -> None:
         try:
-            tickets = self._ready.submit(message["name"], pickle.loads(data))
+            tickets = self._ready.submit(given.message["name"], given.work())
         except Exception as error:
             self._error = _as_ours(error)  # every question is answered with it
         else:
-            self._tickets |= zip(message["submit"], tickets, strict=True)
+            self._tickets |= zip(given.message["submit"], tickets, strict=True)
 
-    def _answer(self, message: Mapping[str, Any], data: bytes) -> None:
-        number = message["number"]
+    def _answer(self, given: Given) -> None:
+        question = given.message
         try:
-            if "check" in message:
-                content: dict[str, Any] = {"forms": self._ready.check(pickle.loads(data))}
+            if "check" in question:
+                content: dict[str, Any] = {"forms": self._ready.check([one.sample for one in given.work()])}
             else:
-                results = self._ready.wait([self._tickets.pop(ticket) for ticket in message["wait"]])
+                results = self._ready.wait([self._tickets.pop(ticket) for ticket in question["wait"]])
                 content = {"results": [astuple(result) for result in results]}
         except Exception as error:
             ours = _as_ours(error)
             notes = getattr(ours, "__notes__", [])
             content = {"error": {"message": str(ours), "usage": isinstance(ours, UsageError), "notes": notes}}
-        self._send({"answer": number, **content, "spent": self._pool.seconds if self._pool else 0.0})
+        self._send({"answer": question["number"], **content, "spent": self._pool.seconds if self._pool else 0.0})
 
     @property
     def _ready(self) -> Pool:

@@ -6,17 +6,17 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from groupwise.core.channel import unpack
+from groupwise.core.channel import Channel, FrameError, unpack
 from groupwise.core.code.trace import own_lines
 from groupwise.core.environment import Conversation
 from groupwise.core.processes.children import Child, ending
 from groupwise.core.reward import Cause, ScoreResult
+from groupwise.rewards.pool.given import Given
 from groupwise.rewards.pool.isolate import below, stat_fields
 from groupwise.rewards.pool.work import Entry
 
@@ -24,6 +24,11 @@ from groupwise.rewards.pool.work import Entry
 SWARM = 16
 #: Seconds between two counts of them, and between two looks at one that may be waiting for a core.
 LOOK_AGAIN, LOOK = 0.1, 0.02
+#: Bytes of a message of a worker: results of the most that it is given, with all that their functions may log.
+LARGEST = 1 << 26
+#: What a worker says, and of what type.
+_SAID = {"hello": int, "loading": str, "loaded": str, "single": bool, "broken": str, "detail": str, "usage": bool,
+         "results": list, "failed": bool, "spent": bool, "done": bool}  # fmt: skip
 #: Seconds in which the end of what made a worker is seen, once the worker's is.
 REST = 0.05
 
@@ -126,11 +131,19 @@ class Slot:
                 self.round, self.episodes = conversation.round, set()
             self.episodes.add(conversation.episode)
 
-    def send(self, message: object) -> None:
-        """Raises OSError where the worker does not take it."""
-        pipe: Connection[Any, Any] = Connection(os.dup(self.line.fileno()), readable=False)
-        with contextlib.closing(pipe):
-            pipe.send(message)
+    def send(self, given: Given, seconds: float) -> None:
+        """Raises OSError where the worker does not take it within these seconds."""
+        try:
+            given.send(Channel(self.line), seconds)
+        finally:
+            self.line.settimeout(None)
+
+    def said(self) -> Iterator[dict[str, Any]]:
+        """What the worker has said since the last call. Raises FrameError at what something else wrote there."""
+        for message in messages(self.line_buffer):
+            if wrong := [key for key, value in message.items() if type(value) is not _SAID.get(key)]:
+                raise FrameError(f"{wrong[0]!r:.40} of another type, or unknown")
+            yield message
 
     def swarms(self, limit: float) -> bool:
         """Whether it is past its seconds on the wall and has started so many processes that they starve each other."""
@@ -164,21 +177,26 @@ class Slot:
         return ScoreResult(cause=cause, detail=f"{output}\n{words}" if output else words)
 
 
-def messages(buffer: bytearray) -> list[dict[str, Any]]:
-    """The complete messages at the front of the buffer, removed from it. Raises FrameError."""
-    return list(iter(lambda: unpack(buffer), None))
+def messages(buffer: bytearray) -> Iterator[dict[str, Any]]:
+    """The complete messages at the front of the buffer, removed from it. Raises FrameError after those before it."""
+    return iter(lambda: unpack(buffer, LARGEST), None)
 
 
 def read_available(connection: socket.socket, buffer: bytearray) -> bool:
-    """Adds what has come to the buffer without waiting; False once the other side is gone."""
+    """Adds what has come to the buffer without waiting, no more than a message may have; False once the other side is
+    gone.
+    """
     try:
-        while data := connection.recv(1 << 16, socket.MSG_DONTWAIT):
+        while len(buffer) <= LARGEST:
+            data = connection.recv(1 << 16, socket.MSG_DONTWAIT)
+            if not data:
+                return False
             buffer += data
     except BlockingIOError:
         return True
     except OSError:
         return False
-    return False
+    return True
 
 
 def _ending(status: int | None) -> str:

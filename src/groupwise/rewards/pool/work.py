@@ -3,12 +3,17 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
+from typing import Any
 
+from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation
+from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt
 
 #: The most attempts a worker is given at once: for one call, and one by one.
 MANY, FEW = 32, 8
+_CAUSES = frozenset(cause.value for cause in Cause)
 
 
 @dataclass(frozen=True)
@@ -87,3 +92,28 @@ def rounded_to_groups(entries: Sequence[Entry], count: int) -> int:
         return count
     same = [i for i, group in enumerate(groups) if group == groups[count]]
     return same[0] or min(same[-1] + 1, MANY)
+
+
+def results_of(said: Any) -> list[ScoreResult]:
+    """The results that a process which scored says. Raises FrameError where it says anything else.
+
+    >>> results_of([[0.5, None, "", {"guess": "7"}, {}, 1]])[0].columns
+    {'guess': '7'}
+    """
+    if not isinstance(said, list):
+        raise FrameError("what is no list of results")
+    return [_result(one) for one in said]
+
+
+def _result(said: Any) -> ScoreResult:
+    match said:
+        case [float() | int() as value, cause, str(detail), dict(columns), dict(metrics), int(of_call)]:
+            known = cause is None or (isinstance(cause, str) and cause in _CAUSES)
+            logged = all(isinstance(one, (float, int, str, NoneType)) for one in columns.values())
+            if known and logged and all(map(_are_numbers, metrics.values())):
+                return ScoreResult(value, Cause(cause) if cause else None, detail, columns, metrics, of_call)
+    raise FrameError(f"what is no result: {said!r:.80}")
+
+
+def _are_numbers(said: Any) -> bool:
+    return isinstance(said, list) and set(map(type, said)) <= {float, int}

@@ -10,19 +10,19 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
-from groupwise.core.channel import pack
+from groupwise.core.channel import Channel, pack
 from groupwise.core.code.trace import own_traceback
 from groupwise.core.code.user_code import raised
 from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.processes import parcel
 from groupwise.core.reward import ScoreResult
-from groupwise.core.samples import Attempt
 from groupwise.core.task import Starts
 from groupwise.rewards.functions.adapters import ATTEMPTS, Bound, fault
 from groupwise.rewards.functions.results import exhausted, list_is_wrong
 from groupwise.rewards.functions.user import finisher
+from groupwise.rewards.pool.given import Given
 
 #: Asks this process where it is, also where C code never comes back: faulthandler answers from the handler itself.
 WHERE = signal.SIGUSR1
@@ -34,7 +34,6 @@ class Worker:
     def __init__(self, line: socket.socket) -> None:
         self.pid = os.getpid()
         self.line = line
-        self.jobs: Connection[Any, Any] = Connection(os.dup(line.fileno()), writable=False)
         self.rewards: Mapping[str, Any] = {}
         self.bound: dict[str, Bound] = {}
         self.unstarted: dict[str, Starts] = {}
@@ -44,17 +43,18 @@ class Worker:
         """Jobs until the line is closed. The first message is what there is to score with."""
         self.send({"hello": _outer_pid()})
         settle()
-        self.rewards = self.jobs.recv()
+        run = Channel(self.line)
+        self.rewards = parcel.unpack(run.receive()["rewards"])
         while True:
-            kind, name, attempts = self.jobs.recv()
-            self.send({**self.answer(kind, name, attempts), "done": True})
+            given = Given.received(run)
+            self.send({**self.answer(given.message["kind"], given.message["name"], given.work()), "done": True})
 
     def send(self, message: dict[str, object]) -> None:
         if os.getpid() != self.pid:
             os._exit(0)  # a copy of this process that a user's function made, come back out of it
         self.line.sendall(pack(message))
 
-    def answer(self, kind: str, name: str, attempts: Sequence[Attempt]) -> dict[str, object]:
+    def answer(self, kind: str, name: str, attempts: Sequence[Any]) -> dict[str, object]:
         """The last message of a job; results of completions scored one by one go out before it, each at once."""
         try:
             bound = self.bound.get(name) or self.bind(name)

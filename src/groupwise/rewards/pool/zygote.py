@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from groupwise.core.channel import Channel, pack
+from groupwise.core.channel import Channel, fork, pack, serve
 from groupwise.rewards import system
 from groupwise.rewards.pool import isolate, worker
 from groupwise.rewards.pool.isolate import Walls
@@ -30,27 +30,22 @@ def main(run: Channel, memory: int, walls: str | None) -> None:
     outside = isolate.space()
     chosen = Walls(walls) if walls else isolate.find_walls()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        try:
-            _, descriptors = run.receive_with(2)
-        except (EOFError, OSError):
-            os._exit(0)
-        if os.fork() == 0:
-            run.close()
-            _guarded(descriptors, memory, chosen, outside)
-        for descriptor in descriptors:
-            os.close(descriptor)
+
+    def make(_: object, descriptors: Sequence[int]) -> None:
+        fork(lambda: _guarded(run, descriptors, memory, chosen, outside))
+
+    serve(run, 2, make)
+    os._exit(0)
 
 
-def _guarded(descriptors: Sequence[int], memory: int, walls: Walls, outside: str) -> None:
+def _guarded(run: Channel, descriptors: Sequence[int], memory: int, walls: Walls, outside: str) -> None:
     try:
+        run.close()
         os.setsid()  # the zygote's group ends at once; a keeper ends what it keeps first
         jobs, leash = (socket.socket(fileno=descriptor) for descriptor in descriptors)
         keep(jobs, leash, memory, walls, outside)
     except BaseException as error:
         print(f"rewards: {walls}: {type(error).__name__}: {error}", file=sys.stderr)
-    finally:
-        os._exit(1)
 
 
 def keep(jobs: socket.socket, leash: socket.socket, memory: int, walls: Walls, outside: str) -> None:

@@ -62,10 +62,7 @@ def run(plan: Plan, limits: dict[str, float], descriptors: Sequence[int]) -> NoR
     except (OSError, ValueError) as error:
         os.write(2, f"a layer of protection failed: {error}".encode())
         os._exit(REFUSED)
-    try:
-        inside.run(3)
-    finally:  # whatever the program did to this code, no child goes back to being a zygote
-        os._exit(1)
+    inside.run(3)
 
 
 def _keep_only(descriptors: Sequence[int]) -> None:
@@ -85,10 +82,8 @@ def _limit(limits: dict[str, float]) -> None:
         resource.RLIMIT_STACK: _STACK,
         resource.RLIMIT_NPROC: int(limits["threads"]),
     }
-    for name, most in wanted.items():
-        hard = resource.getrlimit(name)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(name, (most, most))
+    for which, limit in wanted.items():
+        system.lower(which, limit)
 
 
 def _drop(plan: Plan) -> None:

@@ -1,66 +1,15 @@
-"""Plain values as what crosses the border of the sandbox: data in frames of JSON (groupwise.core.channel).
+"""Plain values as they cross the border of the sandbox: trees of core/processes/codec.py, and when two are equal.
 
-A value becomes a tree of JSON: None, bool, str, float and small int as they are; a list ["l", ...], a tuple ["t", ...],
-a set ["s", ...], a dict ["d", [key, value], ...], a large int ["i", hex]. Types are exact, so a subclass with its own
-`__eq__` does not travel. The supervisor compares trees and never builds sets or dicts from a child's data: keys chosen
-to collide would cost it quadratic time.
+The supervisor compares trees and never builds sets or dicts from a child's data: keys chosen to collide would cost it
+quadratic time.
 """
 
 import json
-import re
-from collections import Counter, OrderedDict, defaultdict
 from typing import Any
 
-DEPTH = 64
-_SMALL = 2**63
-_HEX = re.compile(r"-?[0-9a-f]+")
-_SEQUENCES = {list: "l", tuple: "t", set: "s", frozenset: "s"}
-_MAPPINGS = (dict, Counter, OrderedDict, defaultdict)
+from groupwise.core.processes.codec import DEPTH, NotPlain, decode, encode, validate
 
-
-class NotPlain(Exception):
-    """A value that is not plain data, or not within the limits."""
-
-
-def encode(value: Any, depth: int = DEPTH) -> Any:
-    """The tree of a plain value. Raises NotPlain for any other type and for nesting deeper than `depth`.
-
-    >>> encode({"a": (1, 2.5)})
-    ['d', ['a', ['t', 1, 2.5]]]
-    """
-    kind = type(value)
-    if value is None or kind in (bool, str, float):
-        return value
-    if kind is int:
-        return value if -_SMALL < value < _SMALL else ["i", f"{value:x}"]
-    if depth == 0:
-        raise NotPlain(f"a value nested deeper than {DEPTH} levels")
-    if kind in _SEQUENCES:
-        return [_SEQUENCES[kind], *(encode(item, depth - 1) for item in value)]
-    if kind in _MAPPINGS:
-        return ["d", *([encode(key, depth - 1), encode(item, depth - 1)] for key, item in value.items())]
-    raise NotPlain(f"a value of type {kind.__name__}")
-
-
-def decode(tree: Any, depth: int = DEPTH) -> Any:
-    """The value of a tree. Raises NotPlain where it is none.
-
-    >>> decode(encode({"a": (1, {2}), "b": 2**70})) == {"a": (1, {2}), "b": 2**70}
-    True
-    """
-    if tree is None or type(tree) in (bool, str, float, int):
-        return tree
-    if type(tree) is not list or not tree or depth == 0:
-        raise NotPlain("a malformed value")
-    tag, items = tree[0], tree[1:]
-    try:
-        if tag == "i":
-            return int(items[0], 16)
-        if tag == "d":
-            return {decode(key, depth - 1): decode(item, depth - 1) for key, item in items}
-        return {"l": list, "t": tuple, "s": set}[tag](decode(item, depth - 1) for item in items)
-    except (KeyError, TypeError, ValueError, IndexError):
-        raise NotPlain("a malformed value") from None
+__all__ = ["NotPlain", "decode", "encode", "equal", "validate"]
 
 
 def equal(value: Any, expected: Any, depth: int = DEPTH) -> bool:
@@ -87,26 +36,6 @@ def equal(value: Any, expected: Any, depth: int = DEPTH) -> bool:
         return all(equal(a[0], b[0], depth - 1) and equal(a[1], b[1], depth - 1) for a, b in pairs)
     sides = (sorted(tree[1:], key=_key) if kind == "s" else tree[1:] for tree in (value, expected))
     return all(equal(a, b, depth - 1) for a, b in zip(*sides, strict=True))
-
-
-def validate(tree: Any, depth: int = DEPTH) -> None:
-    """Raises NotPlain unless the tree is one that `encode` makes. Nothing is hashed."""
-    if tree is None or type(tree) in (bool, str, float, int):
-        return
-    if type(tree) is not list or not tree or depth == 0:
-        raise NotPlain("a malformed value")
-    kind, items = tree[0], tree[1:]
-    if kind == "i":
-        good = len(items) == 1 and type(items[0]) is str and _HEX.fullmatch(items[0]) is not None
-    elif kind == "d":
-        good = all(type(pair) is list and len(pair) == 2 for pair in items)
-        items = [side for pair in items for side in pair] if good else []
-    else:
-        good = type(kind) is str and kind in ("l", "t", "s")
-    if not good:
-        raise NotPlain("a malformed value")
-    for item in items if kind != "i" else ():
-        validate(item, depth - 1)
 
 
 def _number(tree: Any) -> Any:

@@ -16,8 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from groupwise.core.channel import Channel
+from groupwise.core.channel import Channel, fork, serve
 from groupwise.rewards import system
 from groupwise.rewards.sandbox import child, landlock, seccomp
 
@@ -58,7 +59,16 @@ def main(supervisor: Channel, options: dict[str, bool]) -> None:
         del sys.modules[name]
     gc.collect()
     gc.freeze()
-    _serve(supervisor, plan)
+
+    def do(order: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        try:
+            if "spawn" in order:
+                return {"id": _spawn(plan, order["spawn"], descriptors)}
+            return _reap(order["reap"], order["patience"])
+        except OSError as error:
+            return {"failed": str(error)}
+
+    serve(supervisor, 4, do)  # children die with this process: each asked the kernel for that
 
 
 def _enter_namespaces() -> bool:
@@ -154,34 +164,13 @@ def _high(descriptor: int) -> int:
     return moved
 
 
-def _serve(supervisor: Channel, plan: child.Plan) -> None:
-    """Until the supervisor is gone. Children die with this process: each asked the kernel for that."""
-    while True:
-        try:
-            order, descriptors = supervisor.receive_with(4)
-        except (EOFError, OSError):
-            return
-        try:
-            if "spawn" in order:
-                reply = {"id": _spawn(plan, order["spawn"], descriptors)}
-            else:
-                reply = _reap(order["reap"], order["patience"])
-        except OSError as error:
-            reply = {"failed": str(error)}
-        supervisor.send(reply)
-
-
 def _spawn(plan: child.Plan, limits: dict[str, float], descriptors: list[int]) -> int:
     """The new child's process id here. In a process namespace of its own the child is the first process and alone."""
     if plan.own_processes is not None:
         system.unshare(system.NEWPID)
-    process = os.fork()
-    if process == 0:
-        child.run(plan, limits, descriptors)
+    process = fork(lambda: child.run(plan, limits, descriptors))
     if plan.own_processes is not None:
         system.setns(plan.own_processes, system.NEWPID)  # back, or the next child would be born beside this one
-    for descriptor in descriptors:
-        os.close(descriptor)
     return process
 
 

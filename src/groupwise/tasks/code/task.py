@@ -21,7 +21,7 @@ from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, cases, 
 from groupwise.rewards.sandbox.judge import MARGIN, Failure, Test
 from groupwise.tasks.code import generated
 from groupwise.tasks.data.formats import JsonLines
-from groupwise.tasks.settings import PickledSettings, fewest_and_most, require_shares
+from groupwise.tasks.settings import SentAsSettings, fewest_and_most, require_shares
 from groupwise.tasks.splits import SPLITS, require_split, split_by_prompt
 
 #: A block in fences, as CommonMark has it: of backticks or tildes, closed by as many at least, and maybe indented.
@@ -30,7 +30,7 @@ _LANGUAGES = ("python", "py", "python3")
 
 
 @dataclass(frozen=True)
-class Code(PickledSettings):
+class Code(SentAsSettings):
     """Programs judged by tests, each in a fresh process of the sandbox.
 
     path           a JSONL file of problems; empty for the small generated functions

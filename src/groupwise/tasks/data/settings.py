@@ -12,7 +12,7 @@ from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.rewards.verifiers.answers import CHECKERS, WITHOUT_ANSWERS
 from groupwise.rewards.verifiers.choice import Choice
 from groupwise.tasks.data.nested import value_at
-from groupwise.tasks.settings import PickledSettings, field_defaults
+from groupwise.tasks.settings import SentAsSettings, field_defaults
 
 #: The column of gold answers in verl's files, of which those that a model judges have none.
 VERL_ANSWER = "reward_model.ground_truth"
@@ -21,7 +21,7 @@ _RANGE = ("min", "max")
 
 
 @dataclass(frozen=True, repr=False)
-class DataSettings(PickledSettings):
+class DataSettings(SentAsSettings):
     """Problems from a file (JSON lines, JSON, CSV, Parquet), a folder of them, or a `datasets` id `name:config`.
 
     Every key that names a column takes one inside another too, such as "reward_model.ground_truth".

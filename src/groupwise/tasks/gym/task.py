@@ -29,7 +29,7 @@ from groupwise.tasks.gym.known_generators import (
     right_completion,
     short_question,
 )
-from groupwise.tasks.settings import PickledSettings, field_defaults, require_shares, require_type
+from groupwise.tasks.settings import SentAsSettings, field_defaults, require_shares, require_type
 from groupwise.tasks.splits import SPLITS, hash_fraction, require_split, split_by_prompt
 
 _SEEDS = 2**31  # numpy takes no larger seed than twice this
@@ -90,7 +90,7 @@ def parameters_at(generator: str, level: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Gym(PickledSettings):
+class Gym(SentAsSettings):
     """One generator with its `parameters`, or a mixture: `generators`, name -> its parameters and a `weight`.
 
     generator      the name of one of reasoning_gym's generators
