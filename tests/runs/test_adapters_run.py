@@ -25,6 +25,7 @@ from groupwise.training import checkpoint
 from tests.conftest import SMALL
 from tests.moe_policy import save_moe
 from tests.runs.test_run import kill_again_and_again, timeless
+from tests.runs.tiny_runs import cut_back, step_rows
 
 ADAPTED: dict[str, Any] = {"adapter.rank": 4, "evaluation.every": 2}
 MOE: dict[str, Any] = {"routing.replay": "engine", "learner.learning_rate": 3e-4}
@@ -46,8 +47,7 @@ def other(run: groupwise.Run, tmp_path: Path) -> Callable[[int], Path]:
     def copied(step: int) -> Path:
         folder = tmp_path / "runs" / run.folder.name
         shutil.copytree(run.folder.parent, folder.parent, symlinks=True)
-        for later in (each for each in checkpoint.steps(folder / "checkpoints") if each > step):
-            shutil.rmtree(checkpoint.folder_of(folder / "checkpoints", later))
+        cut_back(folder, step + 1)
         return folder
 
     return copied
@@ -69,7 +69,7 @@ def assert_same(a: Path, b: Path) -> None:
 
 
 def test_every_check_passes_and_the_checkpoint_is_small(run: groupwise.Run, warm_cache: Path):
-    rows = [row for row in read_metrics(run.folder) if "pass_rate" in row]
+    rows = step_rows(run.folder)
     for row in rows:
         assert {check["verdict"] for check in row["checks"].values()} <= {"pass", "not measured"}
         assert row["checks"]["learner = engine"]["verdict"] == "pass"
@@ -169,7 +169,7 @@ def test_kills_and_resumes_give_the_same_bits(name: str, small, tmp_path: Path):
 def test_a_mixture_of_experts_replays_through_its_adapters_and_is_exported(small, tmp_path: Path):
     policy = save_moe(tmp_path / "policy", initializer_range=0.1)
     run = groupwise.train("quickstart", small(**MOE, model=str(policy), adapter__rank=4))
-    rows = [row for row in read_metrics(run.folder) if "pass_rate" in row]
+    rows = step_rows(run.folder)
     for row in rows:
         assert {check["verdict"] for check in row["checks"].values()} <= {"pass", "not measured"}
         assert row["checks"]["learner = engine"]["verdict"] == "pass"

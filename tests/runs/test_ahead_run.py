@@ -10,37 +10,27 @@ import pytest
 
 import groupwise
 from groupwise.commands.build import engine
-from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.engines.make import make_engine
-from groupwise.journal.journal import read_metrics
 from groupwise.reports.folder.columns import steps as curves
 from tests.rollout.test_ahead import Slow
-from tests.runs.test_run import CORES, assert_same_run, kill_again_and_again, start
-from tests.runs.tiny_runs import cut_back, tiny_run
+from tests.runs.test_run import CORES, assert_goes_on, assert_same_run, kill_again_and_again, start
+from tests.runs.tiny_runs import rollouts, step_rows, tiny_run
 
 CHANGES: dict[str, Any] = {"steps": 5, "rollout__ahead": 1, "learner__learning_rate": 1e-3}
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
-
-
 def test_each_batch_is_of_the_weights_before_those_that_it_trains_and_a_stop_changes_nothing(tmp_path: Path) -> None:
     whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", **CHANGES)).folder
-    assert {(row["step"], row["version"]) for row in rows(whole)} == {(1, 0), (2, 0), (3, 1), (4, 2), (5, 3)}
-    steps = [row for row in read_metrics(whole) if "checks" in row]
+    assert {(row["step"], row["version"]) for row in rollouts(whole)} == {(1, 0), (2, 0), (3, 1), (4, 2), (5, 3)}
+    steps = step_rows(whole)
     engine = [row["checks"]["learner = engine"]["verdict"] for row in steps]
     assert engine == ["pass"] + ["not measured"] * 4
     probed = [row["checks"]["engine and learner agree after a weight load"]["verdict"] for row in steps]
     assert probed == ["pass"] * 4 + ["not measured"]  # checks.probe_every
-    cut = groupwise.train("quickstart", tiny_run(tmp_path, name="cut", **CHANGES)).folder
-    for step in (4, 2):
-        cut_back(cut, step)
-        assert resume(cut).finished
-        assert_same_run(whole, cut)
+    assert_goes_on(whole, 4, 2)
 
 
 def test_which_of_both_is_faster_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +51,7 @@ def test_the_timeline_says_that_sampling_lies_beside_training(tmp_path: Path, mo
         assert step["sampling"]["end"] - step["sampling"]["begin"] > 0.2
         assert step["training"]["end"] <= step["waiting"]["begin"] <= step["waiting"]["end"] <= step["loading"]["begin"]
     assert "waiting" not in work[-1]
-    rows_of_steps = [row for row in read_metrics(folder) if "checks" in row]
+    rows_of_steps = step_rows(folder)
     columns = curves(rows_of_steps, lines).columns
     assert columns["timeline.waiting.end"][:-1] == [step["waiting"]["end"] for step in work[:-1]]
     assert [line.get("ahead_seconds", 0) > 0.2 for line in lines] == [False] + [True] * 4
@@ -73,11 +63,8 @@ def test_the_timeline_says_that_sampling_lies_beside_training(tmp_path: Path, mo
 def test_dapos_filter_and_refill_ahead(tmp_path: Path) -> None:
     changes = {**CHANGES, "algorithm__name": "dapo", "algorithm__mismatch__kind": "tis"}
     whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", **changes)).folder
-    cut = groupwise.train("quickstart", tiny_run(tmp_path, name="cut", **changes)).folder
-    cut_back(cut, 3)
-    assert resume(cut).finished
-    assert_same_run(whole, cut)
-    assert all(row["version"] <= max(0, row["step"] - 2) for row in rows(whole))
+    assert_goes_on(whole, 3)
+    assert all(row["version"] <= max(0, row["step"] - 2) for row in rollouts(whole))
 
 
 def test_an_algorithm_without_trust_region_or_correction_is_refused_with_the_remedy() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,9 @@ def problem(number: int) -> dict[str, str]:
     }
 
 
+TRAIN, TEST = [*map(problem, range(40))], [*map(problem, range(100, 120))]
+
+
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -39,12 +41,15 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Check:
     """(words, rows of both files) -> exit code, lines of output, the line of an error. A small gsm8k unless told."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "bare.jinja").write_text(CHATML[: CHATML.index("{% if add_generation_prompt %}")])
+    (tmp_path / "empty").mkdir()
 
     def call(
         *words: str,
         recipe: str = "gsm8k",
-        train: Sequence[dict[str, Any]] = tuple(map(problem, range(40))),
-        test: Sequence[dict[str, Any]] = tuple(map(problem, range(100, 120))),
+        train: Sequence[dict[str, Any]] = TRAIN,
+        test: Sequence[dict[str, Any]] = TEST,
         model: str = "tiny-chat",
         load: bool = False,
     ) -> tuple[int, list[str], str]:
@@ -157,32 +162,10 @@ def test_swapped_columns_of_plain_answers(check: Check, kind: str) -> None:
     assert not any("the reward does not recognise the data's own answers" in t for t in told)
 
 
-def test_a_duplicated_test_row(check: Check) -> None:
-    twice = problem(7) | {"question": problem(7)["question"].replace(" ", "  ")}
-    code, lines, _ = check(test=[*map(problem, range(100, 120)), twice])
-    assert code == 1
-    assert faults(lines) == [
-        "duplicates and leakage: 1 held-out problem is a training problem too (test.jsonl:21): not held out, but the "
-        "files leak"
-    ]
-
-
 def test_a_row_that_comes_twice_in_its_file_is_a_note(check: Check) -> None:
-    code, lines, _ = check(train=[*map(problem, range(40)), problem(3)])
+    code, lines, _ = check(train=[*TRAIN, problem(3)])
     assert code == 0
     assert "  note  1 row repeats a problem of their own split (train.jsonl:41): the first is kept" in lines
-
-
-def test_a_template_without_a_generation_prompt(check: Check, tmp_path: Path) -> None:
-    bare = CHATML[: CHATML.index("{% if add_generation_prompt %}")]
-    (tmp_path / "bare.jinja").write_text(bare)
-    code, lines, _ = check("chat.template=bare.jinja")
-    assert code == 1
-    assert faults(lines) == [
-        "model: chat template: a template without a generation prompt: after a question it writes '<|im_end|>\\n', but "
-        "an answered one has '<|im_end|>\\n<|im_start|>assistant\\n' before the answer; add {% if "
-        "add_generation_prompt %}...{% endif %} to it"
-    ]
 
 
 OWN = """
@@ -222,33 +205,9 @@ def refuses_empty(sample, completion):
 """
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> str:
-    (tmp_path / "own.py").write_text(OWN)
-    return "own.py"
-
-
-def test_an_off_by_one_reward(check: Check, own: str) -> None:
-    code, lines, _ = check("rewards.task.weight=1.0", f"rewards.mine.use={own}:close")
-    assert code == 1
-    assert faults(lines) == [
-        "rewards: mine: scores 1 on answers that are off by one (120 of 120 get as much as the gold ones): the reward "
-        "cannot tell right from wrong"
-    ]
-
-
-def test_a_reward_that_wants_one_more(check: Check, own: str) -> None:
-    code, lines, _ = check(f"rewards.mine.use={own}:one_more")
-    assert code == 1
-    assert faults(lines) == [
-        "rewards: mine: scores 1 on answers that are off by one (gold answers + 1) and 0 on the right ones: the reward "
-        "has them the wrong way round"
-    ]
-
-
-def test_rewards_of_one_recipe_are_told_apart(check: Check, own: str) -> None:
+def test_rewards_of_one_recipe_are_told_apart(check: Check) -> None:
     names = ("right", "hashes", "short", "refuses_empty")
-    code, lines, _ = check(*(f"rewards.{name}.use={own}:{name}" for name in names))
+    code, lines, _ = check(*(f"rewards.{name}.use=own.py:{name}" for name in names))
     assert code == 0
     means = "gold completions, 0.000 on gold completions of another problem, 0.000 on gold answers + 1"
     assert any(line.startswith(f"  ok    right: mean 1.000 on {means}") for line in lines)
@@ -259,28 +218,94 @@ def test_rewards_of_one_recipe_are_told_apart(check: Check, own: str) -> None:
     assert told.startswith("  note  refuses_empty: 60 of 360 completions could not be scored (all of them empty): 60")
 
 
-def test_a_reward_that_hangs_is_counted_and_not_waited_for(check: Check, own: str) -> None:
-    started = time.perf_counter()
-    code, lines, _ = check(f"rewards.mine.use={own}:hang", "scoring.deadline=0.2")
-    assert time.perf_counter() - started < 10
+TWICE = {**problem(7), "question": problem(7)["question"].replace(" ", "  ")}
+LONG = {"question": "Ann counts. " * 200 + "How many?", "answer": "#### 3"}
+
+#: What is asked for, the one fault that is found, and the beginning of a line that is there all the same.
+FAULTS: dict[str, tuple[tuple[str, ...], dict[str, Any], str, str]] = {
+    "a held-out row that is trained on": (
+        (),
+        {"test": [*TEST, TWICE]},
+        r"duplicates and leakage: 1 held-out problem is a training problem too \(test\.jsonl:21\): not held out",
+        "",
+    ),
+    "a template without a generation prompt": (
+        ("chat.template=bare.jinja",),
+        {},
+        r"model: chat template: .*it writes '<\|im_end\|>\\n', but an answered one has .*; add {% if add_generation_",
+        "",
+    ),
+    "an off-by-one reward": (
+        ("rewards.task.weight=1.0", "rewards.mine.use=own.py:close"),
+        {},
+        r"rewards: mine: scores 1 on answers that are off by one \(120 of 120 get as much as the gold ones\): ",
+        "",
+    ),
+    "a reward that wants one more": (
+        ("rewards.mine.use=own.py:one_more",),
+        {},
+        r"rewards: mine: scores 1 on answers that are off by one \(gold answers \+ 1\) and 0 on the right ones: ",
+        "",
+    ),
+    "a reward that hangs, which is not waited for": (
+        ("rewards.mine.use=own.py:hang", "scoring.deadline=0.2"),
+        {},
+        "rewards: mine: 6 of 6 completions could not be scored: 6 timeout; ",
+        "",
+    ),
+    "a reward that raises": (
+        ("rewards.mine.use=own.py:breaks",),
+        {},
+        "rewards: mine: 360 of 360 completions could not be scored: 360 exception; KeyError: 'quesiton'$",
+        "",
+    ),
+    "a prompt that holds the answer": (
+        ("task.prompt={question} {answer}",),
+        {},
+        r"problems: the prompt holds the answer in 60 of 60 problems \(.*\): look at task.prompt$",
+        "",
+    ),
+    "a prompt longer than the model's positions": (
+        ("max_prompt_tokens=0",),
+        {"train": [*TRAIN, LONG], "load": True},
+        r"lengths: sampling.max_new_tokens = 320: with a prompt of 25\d\d tokens that is beyond the model's 2048 ",
+        "",
+    ),
+    "gold completions that would be cut off": (
+        ("sampling.max_new_tokens=20",),
+        {},
+        "lengths: 60 of 60 gold completions are longer than sampling.max_new_tokens = 20, ",
+        "",
+    ),
+    "no prompt that fits the limit": (
+        ("max_prompt_tokens=20",),
+        {},
+        "lengths: max_prompt_tokens = 20: every held-out prompt is longer; raise it, or set prompt_truncation",
+        "  ok    prompts: ",
+    ),
+    "a model that is not there": (
+        (),
+        {"model": "empty"},
+        r"model: model = 'empty': no tokenizer \(tokenizer.json\) .*; so neither lengths nor rows can be shown$",
+        "  ok    task: 60 of 60 gold completions score 1",
+    ),
+    "a dense model with settings for experts": (
+        ('routing.replay="learner"',),
+        {"load": True},
+        "model: routing.replay = 'learner': .*it is dense, and there is nothing",
+        "  ok    learner = engine: pass",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_one_line_and_hides_nothing_else(check: Check, name: str) -> None:
+    words, given, told, beside = FAULTS[name]
+    code, lines, _ = check(*words, **given)
+    (fault,) = faults(lines)
     assert code == 1
-    (told,) = faults(lines)
-    assert told.startswith("rewards: mine: 6 of 6 completions could not be scored: 6 timeout; ")
-
-
-def test_a_pattern_that_hangs_is_counted_and_not_waited_for(check: Check) -> None:
-    code, lines, _ = check("rewards.format.pattern='(.|.)*#### x'", "scoring.deadline=0.2")
-    assert code == 1
-    (told,) = faults(lines)
-    assert re.match(r"rewards: format: \d of 6 completions could not be scored: \d timeout; ", told)
-
-
-def test_a_reward_that_raises_is_counted_with_its_last_line(check: Check, own: str) -> None:
-    code, lines, _ = check(f"rewards.mine.use={own}:breaks")
-    assert code == 1
-    assert faults(lines) == [
-        "rewards: mine: 360 of 360 completions could not be scored: 360 exception; KeyError: 'quesiton'"
-    ]
+    assert re.match(told, fault)
+    assert any(line.startswith(beside) for line in lines)
 
 
 def test_a_reward_file_that_does_not_import(check: Check, tmp_path: Path) -> None:
@@ -288,11 +313,10 @@ def test_a_reward_file_that_does_not_import(check: Check, tmp_path: Path) -> Non
     code, lines, err = check("rewards.mine.use=broken.py:f")
     assert code == 2
     assert lines[0] == "plan"
-    assert err == (
-        f"groupwise: reward {tmp_path}/broken.py:f: it imports 'no_such_module', which is not installed and not in "
-        f"{tmp_path}; a run keeps a copy of broken.py alone, so put what it needs into it, or into a package that is "
-        "installed\n"
+    assert err.startswith(
+        f"groupwise: reward {tmp_path}/broken.py:f: it imports 'no_such_module', which is not installed"
     )
+    assert len(err.splitlines()) == 1
 
 
 def test_a_column_that_is_not_there(check: Check, tmp_path: Path) -> None:
@@ -300,53 +324,6 @@ def test_a_column_that_is_not_there(check: Check, tmp_path: Path) -> None:
     assert (code, lines) == (2, [])
     there = "has no column 'questoin'; columns there: question, answer"
     assert err == f"groupwise: task.prompt = 'questoin': {tmp_path}/train.jsonl {there}\n"
-
-
-def test_a_prompt_that_holds_the_answer(check: Check) -> None:
-    code, lines, _ = check("task.prompt={question} {answer}")
-    assert code == 1
-    assert [re.sub(r"\(.*\)", "()", told) for told in faults(lines)] == [
-        "problems: the prompt holds the answer in 60 of 60 problems (): look at task.prompt"
-    ]
-
-
-def test_prompts_longer_than_the_models_positions(check: Check) -> None:
-    rows = [*map(problem, range(40)), {"question": "Ann counts. " * 200 + "How many?", "answer": "#### 3"}]
-    code, lines, _ = check("max_prompt_tokens=0", train=rows, load=True)
-    assert code == 1
-    (told,) = faults(lines)
-    assert re.fullmatch(
-        r"lengths: sampling.max_new_tokens = 320: with a prompt of 25\d\d tokens that is beyond the model's 2048 "
-        r"positions; leave longer prompts out with max_prompt_tokens",
-        told,
-    )
-
-
-def test_gold_completions_that_would_be_cut_off(check: Check) -> None:
-    code, lines, _ = check("sampling.max_new_tokens=20")
-    assert code == 1
-    assert faults(lines) == [
-        "lengths: 60 of 60 gold completions are longer than sampling.max_new_tokens = 20, such answers would be cut off"
-    ]
-
-
-def test_no_prompt_fits_the_limit(check: Check) -> None:
-    code, lines, _ = check("max_prompt_tokens=20")
-    assert code == 1
-    remedy = 'raise it, or set prompt_truncation = "left"'
-    assert faults(lines) == [f"lengths: max_prompt_tokens = 20: every held-out prompt is longer; {remedy}"]
-    assert any(line.startswith("  ok    prompts: ") for line in lines)
-
-
-def test_a_model_that_is_not_there_hides_nothing_else(check: Check, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    code, lines, _ = check(model="empty")
-    assert code == 1
-    assert "  ok    task: 60 of 60 gold completions score 1" in lines
-    assert faults(lines) == [
-        "model: model = 'empty': no tokenizer (tokenizer.json) in it; save the tokenizer there too; so neither lengths "
-        "nor rows can be shown"
-    ]
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings(check: Check, tmp_path: Path) -> None:
@@ -358,17 +335,6 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings(check: Check, t
         "model: model = 'small': the tokenizer has 260 ids but the model only 258 embeddings; they do not belong "
         "together"
     ]
-
-
-@pytest.mark.parametrize(("key", "value"), [("replay", "learner"), ("replay", "engine"), ("load_balance", 0.1)])
-def test_a_dense_model_with_settings_for_experts(check: Check, key: str, value: object) -> None:
-    """The line with which `train` refuses it; the rest of the model is looked at all the same."""
-    code, lines, _ = check(f"routing.{key}={json.dumps(value)}", load=True)
-    assert code == 1
-    (told,) = faults(lines)
-    assert told.startswith(f"model: routing.{key} = {value!r}: ")
-    assert "it is dense, and there is nothing" in told
-    assert any(line.startswith("  ok    learner = engine: pass") for line in lines)
 
 
 @pytest.mark.parametrize("replay", ["none", "learner", "engine"])
@@ -400,7 +366,7 @@ def blocks() -> list[list[str]]:
     return [[line[4:] for line in block.strip("\n").split("\n")] for block in found]
 
 
-def test_the_page_shows_what_the_command_prints(check: Check, own: str) -> None:
+def test_the_page_shows_what_the_command_prints(check: Check) -> None:
     """All but the plan, how far bfloat16 rounds on this processor, and bytes, of which each machine has its own."""
 
     def the_same_everywhere(line: str) -> str:
@@ -408,6 +374,6 @@ def test_the_page_shows_what_the_command_prints(check: Check, own: str) -> None:
         return re.sub(r"(memory about) .* (at most, while \w+) .*", r"\1 \2", line)
 
     (shown,) = [block for block in blocks() if "duplicates and leakage" in block]
-    test = [*map(problem, range(100, 119)), problem(7)]
-    _, lines, _ = check("--rows", "1", f"rewards.mine.use={own}:close", test=test, load=True)
+    test = [*TEST[:-1], problem(7)]
+    _, lines, _ = check("--rows", "1", "rewards.mine.use=own.py:close", test=test, load=True)
     assert list(map(the_same_everywhere, shown)) == list(map(the_same_everywhere, lines[lines.index("problems") :]))

@@ -16,10 +16,8 @@ import pytest
 
 import groupwise
 from groupwise.commands.train.train import resume
-from groupwise.journal.journal import read_metrics
-from tests.runs.test_ahead_run import rows
 from tests.runs.test_run import assert_same_run
-from tests.runs.tiny_runs import cut_back, own_processes, tiny_run
+from tests.runs.tiny_runs import cut_back, own_processes, rollouts, step_rows, tiny_run
 from tests.warm import warm_starts
 
 SERVER = "groupwise.engines.outside.server"
@@ -73,10 +71,10 @@ def test_a_run_with_three_engines_has_the_completions_of_one(tmp_path: Path) -> 
     """Of the same weights: what they are after an update is up to rounding, as log-probabilities are."""
     one = trained(tmp_path, "one", steps=1)
     three = trained(tmp_path, "three", steps=1, engine__process="child", engine__count=3)
-    texts = [[(row["key"], row["completion"]) for row in rows(run)] for run in (one, three)]
+    texts = [[(row["key"], row["completion"]) for row in rollouts(run)] for run in (one, three)]
     assert texts[0] == texts[1]
     assert len(texts[0]) > 20
-    metrics = [next(row for row in read_metrics(run) if "checks" in row) for run in (one, three)]
+    metrics = [step_rows(run)[0] for run in (one, three)]
     for name in ("pass_rate", "loss", "gradient_norm", "length_mean", "generated_tokens"):
         assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-4, abs=1e-7)
 

@@ -11,15 +11,10 @@ import pytest
 import groupwise
 from groupwise.core.machine.free_memory import give_back, held_memory
 from groupwise.health.checks import ENGINE_IS_LOADED, LEARNER_IS_ENGINE, LIVE_IS_OLD
-from groupwise.journal.journal import read_metrics
 from groupwise.training.learner import Learner
 from tests.conftest import SMALL
 from tests.runs.test_run import weights
-from tests.runs.tiny_runs import tiny_run
-
-
-def steps(folder: Path) -> list[dict[str, Any]]:
-    return [row for row in read_metrics(folder) if row["step"] and "evaluation" not in row]
+from tests.runs.tiny_runs import step_rows, tiny_run
 
 
 @pytest.mark.parametrize("updates", [1, 2])
@@ -49,7 +44,7 @@ def test_a_step_in_which_nothing_can_train_runs_one_row_of_the_first_update_and_
     monkeypatch.setattr(Learner, "update", update)
     run = groupwise.train("quickstart", changes)
     assert ran == [[1]] + [[]] * (2 * updates - 1)
-    for row in steps(run.folder):
+    for row in step_rows(run.folder):
         assert (row["gradient_norm"], row["loss"], row["updates"]) == (0, 0, updates)
         assert row["groups_signal_share"] == 0
         assert row["share_passed"] is None
@@ -65,7 +60,7 @@ def test_how_often_the_probe_is_asked_changes_nothing_but_what_it_says(tmp_path:
         changes = tiny_run(tmp_path, steps=7, name=f"probe-{every}", checks__probe_every=every)
         found[every] = groupwise.train("quickstart", changes).folder
     asked = {
-        every: [row["step"] for row in steps(folder) if row["checks"][ENGINE_IS_LOADED.name]["verdict"] == "pass"]
+        every: [row["step"] for row in step_rows(folder) if row["checks"][ENGINE_IS_LOADED.name]["verdict"] == "pass"]
         for every, folder in found.items()
     }
     assert asked == {1: [1, 2, 3, 4, 5, 6, 7], 3: [1, 2, 3, 4, 6]}
@@ -77,7 +72,7 @@ def test_how_often_the_probe_is_asked_changes_nothing_but_what_it_says(tmp_path:
         checks = {name: check for name, check in row["checks"].items() if name != ENGINE_IS_LOADED.name}
         return {**row, "checks": checks, "seconds": None}
 
-    assert [numbers(row) for row in steps(one)] == [numbers(row) for row in steps(other)]
+    assert [numbers(row) for row in step_rows(one)] == [numbers(row) for row in step_rows(other)]
 
 
 @pytest.mark.slow

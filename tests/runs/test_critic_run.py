@@ -23,16 +23,15 @@ from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.ratio import TokenRatio
 from groupwise.algorithms.parts.shaping import Outcome, at_last_token
 from groupwise.algorithms.parts.trust import Clip
-from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.masked import keep
 from groupwise.core.records import Batch
-from groupwise.journal.journal import read_metrics
 from groupwise.training import checkpoint
 from groupwise.training.critic import Critic, CriticSettings
-from tests.runs.test_run import assert_same_run
+from tests.runs.test_run import assert_goes_on, assert_same_run
+from tests.runs.tiny_runs import step_rows
 
 
 @dataclass(frozen=True)
@@ -97,10 +96,6 @@ def changes(small) -> dict[str, Any]:
     return small(algorithm__name="over-value", critic__learning_rate=1e-3, evaluation__problems=4)
 
 
-def steps(folder: Path) -> list[dict[str, Any]]:
-    return [r for r in read_metrics(folder) if "pass_rate" in r]
-
-
 def saved(folder: Path, name: str, step: int = 4) -> dict[str, Tensor]:
     return load_file(checkpoint.folder_of(folder / "checkpoints", step) / name)
 
@@ -121,7 +116,7 @@ def test_the_critic_learns_what_can_be_predicted(small):
         critic__learning_rate=3e-3,
         checkpoint__every=100,
     )
-    rows = steps(groupwise.train("quickstart", settings).folder)
+    rows = step_rows(groupwise.train("quickstart", settings).folder)
     assert abs(rows[0]["explained_variance"]) < 1e-6
     assert sum(r["explained_variance"] for r in rows[-3:]) / 3 > 0.2
     assert rows[-1]["value_loss"] < 0.7 * rows[0]["value_loss"]
@@ -131,12 +126,8 @@ def test_the_critic_learns_what_can_be_predicted(small):
 def test_a_resumed_run_has_the_same_critic(changes):
     """Under a schedule, so that the count of its updates is seen to go on."""
     settings = {**changes, "critic.schedule": "linear", "critic.warmup_updates": 3}
-    whole = groupwise.train("quickstart", {**settings, "name": "whole"}).folder
-    cut = groupwise.train("quickstart", {**settings, "name": "cut", "checkpoint.keep": 4}).folder
-    for step in (3, 4):
-        (checkpoint.folder_of(cut / "checkpoints", step) / "manifest.json").unlink()
-    assert resume(cut).finished
-    assert_same_run(whole, cut)
+    whole = groupwise.train("quickstart", {**settings, "checkpoint.keep": 4}).folder
+    cut = assert_goes_on(whole, 3)
     for name in (checkpoint.CRITIC, checkpoint.CRITIC_OPTIMIZER):
         assert same(saved(whole, name), saved(cut, name))
     assert not same(saved(whole, checkpoint.CRITIC, step=3), saved(whole, checkpoint.CRITIC))
@@ -158,7 +149,7 @@ def test_the_policy_waits_while_the_critic_learns_alone(changes):
     assert same(first, second)
     assert not same(second, third)
     assert not same(saved(folder, checkpoint.CRITIC, 1), saved(folder, checkpoint.CRITIC, 2))
-    rows = steps(folder)
+    rows = step_rows(folder)
     assert [r["updates"] for r in rows] == [0, 0, 4]
     assert [r["share_passed"] is None for r in rows] == [True, True, False]
     assert rows[2]["checks"]["KL to the reference is 0 at step 0"]["verdict"] == "pass"
@@ -184,14 +175,13 @@ def test_a_folder_with_the_policys_weights_is_the_same_start_as_the_policy(chang
 
 def test_a_run_without_a_critic_says_nothing_of_one(small):
     folder = groupwise.train("quickstart", small(steps=1)).folder
-    assert not [key for key in steps(folder)[0] if "critic" in key or "value" in key or "explained" in key]
+    assert not [key for key in step_rows(folder)[0] if "critic" in key or "value" in key or "explained" in key]
     assert not list((folder / "checkpoints").rglob("critic*"))
     assert "critic" not in tomllib.loads((folder / "recipe.toml").read_text())
 
 
-def test_the_critic_is_planned(changes, capsys):
-    groupwise.train("quickstart", {**changes, "steps": 2, "critic.warmup_steps": 1})
-    told = capsys.readouterr().out
+def test_the_critic_is_planned(changes):
+    told = resolve(recipe.load("quickstart", {**changes, "steps": 2, "critic.warmup_steps": 1})).describe()
     assert "critic       from the policy, learning rate 0.001, clip 0.2, 1 step(s) before the policy's first" in told
 
 

@@ -21,12 +21,12 @@ from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.journal.journal import read_metrics
 from groupwise.rollout.collect import Prompts
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
 from groupwise.training.run import Training
 from tests.runs.test_run import assert_same_run
+from tests.runs.tiny_runs import rollouts, step_rows
 
 #: Groups of a step; a round never asks for more than four times what lacks.
 WANTED, MOST_A_ROUND = 8, 32
@@ -36,15 +36,6 @@ WANTED, MOST_A_ROUND = 8, 32
 def changes(small) -> dict[str, Any]:
     """About half of the groups mix right and wrong, so that rounds are refilled and some leave a surplus."""
     return small(algorithm__name="dapo", samples_per_prompt=6, steps=5, checkpoint__every=9, evaluation__problems=4)
-
-
-def steps(folder: Path) -> list[dict[str, Any]]:
-    return [r for r in read_metrics(folder) if "pass_rate" in r]
-
-
-def rollouts(folder: Path, step: int) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
-    return [r for r in rows if r["step"] == step]
 
 
 def by_group(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
@@ -61,13 +52,13 @@ def mixed(rows: list[dict[str, Any]]) -> bool:
 @pytest.mark.parametrize("rounds", [1, 10])
 def test_only_the_counted_fallback_trains_without_signal(rounds: int, changes):
     folder = groupwise.train("quickstart", {**changes, "algorithm.filter.max_rounds": rounds}).folder
-    for row in steps(folder):
+    for row in step_rows(folder):
         trained = by_group([r for r in rollouts(folder, row["step"]) if r["fate"] == "trained"])
         uniform = [rows for rows in trained.values() if not mixed(rows)]
         assert len(trained) == WANTED
         assert len(uniform) == row["groups_fallback"]
-    assert any(row["groups_fallback"] for row in steps(folder)) == (rounds == 1)
-    assert all(row["rounds"] <= rounds for row in steps(folder))
+    assert any(row["groups_fallback"] for row in step_rows(folder)) == (rounds == 1)
+    assert all(row["rounds"] <= rounds for row in step_rows(folder))
 
 
 def told_again(folder: Path, rounds: int) -> list[dict[str, int]]:
@@ -106,7 +97,7 @@ def test_every_count_of_the_refill_is_that_of_the_rollouts(rounds: int, changes)
     # Enough steps for steps with one round and with several on every processor: rounding differs, and the run with it.
     folder = groupwise.train("quickstart", {**changes, "steps": 16, "algorithm.filter.max_rounds": rounds}).folder
     told = told_again(folder, rounds)
-    assert [{key: row[key] for key in expected} for row, expected in zip(steps(folder), told, strict=True)] == told
+    assert [{key: row[key] for key in expected} for row, expected in zip(step_rows(folder), told, strict=True)] == told
     assert {row["rounds"] for row in told} > {1}
     assert any(row["groups_surplus"] for row in told)
 
@@ -143,7 +134,7 @@ def test_a_task_that_nobody_can_solve_ends_the_command_in_one_line(changes, monk
         MOST_A_ROUND,
     ]
     folder = Path(changes["runs"]) / "hopeless"
-    assert not steps(folder)
+    assert not step_rows(folder)
     assert told[0].removeprefix("groupwise: ") in (folder / "log.txt").read_text()
 
 
@@ -168,7 +159,7 @@ def end_state(folder: Path) -> dict[str, Any]:
 
 def test_a_run_stopped_while_groups_wait_goes_on_to_the_same_bits(changes, monkeypatch):
     whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
-    row = max(steps(whole)[1:-1], key=lambda row: row["groups_surplus"])
+    row = max(step_rows(whole)[1:-1], key=lambda row: row["groups_surplus"])
     step, waiting = row["step"], row["groups_surplus"]
     assert waiting > 0, "nothing waits at any stop; take other settings"
 
@@ -176,11 +167,11 @@ def test_a_run_stopped_while_groups_wait_goes_on_to_the_same_bits(changes, monke
         stop_after(step, during)
         cut = groupwise.train("quickstart", {**changes, "name": "cut"})
     assert cut.stopped_by == signal.SIGTERM
-    assert [r["step"] for r in steps(cut.folder)] == list(range(1, step + 1))
+    assert [r["step"] for r in step_rows(cut.folder)] == list(range(1, step + 1))
     stream = end_state(cut.folder)["stream"]
     assert len(stream["surplus"]) == waiting
     assert 0.25 < stream["keep_rate"] < 1, "a rate that was lost would not be missed"
-    assert stream["cursor"] == sum(r["groups_generated"] for r in steps(cut.folder))
+    assert stream["cursor"] == sum(r["groups_generated"] for r in step_rows(cut.folder))
 
     assert resume(cut.folder).finished
     assert_same_run(whole, cut.folder)

@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.train.train import resume
 from groupwise.core.errors import UsageError
-from groupwise.journal.journal import read_metrics
-from tests.runs.test_ahead_run import rows
-from tests.runs.test_run import assert_same_run, kill_again_and_again
-from tests.runs.tiny_runs import cut_back
+from tests.runs.test_run import assert_goes_on, assert_same_run, kill_again_and_again
+from tests.runs.tiny_runs import rollouts, step_rows
 
 ENVIRONMENT = f"{Path(__file__).parent / 'environment_of_a_run.py'}:Sum"
 CHANGES: dict[str, Any] = {
@@ -51,15 +48,11 @@ def test_a_run_of_a_users_own_environment_goes_on_to_the_bit(tmp_path: Path) -> 
     shutil.copy(ENVIRONMENT.rpartition(":")[0], own)
     task = {**CHANGES["task"], "use": f"{own}:Sum"}
     whole = groupwise.train("quickstart", {**changes(tmp_path, name="whole"), "task": task}).folder
-    lines = rows(whole)
+    lines = rollouts(whole)
     assert max(len(line["turns"]) for line in lines) == 3
     assert all(line["ended"] in ("done", "turns", "tokens") for line in lines)
-    cut = groupwise.train("quickstart", {**changes(tmp_path, name="cut"), "task": task}).folder
     own.unlink()
-    for step in (3, 2):
-        cut_back(cut, step)
-        assert resume(cut).finished
-        assert_same_run(whole, cut)
+    assert_goes_on(whole, 3, 2)
 
 
 ONE_STEP = {"steps": 1, "prompts_per_step": 18, "scoring.fault_limit": 0.5}
@@ -86,12 +79,12 @@ def test_a_fault_is_counted_by_cause_and_nothing_else_of_the_step_is_lost(
         return
     causes = {"hang": "timeout", "crash": "crash", "garbage": "wrong type", "flood": "too large"}
     cause = causes.get(fault, "exception")
-    (metrics,) = [row for row in read_metrics(run) if "checks" in row]
-    faulty = [line for line in rows(run) if line["ended"] == "fault"]
+    (metrics,) = step_rows(run)
+    faulty = [line for line in rollouts(run) if line["ended"] == "fault"]
     assert metrics["ended.fault"] == metrics[f"turn_faults.{cause}"] == len(faulty) > 0
     assert {line["key"] for line in faulty} == {"2+1"}
     assert all(line["score"] is None for line in faulty)
-    for line, other in zip(rows(run), rows(clean), strict=True):
+    for line, other in zip(rollouts(run), rollouts(clean), strict=True):
         if line["ended"] != "fault":
             assert (line["completion"], line["turns"][-1]["stop"]) == (other["completion"], other["turns"][-1]["stop"])
             assert [t["reward"] for t in line["turns"]] == [t["reward"] for t in other["turns"]]
@@ -125,7 +118,7 @@ def test_episodes_are_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rollout", [{"rollout.ahead": 1}, {"rollout.free": 2}])
 def test_episodes_may_be_played_while_the_learner_trains(rollout: dict[str, int], tmp_path: Path) -> None:
     folder = groupwise.train("quickstart", {**changes(tmp_path), **rollout}).folder
-    last = [row for row in read_metrics(folder) if "checks" in row][-1]
+    last = step_rows(folder)[-1]
     assert {check["verdict"] for check in last["checks"].values()} <= {"pass", "not measured"}
     assert last["turns_max"] == 3
 

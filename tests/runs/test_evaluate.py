@@ -110,8 +110,3 @@ def test_a_folder_of_an_evaluation_is_never_written_over(pair: Results, tmp_path
     assert names == ["model-against-quickstart-step-2", "model-against-quickstart-step-2-2"]
     assert write_results(pair, tmp_path / "mine").name == "mine"
     assert not list(tmp_path.rglob(".partial*"))
-
-
-def test_a_model_without_a_recipe_is_asked_for_one(tmp_path: Path):
-    with pytest.raises(UsageError, match=r"no run folder; to evaluate a model say on which task: --recipe RECIPE"):
-        evaluate_policies([str(tiny_policy(tmp_path / "model"))])

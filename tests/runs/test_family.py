@@ -9,11 +9,10 @@ import statistics
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import groupwise
 from groupwise.algorithms.settings import CATALOG, settings
@@ -25,31 +24,17 @@ from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion
 from groupwise.diagnostics import checks
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.journal.journal import read_metrics
 from groupwise.tasks import make
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.training import checkpoint
 from groupwise.training.optimizer import AUTO
 from groupwise.training.start.initial_policy import starting_policy
+from tests.runs.test_run import weights
+from tests.runs.tiny_runs import rollouts, step_rows
 
 #: What a small step may have no number for: nobody was right, or no advantage had that sign.
 MAY_BE_EMPTY = {"length_right_mean", "length_wrong_mean", "share_passed_positive", "share_passed_negative"}
 KL_AT_START = "KL to the reference is 0 at step 0"
 LIVE_OLD = "live = old on the first update"
-
-
-def steps(folder: Path) -> list[dict[str, Any]]:
-    return [r for r in read_metrics(folder) if "pass_rate" in r]
-
-
-def rollouts(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
-
-
-def final_weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest, _ = checkpoint.newest_good(folder / "checkpoints")
-    assert newest is not None
-    return load_file(newest / "policy" / "model.safetensors")
 
 
 def first_weights(plan: Plan) -> dict[str, torch.Tensor]:
@@ -59,7 +44,7 @@ def first_weights(plan: Plan) -> dict[str, torch.Tensor]:
 
 
 def first_checks(folder: Path) -> dict[str, str]:
-    return {name: check["verdict"] for name, check in steps(folder)[0]["checks"].items()}
+    return {name: check["verdict"] for name, check in step_rows(folder)[0]["checks"].items()}
 
 
 def unpicked(plan: Plan) -> Plan:
@@ -75,7 +60,7 @@ def test_every_row_trains(name: str, small):
     plan = resolve(recipe.load("quickstart", changes))
     run = groupwise.train("quickstart", changes)
 
-    rows = steps(run.folder)
+    rows = step_rows(run.folder)
     assert [r["step"] for r in rows] == [1, 2]
     for row in rows:
         assert {k for k, v in row.items() if v is None} <= MAY_BE_EMPTY
@@ -90,7 +75,7 @@ def test_every_row_trains(name: str, small):
     assert len(everywhere) == 5
     assert measured == everywhere | ({KL_AT_START} if plan.algorithm.kl.beta else set())
 
-    start, end = first_weights(plan), final_weights(run.folder)
+    start, end = first_weights(plan), weights(run.folder)
     assert [k for k in end if torch.equal(start[k], end[k])] == [], "these weights stood still"
 
     assert json.loads((run.folder / "summary.json").read_text()) == run.summary
@@ -105,10 +90,10 @@ def test_every_row_trains(name: str, small):
 
 def test_ppos_critic_is_measured_in_every_step(small):
     folder = groupwise.train("quickstart", small(algorithm__name="ppo", steps=2)).folder
-    first, second = (row["explained_variance"] for row in steps(folder))
+    first, second = (row["explained_variance"] for row in step_rows(folder))
     assert first == pytest.approx(0, abs=1e-6), "a head of zeros explains nothing"
     assert abs(second) > 1e-6
-    assert all(row["value_loss"] > 0 for row in steps(folder))
+    assert all(row["value_loss"] > 0 for row in step_rows(folder))
 
 
 def test_dr_grpos_limit_is_the_runs_own(small):
@@ -214,7 +199,7 @@ def test_an_engine_mismatch_is_corrected_and_logged(kind: str, nats: float, ther
     """`there` is the correction of the tokens that the engine misreported; that of the others is 1."""
     misreport(monkeypatch, nats)
     folder = groupwise.train("quickstart", small(steps=1, algorithm__mismatch__kind=kind)).folder
-    row, share = steps(folder)[0], shifted_share(folder)
+    row, share = step_rows(folder)[0], shifted_share(folder)
     if there is None:
         assert not [key for key in row if "correction" in key]
         return
@@ -226,7 +211,7 @@ def test_an_engine_mismatch_is_corrected_and_logged(kind: str, nats: float, ther
 def test_old_log_probabilities_may_be_the_engines(updates: int, small):
     changes = small(steps=2, logp_old="engine", updates_per_batch=updates)
     folder = groupwise.train("quickstart", changes).folder
-    for row in steps(folder):
+    for row in step_rows(folder):
         verdicts = {name: check["verdict"] for name, check in row["checks"].items()}
         assert verdicts.pop(LIVE_OLD) == "not measured"
         if row["step"] > 1:
@@ -240,16 +225,16 @@ def test_the_ratio_is_then_to_what_the_engine_reported(small, monkeypatch):
     changes = small(steps=1, updates_per_batch=1)
     alone = groupwise.train("quickstart", {**changes, "name": "alone"}).folder
     engine = groupwise.train("quickstart", {**changes, "name": "engine", "logp_old": "engine"}).folder
-    assert steps(alone)[0]["ratio_mean"] == 1
+    assert step_rows(alone)[0]["ratio_mean"] == 1
     share = shifted_share(engine)
-    assert steps(engine)[0]["ratio_mean"] == pytest.approx(1 - share + math.exp(-0.5) * share, abs=1e-4)
+    assert step_rows(engine)[0]["ratio_mean"] == pytest.approx(1 - share + math.exp(-0.5) * share, abs=1e-4)
 
 
 def test_completions_cut_at_the_limit_neither_vote_nor_train(small):
     changes = small(steps=2, samples_per_prompt=8, sampling__max_new_tokens=4, algorithm__filter__mask_truncated=True)
     folder = groupwise.train("quickstart", changes).folder
     rows, distinguished = rollouts(folder), 0
-    for step in steps(folder):
+    for step in step_rows(folder):
         here = [r for r in rows if r["step"] == step["step"]]
         finished = [r for r in here if r["finish"] == "stop"]
         assert 0 < len(finished) < len(here)

@@ -14,6 +14,7 @@ import pytest
 
 import groupwise
 from groupwise.config.recipe import dump
+from tests.runs.tiny_runs import rollouts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-trl-and-verl.md").read_text()
 #: Of both: what makes a run of seconds on a CPU of what stands on the page.
@@ -61,10 +62,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         return tmp_path / "theirs.toml"
 
     return to_file
-
-
-def rollouts(folder: Path) -> list[Row]:
-    return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
 
 
 def of_the_page(title: str) -> str:

@@ -24,7 +24,7 @@ from groupwise.training import checkpoint
 from groupwise.training.state import RunState
 from tests.command_process import CommandProcess
 from tests.runs.test_run import assert_same_run, timeless
-from tests.runs.tiny_runs import cut_back, tiny_run
+from tests.runs.tiny_runs import cut_back, step_rows, tiny_run
 
 #: A rate that rises until it ruins the policy, so that warnings begin in the middle of a run.
 RISING: dict[str, Any] = {
@@ -71,10 +71,6 @@ def stopped(given) -> tuple[Path, str]:
 def returned(given) -> Run:
     """The run that goes back once or twice, and comes to its end."""
     return groupwise.train("quickstart", given("returned", **{**BACK, "rollback.most": 9}))
-
-
-def step_rows(folder: Path) -> list[dict[str, Any]]:
-    return [row for row in read_metrics(folder) if "loss" in row]
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -23,6 +23,7 @@ from groupwise.training.optimizer import silent
 from groupwise.training.start.initial_policy import starting_policy
 from groupwise.training.start.warm_start import WarmStart
 from tests.command_process import CommandProcess
+from tests.runs.tiny_runs import rollouts
 
 CODE = Path(__file__).parent / "code_of_a_user.py"
 RECIPE = """
@@ -58,9 +59,9 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place / "own.toml"
 
 
-def rollouts(folder: Path) -> list[Any]:
-    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
-    return [[row.get(key) for key in ("step", "tokens", "advantage", "score", "ratio")] for row in rows]
+def columns(folder: Path) -> list[Any]:
+    keys = ("step", "tokens", "advantage", "score", "ratio")
+    return [[row.get(key) for key in keys] for row in rollouts(folder)]
 
 
 def killed(recipe: Path, name: str, runs: Path) -> Path:
@@ -86,7 +87,7 @@ def test_a_killed_run_goes_on_with_the_file_it_began_with(recipe: Path, capsys: 
     changed, gone = f"{file} was changed since the run began", f"{file} is no longer there since the run began"
     assert changed in capsys.readouterr().err
     assert changed in (run / "log.txt").read_text()
-    assert rollouts(run) == rollouts(whole)
+    assert columns(run) == columns(whole)
     file.unlink()
     assert evaluate_policies([str(run)]).evaluation.avg_at_k == read_metrics(whole)[-1]["evaluation"]["avg_at_k"]
     assert gone in capsys.readouterr().err
@@ -170,7 +171,7 @@ def test_a_reward_and_a_task_from_the_same_file_score_in_processes(recipe: Path)
     run = groupwise.train(str(recipe), {**rewards, "steps": 2}).folder
     file.unlink()
     assert resume(run, {"steps": 4}).finished
-    rows = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+    rows = rollouts(run)
     assert {row["step"] for row in rows} == {1, 2, 3, 4}
     for row in rows:
         assert row["parts"]["brevity"] == pytest.approx(1 / (1 + len(row["completion"])))

@@ -21,6 +21,7 @@ from groupwise.commands.evaluate import evaluate_policies
 from groupwise.core.errors import RunError, UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.reports.page.single import page
+from tests.runs.tiny_runs import rollouts, step_rows
 
 MINE = str(Path(__file__).parent / "rewards_without_answers.py")
 Row = dict[str, Any]
@@ -78,14 +79,6 @@ def distinct(tmp_path_factory: pytest.TempPathFactory) -> Done:
 PROMPTS: list[Row] = [{"prompt": f"Say {i}"} for i in range(60)]
 
 
-def rollouts(folder: Path) -> list[Row]:
-    return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
-
-
-def steps(folder: Path) -> list[Row]:
-    return [row for row in read_metrics(folder) if "rounds" in row]
-
-
 def said(folder: Path) -> str:
     """All that the run's log and its page say in words."""
     (run,) = page(folder).runs
@@ -106,7 +99,7 @@ def test_prompts_and_one_function_of_trl_are_a_run_and_all_of_it_speaks_of_the_r
 
     assert all(row["measured"] == row["parts"]["mine"] == len(set(row["completion"])) for row in lines)
     assert all(row["score"] is None for row in lines)
-    for row in steps(distinct.folder):
+    for row in step_rows(distinct.folder):
         own = [line for line in lines if line["step"] == row["step"] and line["fresh"]]
         assert row["measured_mean"] == pytest.approx(statistics.fmean(line["measured"] for line in own))
         assert row["advantage_abs_mean"] > 0.1
@@ -120,7 +113,7 @@ def test_what_a_function_logs_becomes_metrics_and_columns_of_the_browser(distinc
     folder = distinct.folder
     for row in rollouts(folder):
         assert row["logged"] == {"mine.first": row["completion"][:1], "mine.characters": len(row["completion"])}
-    for row in steps(folder):
+    for row in step_rows(folder):
         fresh = [line for line in rollouts(folder) if line["step"] == row["step"] and line["fresh"]]
         assert row["logged.mine.characters"] == pytest.approx(statistics.fmean(len(r["completion"]) for r in fresh))
         assert row["logged.mine.calls"] == 1.0
@@ -132,7 +125,7 @@ def test_what_a_function_logs_becomes_metrics_and_columns_of_the_browser(distinc
     assert evaluation["logged"].keys() == evaluation["logged_total"].keys() == {"mine.characters", "mine.calls"}
     evaluations = [row["evaluation"]["logged_total"] for row in read_metrics(folder) if "evaluation" in row]
     for name, total in distinct.summary["logged_total"].items():
-        of_steps = sum(row[f"logged_total.{name}"] for row in steps(folder))
+        of_steps = sum(row[f"logged_total.{name}"] for row in step_rows(folder))
         assert total == pytest.approx(of_steps + sum(one[name] for one in evaluations))
     (table,) = [table for table in page(folder).runs[0].tables if table.title == "Logged by rewards, added up"]
     assert [row[0] for row in table.rows] == ["mine.calls", "mine.characters"]
@@ -150,7 +143,7 @@ def test_a_dictionary_of_verl_is_a_run_and_a_pass_mark_makes_pass_rates(write):
     folder = groupwise.train(str(write("by_length", PROMPTS, 'algorithm.name = "dapo"', pass_at=0.5))).folder
     for row in rollouts(folder):
         assert row["logged"] == {"mine.acc": float(len(row["completion"]) > 4), "mine.source": "prompts"}
-    for row in steps(folder):
+    for row in step_rows(folder):
         own = [line for line in rollouts(folder) if line["step"] == row["step"] and line["fresh"]]
         assert row["pass_rate"] == statistics.fmean(line["measured"] >= 0.5 for line in own)
         assert row["logged.mine.acc"] == pytest.approx(statistics.fmean(line["logged"]["mine.acc"] for line in own))
@@ -183,7 +176,7 @@ def test_rewards_of_several_tasks_vote_on_their_own_rows_and_none_is_a_fault(wri
         else:
             assert row["measured"] == {"letters": 1.0, "digits": -2.0}[kind] * len(row["completion"])
     assert met == set(KINDS)
-    for row in steps(done.folder):
+    for row in step_rows(done.folder):
         own = [line for line in rollouts(done.folder) if line["step"] == row["step"]]
         unscored = sum("parts" not in line for line in own)
         assert row["unscored_completions"] == unscored

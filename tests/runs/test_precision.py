@@ -20,6 +20,7 @@ from groupwise.health.checks import GAP_IS_LEVEL, LEARNER_IS_ENGINE, RATIOS_AVER
 from groupwise.journal.journal import read_metrics
 from groupwise.training import checkpoint
 from tests.runs.test_run import assert_same_run, weights
+from tests.runs.tiny_runs import step_rows
 
 BF16 = {"learner__precision": "bf16", "engine__precision": "bf16", "reference__precision": "bf16"}
 
@@ -79,7 +80,7 @@ def test_rounding_that_grew_is_measured_again_before_a_check_is_believed(small):
 def test_a_run_in_float32_measures_nothing(small):
     folder = groupwise.train("quickstart", small(steps=1)).folder
     assert not (folder / TOLERANCE).exists()
-    (row,) = (row for row in read_metrics(folder) if "checks" in row)
+    (row,) = step_rows(folder)
     assert not {GAP_IS_LEVEL.name, RATIOS_AVERAGE_ONE.name} & row["checks"].keys()
     assert row["checks"][LEARNER_IS_ENGINE.name]["limit"] == 1e-4
 
@@ -102,7 +103,7 @@ def test_a_support_that_is_not_told_is_found_in_bf16(engine: str, small, monkeyp
 
 def test_a_bf16_learner_leaves_the_probe_of_a_float32_engine_exact(small):
     folder = groupwise.train("quickstart", small(steps=1, learner__precision="bf16")).folder
-    (row,) = (row for row in read_metrics(folder) if "checks" in row)
+    (row,) = step_rows(folder)
     probe = row["checks"]["engine and learner agree after a weight load"]
     assert probe["limit"] == 1e-4
     assert probe["value"] < 1e-5

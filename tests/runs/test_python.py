@@ -27,7 +27,7 @@ from groupwise.models.load import digest
 from tests.command_process import CommandProcess
 from tests.core.test_live_code import notebook
 from tests.runs.test_run import assert_same_run
-from tests.runs.tiny_runs import tiny_run, weights_after
+from tests.runs.tiny_runs import rollouts, tiny_run, weights_after
 
 CELL = """
 import math
@@ -119,7 +119,7 @@ def test_columns_of_one_length_and_a_none_where_there_is_no_number(run: groupwis
 
 
 def test_rollouts_are_the_rows_of_the_file_or_of_a_step(run: groupwise.Run):
-    lines = [json.loads(line) for line in (run.folder / "rollouts.jsonl").read_text().splitlines()]
+    lines = rollouts(run.folder)
     assert run.rollouts() == lines
     assert run.rollouts(step=2) == [row for row in lines if row["step"] == 2] != []
     for step in (9, -1, "2"):
@@ -298,7 +298,7 @@ def test_functions_become_files_of_the_run(rewarded: groupwise.Run):
     rewards = tomllib.loads((rewarded.folder / "recipe.toml").read_text())["rewards"]
     assert rewards["brief"] == {"use": f"{code / 'brief.py'}:brief", "weight": 0.5}
     assert rewards["even"]["use"].endswith("/rewards_of_a_notebook.py:even")
-    rows = [json.loads(line) for line in (rewarded.folder / "rollouts.jsonl").read_text().splitlines()]
+    rows = rollouts(rewarded.folder)
     for row in rows:
         brief, even = torch.tensor(-len(row["completion"]) / 10).exp(), float(row["completion"][-1:] in list("02468"))
         assert row["parts"] == pytest.approx({"brief": float(brief), "even": even})

@@ -29,7 +29,7 @@ from groupwise.models.reward import reward_model_of
 from groupwise.training import checkpoint
 from tests.moe_policy import save_moe
 from tests.runs.test_run import weights
-from tests.runs.tiny_runs import cut_back, own_processes, tiny_policy, tiny_run
+from tests.runs.tiny_runs import cut_back, own_processes, rollouts, tiny_policy, tiny_run
 
 #: A rate at which rounding does not grow from step to step.
 CHANGES: dict[str, Any] = {"steps": 3, "learner__learning_rate": 1e-3, "algorithm__name": "ppo"}
@@ -210,7 +210,7 @@ def test_a_reward_model_in_shards_scores_with_the_bits_of_one_process(tmp_path: 
     changes: dict[str, Any] = {"algorithm__name": "grpo", "rollout__ahead": ahead}
     changes["preference__model"] = str(scoring_model(tmp_path))
     alone, over = trained(tmp_path, "alone", **changes), trained(tmp_path, "over", learner__ranks=2, **changes)
-    rows = [[json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()] for run in (alone, over)]
+    rows = [rollouts(run) for run in (alone, over)]
     for one, other in zip(*rows, strict=True):
         # Of one policy: later ones are the same up to rounding, and their completions need not be.
         assert one["step"] > 1 + ahead or (one["completion"], one["learned"]) == (other["completion"], other["learned"])

@@ -14,9 +14,9 @@ import pytest
 import groupwise
 from groupwise.commands.train.train import resume
 from groupwise.core.errors import RunError, UsageError
-from groupwise.journal.journal import read_metrics
 from groupwise.rewards.functions.form import Format
 from tests.runs.rewards_of_a_run import FAULTS, goes_off, kind_of
+from tests.runs.tiny_runs import rollouts, step_rows
 
 HERE = Path(__file__).parent
 MINE = str(HERE / "rewards_of_a_run.py")
@@ -33,14 +33,6 @@ CAUSES = {
 
 def own(name: str, function: str, **more: object) -> dict[str, object]:
     return {f"rewards.{name}": {"use": f"{MINE}:{function}", **more}}
-
-
-def rollouts(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
-
-
-def rows(folder: Path) -> list[dict]:
-    return [row for row in read_metrics(folder) if "rounds" in row]
 
 
 def children() -> set[int]:
@@ -81,7 +73,7 @@ def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
         assert row["parts"]["mine"] is None
     assert set(met) == set(CAUSES), "every kind has happened"
     told = Counter()
-    for row in rows(done.folder):
+    for row in step_rows(done.folder):
         assert row["trained_completions"] == row["generated_completions"] - sum(
             count for key, count in row.items() if key.startswith("faults.")
         )
@@ -94,7 +86,6 @@ def test_every_kind_of_fault_in_one_run_costs_its_own_completion_only(small):
     assert "groupwise/rewards" not in log
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_fork_bomb_ends_at_its_deadline_and_leaves_no_process(small):
     """While it goes off it may starve what is scored beside it, so only its own completions are looked at."""
@@ -133,7 +124,7 @@ def test_rewards_of_every_form_train_unchanged_and_are_told(function, form, smal
         assert row["parts"]["mine"] == float(by_hand(row["completion"], row["answer"]))
         assert row["parts"]["task"] == row["score"]
         assert row["reward"] == pytest.approx(row["parts"]["mine"] + 0.5 * row["score"])
-    row = rows(done.folder)[0]
+    row = step_rows(done.folder)[0]
     mine = [r["parts"]["mine"] for r in rollouts(done.folder)]
     assert row["rewards.mine.mean"] == pytest.approx(sum(mine) / len(mine))
 
@@ -170,7 +161,7 @@ def test_a_pattern_that_hangs_leaves_its_completion_without_a_score(small):
     done = groupwise.train("quickstart", {**changes, "rewards.task": {}, "rewards.format.pattern": hangs})
     long = [row for row in rollouts(done.folder) if len(row["completion"]) >= 8]
     assert [row.get("fault", "") for row in long] == ["timeout in format" * ("1" in r["completion"]) for r in long]
-    assert rows(done.folder)[0]["faults.timeout in format"] > 0
+    assert step_rows(done.folder)[0]["faults.timeout in format"] > 0
 
 
 @pytest.mark.parametrize(
@@ -226,7 +217,7 @@ def test_a_task_without_answers_trains_on_the_learned_score_alone(small, tmp_pat
     for row in rollouts(done.folder):
         assert row["score"] is None
         assert row["reward"] == pytest.approx(row["learned"])
-    assert all(row["trained_completions"] > 0 for row in rows(done.folder))
+    assert all(row["trained_completions"] > 0 for row in step_rows(done.folder))
     assert "nothing trains" not in (done.folder / "log.txt").read_text()
     with pytest.raises(UsageError, match="no right answers to rank sampled pairs by"):
         groupwise.train("quickstart", {**changes, "preference": {}})

@@ -10,14 +10,11 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import groupwise
-from groupwise.commands.train.train import resume
 from groupwise.core.errors import UsageError
-from groupwise.journal.journal import read_metrics
 from tests.models.turn_templates import QWEN3_MAKE, tokenizer_of
-from tests.runs.test_ahead_run import rows
 from tests.runs.test_environment_run import CHANGES
-from tests.runs.test_run import assert_same_run
-from tests.runs.tiny_runs import cut_back
+from tests.runs.test_run import assert_goes_on
+from tests.runs.tiny_runs import rollouts, step_rows
 
 ENVIRONMENT = '''
 import groupwise
@@ -73,19 +70,16 @@ def test_each_turn_is_trained_behind_the_prompt_that_it_read_and_a_resume_has_th
     model: Path, tmp_path: Path
 ) -> None:
     whole = groupwise.train("quickstart", changes(model, tmp_path, name="whole")).folder
-    lines = rows(whole)
+    lines = rollouts(whole)
     assert max(len(line["turns"]) for line in lines) == 3
     later = [span for line in lines for span in line.get("spans", []) if not span["own"]]
     assert later
     assert all(span["anew"] for span in later)
-    steps = [row for row in read_metrics(whole) if "checks" in row]
+    steps = step_rows(whole)
     for row in steps:
         assert row["checks"]["learner = engine"]["verdict"] == "pass"
         assert row["groups_signal_share"] == 1
-    cut = groupwise.train("quickstart", changes(model, tmp_path, name="cut")).folder
-    cut_back(cut, 2)
-    assert resume(cut).finished
-    assert_same_run(whole, cut)
+    assert_goes_on(whole, 2)
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,17 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import groupwise
-from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
-from groupwise.journal.journal import read_metrics
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.reward import reward_model_of
 from groupwise.models.tiny import TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
 from groupwise.training.start.initial_policy import starting_policy
-from tests.runs.test_run import assert_same_run, weights
+from tests.runs.test_run import assert_goes_on, assert_same_run, weights
+from tests.runs.tiny_runs import rollouts, step_rows
 
 #: A reward model of a second: few pairs, and a rate at which its scores come apart all the same.
 PREFERENCE: dict[str, Any] = {
@@ -47,14 +46,6 @@ def changes(small) -> dict[str, Any]:
 def grpo(changes) -> dict[str, Any]:
     """The quickstart's algorithm, scored by a reward model."""
     return {k: v for k, v in changes.items() if k != "algorithm.kl.beta"}
-
-
-def steps(folder: Path) -> list[dict[str, Any]]:
-    return [r for r in read_metrics(folder) if "pass_rate" in r]
-
-
-def rollouts(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
 
 
 def spelled(tokenizer: Any, folder: Path) -> list[tuple[dict[str, Any], list[int], list[int]]]:
@@ -85,10 +76,10 @@ def test_the_reward_model_in_the_run_folder_gives_the_runs_scores_again(changes)
             again = model(input_ids=torch.tensor([prompt + completion])).logits.item()
         assert row["learned"] == pytest.approx(again, abs=1e-5)
     assert statistics.stdev(r["learned"] for r in rows) > 0.05, "a model that says one thing would pass this"
-    for step in steps(folder):
+    for step in step_rows(folder):
         here = [r for r in rows if r["step"] == step["step"]]
         assert step["learned_mean"] == pytest.approx(statistics.fmean(r["learned"] for r in here), abs=1e-9)
-    assert abs(steps(folder)[0]["explained_variance"]) > 1e-6, "the critic begins with the reward model's head"
+    assert abs(step_rows(folder)[0]["explained_variance"]) > 1e-6, "the critic begins with the reward model's head"
     report = json.loads((folder / "reward_model" / "preference.json").read_text())
     told = json.loads((folder / "summary.json").read_text())["reward_model"]
     assert told == {key: report[key] for key in told}
@@ -127,7 +118,7 @@ def test_the_reward_is_the_learned_score_less_the_kl_term(changes):
         assert row["step"] > 1 or abs(kl) < 1e-4
         largest = max(largest, abs(kl))
     assert largest > 0.1, "the policy has not moved enough for the KL term to be seen"
-    for step in steps(folder):
+    for step in step_rows(folder):
         here = [r for r in rollouts(folder) if r["step"] == step["step"]]
         charged = sum(r["learned"] - r["reward"] for r in here) / 0.5
         assert step["kl_reward_mean"] == pytest.approx(charged / sum(r["tokens"] for r in here), abs=1e-6)
@@ -170,24 +161,12 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def stopped_after(whole: Path, step: int) -> Path:
-    """A copy of a run as it was after `step`."""
-    cut = whole.with_name("cut")
-    shutil.copytree(whole, cut)
-    (cut / "summary.json").unlink()
-    for later in [s for s in checkpoint.steps(cut / "checkpoints") if s > step]:
-        shutil.rmtree(checkpoint.folder_of(cut / "checkpoints", later))
-    return cut
-
-
 @pytest.mark.parametrize("cache", [pytest.param("kept", marks=pytest.mark.slow), "deleted"])
 def test_a_stopped_run_goes_on_to_the_same_bits(cache: str, changes):
     whole = groupwise.train("rlhf", {**changes, "name": "whole"}).folder
-    cut = stopped_after(whole, 1)
     if cache == "deleted":  # the policy is made again; the reward model lies in the run folder
         (Path(changes["runs"]) / ".cache").unlink()
-    assert resume(cut).finished
-    assert_same_run(whole, cut)
+    cut = assert_goes_on(whole, 2)
     for name in (checkpoint.CRITIC, checkpoint.CRITIC_OPTIMIZER, "optimizer.safetensors"):
         first, second = saved(whole, name, 3), saved(cut, name, 3)
         assert all(torch.equal(first[k], second[k]) for k in first)
@@ -202,10 +181,8 @@ def test_a_folders_reward_model_is_the_one_that_was_made_and_may_go_away(changes
     shutil.copytree(made / "reward_model", elsewhere)
     whole = groupwise.train("rlhf", {**scored_by(changes, elsewhere), "name": "whole"}).folder
     assert_same_run(made, whole)
-    cut = stopped_after(whole, 2)
     shutil.rmtree(elsewhere)
-    assert resume(cut).finished
-    assert_same_run(made, cut)
+    assert_goes_on(whole, 3)
 
 
 def pairs(path: Path, count: int, better: int) -> Path:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import groupwise
 import groupwise.commands.train.train as starts
@@ -25,6 +24,7 @@ from groupwise.journal.journal import Journal, read_about, read_metrics, sound_m
 from groupwise.journal.recipe_file import create_recipe, whole_recipe
 from groupwise.training import checkpoint
 from tests.reports.test_report_place import full_disk, snapshot
+from tests.runs.test_run import weights
 
 
 def test_a_full_disk_while_the_recipe_is_written_leaves_the_name_free(small) -> None:
@@ -100,12 +100,6 @@ def test_an_about_that_cannot_be_written_leaves_no_folder(small, monkeypatch) ->
     with pytest.raises(RunError, match=r"about\.json"):
         groupwise.train("quickstart", changes)
     assert os.listdir(changes["runs"]) == [".cache"]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest, _ = checkpoint.newest_good(folder / "checkpoints")
-    assert newest is not None
-    return load_file(newest / checkpoint.POLICY / "model.safetensors")
 
 
 def test_a_run_goes_on_wherever_it_lies_and_whatever_it_is_called(small, capfd) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.health.checks import ENGINE_IS_LOADED, LEARNER_IS_ENGINE, LIVE_IS_OLD
 from groupwise.models.forward.adjustment import UNADJUSTED
 from groupwise.training.learner import Learner
+from tests.runs.tiny_runs import rollouts
 
 OPTIONS: dict[str, Any] = {
     "sampling__min_p": 0.02,
@@ -30,7 +30,7 @@ OPTIONS: dict[str, Any] = {
 def test_a_run_under_every_option_passes_its_checks_and_says_what_ended_each_completion(small: Callable[..., Any]):
     """The checks: live = old, learner = engine, the probe after each load, every step."""
     run = groupwise.train("quickstart", small(**OPTIONS, checkpoint__every=1))
-    rows = [json.loads(line) for line in (run.folder / "rollouts.jsonl").read_text().splitlines()]
+    rows = rollouts(run.folder)
     ended = [row for row in rows if "stop" in row]
     assert {row["stop"] for row in ended} <= {"1", "+2"}
     assert len(ended) > 10

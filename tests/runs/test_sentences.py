@@ -29,7 +29,7 @@ from groupwise.reports.compare import compare
 from groupwise.reports.page import single
 from groupwise.reports.records import RunPage
 from groupwise.training.start.initial_policy import TINY
-from tests.runs.tiny_runs import tiny_policy, tiny_run
+from tests.runs.tiny_runs import rollouts, tiny_policy, tiny_run
 
 OWN = Path(__file__).parent / "task_of_a_run.py"
 WRONG, RIGHT, LENGTH = ({"use": f"{OWN}:Sums", "verdict": verdict} for verdict in ("wrong", "right", "length"))
@@ -208,7 +208,7 @@ def test_shares_of_groups_and_of_silent_rows_are_the_rows_means(name: str, told:
         for share, limit in re.findall(r"^([\d.]+ %) of the completions of .* reached the limit of (\d+) token", words):
             assert share == percent(run.mean("truncated_share"))
             assert int(limit) == run.settings["sampling.max_new_tokens"]
-            lines = [json.loads(line) for line in (run.folder / "rollouts.jsonl").read_text().splitlines()]
+            lines = rollouts(run.folder)
             cut = [line["score"] < 1 for line in lines if line["finish"] == "length"]
             assert ("most count as wrong" in words) <= (fmean(cut) > 0.5)
 
@@ -272,7 +272,7 @@ def test_what_was_run_is_what_the_rollouts_have(name: str, told: Callable[[str],
     assert shown is not None
     samples, limit, prompts = map(int, shown.groups())
     if not run.error:
-        lines = [json.loads(line) for line in (run.folder / "rollouts.jsonl").read_text().splitlines()]
+        lines = rollouts(run.folder)
         trained = [line for line in lines if line["step"] == 1 and line["fate"] == "trained"]
         assert len(trained) == samples * prompts
         assert max(line["tokens"] for line in lines) <= limit

@@ -23,7 +23,7 @@ from groupwise.models.load import digest, load_policy
 from groupwise.models.tiny import TinySpec
 from groupwise.training import checkpoint
 from groupwise.training.start.run_policy import RunPolicy, run_policy
-from tests.runs.test_run import assert_same_run, timeless
+from tests.runs.test_run import assert_goes_on, timeless
 from tests.runs.tiny_runs import cut_back, tiny_policy, tiny_run, weights_after
 
 CHECK = "KL to the reference is 0 at step 0"
@@ -56,12 +56,8 @@ def test_a_run_begins_with_the_policy_of_another_and_goes_on_without_it(source: 
     assert check_of(whole.folder)["verdict"] == "pass"
     own = json.loads((source / "summary.json").read_text())
     assert whole.summary["heldout_before"] == own["heldout_after"]
-    cut = tmp_path / "runs" / "cut"
-    shutil.copytree(whole.folder, cut)
     shutil.rmtree(other)
-    cut_back(cut, 2)
-    assert resume(cut).finished
-    assert_same_run(whole.folder, cut)
+    assert_goes_on(whole.folder, 2)
 
 
 def test_an_earlier_step_is_another_start(source: Path, few):
@@ -99,11 +95,7 @@ def test_another_reference_is_not_measured_against_the_start_and_goes_on_exactly
     assert first["kl_mean"] > 0
     cause = f"{CHECK}: not measured (reference.model = '{folder}' is another policy than the run starts from)"
     assert cause in (whole / "log.txt").read_text()
-    cut = tmp_path / "runs" / "cut"
-    shutil.copytree(whole, cut)
-    cut_back(cut, 2)
-    resume(cut)
-    assert_same_run(whole, cut)
+    cut = assert_goes_on(whole, 2)
     cut_back(cut, 2)
     shutil.rmtree(folder)
     shutil.copytree(source / "checkpoints" / "step-000002" / "policy", folder)

@@ -14,9 +14,9 @@ from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
-from groupwise.journal.journal import read_metrics
 from groupwise.models.load import load_policy
 from groupwise.rewards.verifiers.marks import claims
+from tests.runs.tiny_runs import rollouts, step_rows
 
 
 def word_problems(path: Path, count: int, seed: int) -> Path:
@@ -29,14 +29,6 @@ def word_problems(path: Path, count: int, seed: int) -> Path:
         lines.append({"question": f"Ann {i} has {a} pears and buys {b} more. How many has she?", "answer": told})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
-
-
-def rollouts(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
-
-
-def rows(folder: Path) -> list[dict]:
-    return [row for row in read_metrics(folder) if "pass_rate" in row]
 
 
 @pytest.fixture
@@ -125,12 +117,12 @@ def test_generators_are_mixed_scored_and_told_apart_and_levels_move(tmp_path):
     names = {"chain_sum", "spell_backward"}
     assert {row["source"] for row in rollouts(done.folder)} == names
     assert set(done.summary["heldout_by_source"]) == names
-    for step in rows(done.folder):
+    for step in step_rows(done.folder):
         own = [r for r in rollouts(done.folder) if r["step"] == step["step"]]
         for name in names & {r["source"] for r in own}:
             right = [r["score"] >= 1 for r in own if r["source"] == name]
             assert step[f"sources.{name}.pass_rate"] == pytest.approx(sum(right) / len(right))
-    reached = [step[f"sources.{name}.level"] for step in rows(done.folder) for name in names]
+    reached = [step[f"sources.{name}.level"] for step in step_rows(done.folder) for name in names]
     assert max(reached) > 0, "a level has moved"
     goes_on_the_same("reasoning-gym", changes, done.folder)
 

@@ -17,6 +17,7 @@ import groupwise
 from groupwise.journal.journal import read_metrics
 from groupwise.models.tiny import ByteSpec
 from groupwise.reports.page import single
+from tests.runs.tiny_runs import rollouts
 
 OWN = Path(__file__).parent / "tools_of_a_run.py"
 
@@ -95,7 +96,7 @@ def run(policy: Path, tmp_path: Path) -> Callable[..., Path]:
 def counted(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The step's metrics and its rollouts."""
     (row,) = [row for row in read_metrics(folder) if "evaluation" not in row]
-    return row, [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    return row, rollouts(folder)
 
 
 def assert_counts_are_those_of_the_turns(folder: Path, tools: str) -> dict[str, Any]:

@@ -13,19 +13,13 @@ from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import CheckFailed, UsageError
-from groupwise.journal.journal import read_metrics
 from groupwise.rollout.collect import Rollout
-from tests.runs.test_ahead_run import rows
-from tests.runs.test_run import assert_same_run, kill_again_and_again
-from tests.runs.tiny_runs import cut_back, tiny_run
+from tests.runs.test_run import assert_goes_on, assert_same_run, kill_again_and_again
+from tests.runs.tiny_runs import cut_back, rollouts, step_rows, tiny_run
 
 #: Completions of at most 4 tokens in turns of 2: a token is one version old at most, and 4 with turns of 1.
 CHANGES: dict[str, Any] = {"steps": 6, "rollout__turn_tokens": 2, "learner__learning_rate": 1e-3}
 AGE = "tokens are no older than the recipe says"
-
-
-def trained(run: Path) -> list[dict[str, Any]]:
-    return [row for row in read_metrics(run) if "checks" in row]
 
 
 def test_turns_as_long_as_completions_change_no_bit(tmp_path: Path) -> None:
@@ -33,7 +27,7 @@ def test_turns_as_long_as_completions_change_no_bit(tmp_path: Path) -> None:
     for tokens in (4, 100):
         turns = {"name": f"turns-{tokens}", "rollout__turn_tokens": tokens}
         assert_same_run(whole, groupwise.train("quickstart", tiny_run(tmp_path, steps=3, **turns)).folder)
-    assert {(row["checks"][AGE]["value"], row["checks"][AGE]["limit"]) for row in trained(whole)} == {(0.0, 0.0)}
+    assert {(row["checks"][AGE]["value"], row["checks"][AGE]["limit"]) for row in step_rows(whole)} == {(0.0, 0.0)}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +38,7 @@ def test_each_token_says_its_version_and_a_stop_changes_nothing(
 ) -> None:
     changes = {**CHANGES, "rollout__turn_tokens": tokens, "rollout__ahead": ahead}
     whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", **changes)).folder
-    for row in rows(whole):
+    for row in rollouts(whole):
         spans = row.get("spans", [{"start": 0, "stop": row["tokens"], "own": True, "version": row["version"]}])
         began = max(0, row["step"] - 1 - most)
         turns = -(-row["tokens"] // tokens)
@@ -53,33 +47,26 @@ def test_each_token_says_its_version_and_a_stop_changes_nothing(
         assert [v for span in spans for v in [span["version"]] * (span["stop"] - span["start"])] == [
             versions[at // tokens] for at in range(row["tokens"])
         ]
-    steps = trained(whole)
+    steps = step_rows(whole)
     assert [row["checks"][AGE]["value"] for row in steps] == [min(step, most) for step in range(6)]
     assert steps[-1]["token_age_max"] == most
     assert most - 1 <= steps[-1]["token_age_mean"] <= most or tokens == 1
     assert {row["checks"][AGE]["verdict"] for row in steps} == {"pass"}
-    cut = groupwise.train("quickstart", tiny_run(tmp_path, name="cut", **changes)).folder
-    for step in (5, 2):
-        cut_back(cut, step)
-        assert resume(cut).finished
-        assert_same_run(whole, cut)
+    assert_goes_on(whole, 5, 2)
 
 
 def test_what_the_newest_weights_sampled_of_a_completion_is_compared_with_the_learner(tmp_path: Path) -> None:
     """Each step's batch has tokens of the newest weights, in completions that older ones began."""
     folder = groupwise.train("quickstart", tiny_run(tmp_path, **CHANGES)).folder
-    assert {row["checks"]["learner = engine"]["verdict"] for row in trained(folder)} == {"pass"}
+    assert {row["checks"]["learner = engine"]["verdict"] for row in step_rows(folder)} == {"pass"}
 
 
 def test_dapos_filter_and_refill_in_turns(tmp_path: Path) -> None:
     changes = {**CHANGES, "algorithm__name": "dapo", "rollout__turn_tokens": 1}
     whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", **changes)).folder
-    assert {row["checks"][AGE]["verdict"] for row in trained(whole)} == {"pass"}
-    assert {row["fate"] for row in rows(whole)} >= {"trained", "dropped"}
-    cut = groupwise.train("quickstart", tiny_run(tmp_path, name="cut", **changes)).folder
-    cut_back(cut, 4)
-    assert resume(cut).finished
-    assert_same_run(whole, cut)
+    assert {row["checks"][AGE]["verdict"] for row in step_rows(whole)} == {"pass"}
+    assert {row["fate"] for row in rollouts(whole)} >= {"trained", "dropped"}
+    assert_goes_on(whole, 4)
 
 
 def test_completions_that_wait_longer_than_the_plan_says_stop_the_run(
@@ -146,14 +133,14 @@ FREE: dict[str, Any] = {**CHANGES, "rollout__free": 2, "rollout__turn_tokens": 1
 
 def test_an_engine_that_goes_on_sampling_keeps_to_its_lag_and_a_stopped_run_goes_on(tmp_path: Path) -> None:
     folder = groupwise.train("quickstart", tiny_run(tmp_path, **FREE)).folder
-    steps = trained(folder)
+    steps = step_rows(folder)
     assert len(steps) == 6
     assert {(row["checks"][AGE]["verdict"], row["checks"][AGE]["limit"]) for row in steps} == {("pass", 2.0)}
     assert max(row["token_age_max"] for row in steps) > 0
     cut_back(folder, 4)
     assert resume(folder).finished
-    assert [row["step"] for row in trained(folder)] == [1, 2, 3, 4, 5, 6]
-    groups = [(row["step"], row["group"], row["key"]) for row in rows(folder) if row["fate"] == "trained"]
+    assert [row["step"] for row in step_rows(folder)] == [1, 2, 3, 4, 5, 6]
+    groups = [(row["step"], row["group"], row["key"]) for row in rollouts(folder) if row["fate"] == "trained"]
     assert len({key for *_, key in groups}) * 16 <= len(groups)
 
 

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from groupwise.core.files import jsonl
+from groupwise.journal.journal import read_metrics
 from groupwise.models.load import digest, load_policy
 from groupwise.models.tiny import TinySpec
 from groupwise.training import checkpoint
@@ -48,6 +50,16 @@ def tiny_run(place: Path, **changes: Any) -> dict[str, Any]:
         tiny_policy(model)
     dotted = {key.replace("__", "."): value for key, value in changes.items()}
     return {**TINY_RUN, "model": str(model), "runs": str(place / "runs"), **dotted}
+
+
+def rollouts(run: Path, step: int | None = None) -> list[dict[str, Any]]:
+    """Read the rows of a run's rollouts.jsonl, or those of a step."""
+    return list(jsonl.rows(run / "rollouts.jsonl", step))
+
+
+def step_rows(run: Path) -> list[dict[str, Any]]:
+    """Read the rows of a run's metrics.jsonl that belong to its training steps."""
+    return [row for row in read_metrics(run) if "checks" in row]
 
 
 def weights_after(run: Path, step: int) -> str:

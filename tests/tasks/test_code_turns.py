@@ -25,9 +25,8 @@ from groupwise.tasks.code import generated
 from groupwise.tasks.code.task import Code
 from recipes.code_turns import CodeTurns
 from tests.environments.test_live import said
-from tests.runs.test_ahead_run import rows
 from tests.runs.test_run import assert_same_run
-from tests.runs.tiny_runs import cut_back
+from tests.runs.tiny_runs import cut_back, rollouts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
@@ -366,7 +365,7 @@ def test_a_deadline_that_a_program_could_outlast_is_refused(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
     whole_run = groupwise.train("code-turns", {**CHANGES, "runs": str(tmp_path), "name": "whole"}).folder
-    lines = rows(whole_run)
+    lines = rollouts(whole_run)
     assert max(len(line["turns"]) for line in lines) == 2
     assert {line["ended"] for line in lines} <= {"done", "turns", "tokens"}
     cut = groupwise.train("code-turns", {**CHANGES, "runs": str(tmp_path), "name": "cut"}).folder
