@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from groupwise.commands.laws import laws
 from pydantic import create_model
 
 import groupwise
 from groupwise import cli
+from groupwise.commands.algorithm import laws
 from groupwise.config import changes, keys, recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.settings import Fixed
@@ -133,6 +133,7 @@ def test_the_key_is_read_has_a_meaning_and_may_change(monkeypatch: pytest.Monkey
     section = type("Section", (names["CheckSettings"], checks.CheckSettings), {})
     with_it = create_model("WithIt", __base__=recipe.Recipe, checks=(Annotated[section, Fixed("none")], section()))
     monkeypatch.setattr(keys, "Recipe", with_it)
+    monkeypatch.setattr(recipe, "Recipe", with_it)
     (shown,) = (key for part in keys.chosen("checks") for key in part.keys if key.name == "checks.probe_first")
     assert (shown.kind, shown.default, shown.bounds) == ("whole number", "4", "at least 0, at most 1,000,000,000")
     assert shown.meaning == "the first steps, after each of which engine and learner are both asked the probe"
