@@ -107,7 +107,7 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", OTHERS, ids=repr)
+@pytest.mark.parametrize("value", OTHERS, ids=lambda value: type(value).__name__)
 def test_objects_come_back_equal(value: Any) -> None:
     back = sent(value)
     assert (back, type(back)) == (value, type(value))

@@ -17,7 +17,8 @@ from groupwise.models.forward.adjustment import adjustment_of
 from groupwise.models.load import Policy, load_policy
 from groupwise.models.tiny import TinySpec
 from groupwise.training.learner import Learner, LearnerSettings
-from tests.laws.test_engine_learner import LETTERS, MIXTURES, OPTIONS, sampled_batch
+from tests.laws import moe_models
+from tests.laws.test_engine_learner import LETTERS, OPTIONS, sampled_batch
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +60,10 @@ def test_engine_and_learner_agree_and_the_tokens_are_those_of_a_cpu(
 
 
 @pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", moe_models.BUILD)
 def test_engine_and_learner_agree_on_mixtures_of_experts(name: str, experts: str) -> None:
-    torch.manual_seed(4)
-    model = MIXTURES[name]().eval().cuda()
-    model.set_experts_implementation(experts)
+    window = {"sliding_window": 64} if name == "gpt_oss" else {}
+    model = moe_models.build(name, seed=4, initializer_range=0.2, experts_implementation=experts, **window).cuda()
     engine = LocalEngine(model, frozenset({3}), 0, max_rows=20, routes=True)
     prompts = [Prompt(Sample("", "", ""), tuple(4 + (i * 5 + j) % 25 for j in range(1 + 3 * i))) for i in range(8)]
     answers = engine.generate([Request(p.tokens, 6, i) for i, p in enumerate(prompts)], Sampling(max_new_tokens=24))
