@@ -138,7 +138,7 @@ class Environments(Protocol):
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """Where episodes end, and what becomes of a fault.
+    """Limits at which episodes end, and what becomes of a fault.
 
     turns        of the policy's at most
     turn_tokens  that it may say in one turn; 0: as many as the episode has left

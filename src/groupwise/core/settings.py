@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Fixed:
-    """Of a key, or of all keys of a section: why a run that goes on keeps the value it began with."""
+    """Reason for which a run that is resumed keeps the value of a key, or of all keys of a section."""
 
     reason: str
 
 
 class MayChange:
-    """Of a key: a run may go on with another value (config/changes.py)."""
+    """Mark of a key with another value of which a run may be resumed (config/changes.py)."""
 
 
 #: `rate: Changeable[float] = 0.1`: the type of a key that may change in a run that goes on.

@@ -100,7 +100,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class StreamState:
-    """Where the stream of prompts stands.
+    """State of the stream of prompts.
 
     cursor     how many were drawn
     surplus    kept groups that wait for a step

@@ -23,24 +23,24 @@ LEAST_TILT = 0.01
 
 
 class Rounding(BaseModel):
-    """Of |difference| of two passes that differ in their arithmetic alone: mean and standard deviation, nats."""
+    """Mean and standard deviation, nats, of |difference| of two passes that differ in their arithmetic alone."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
     mean: float = Field(ge=0, lt=10)
     spread: float = Field(ge=0, lt=10)
 
     def limit(self, tokens: int) -> float:
-        """Of the mean |difference| of `tokens` tokens: FACTOR mean + SIGMAS spread / sqrt(tokens), nats."""
+        """Return the limit, nats, of a mean |difference| of `tokens` tokens: FACTOR mean + SIGMAS spread / sqrt(tokens)."""
         return FACTOR * self.mean + SIGMAS * self.spread / math.sqrt(tokens)
 
     def widened(self, other: "Rounding | None") -> "Rounding":
-        """Of differences of either kind: no limit is below either's."""
+        """Return the noise of differences of either kind: no limit is below either's."""
         if other is None:
             return self
         return Rounding(mean=max(self.mean, other.mean), spread=max(self.spread, other.spread))
 
     def scaled(self, factor: float) -> "Rounding":
-        """Of differences that are `factor` times as large."""
+        """Return the noise of differences that are `factor` times as large."""
         return Rounding(mean=factor * self.mean, spread=factor * self.spread)
 
     @property

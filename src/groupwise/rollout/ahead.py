@@ -85,7 +85,7 @@ class Batches:
 
     @property
     def state(self) -> StreamState:
-        """Where the stream stands, with the batch that is ready. Nothing may be in the making."""
+        """State of the stream, with the batch that is ready. Nothing may be in the making."""
         assert self._sampling is None
         return dataclasses.replace(self._rollout.state, ahead=self._ready)
 

@@ -57,7 +57,7 @@ class FreeBatches:
 
     @property
     def state(self) -> StreamState:
-        """Where the stream stands: the groups that wait for a step, and what has not ended."""
+        """State of the stream: the groups that wait for a step, and what has not ended."""
         assert not self._goes
         return dataclasses.replace(self._rollout.state, surplus=tuple(self._ready))
 

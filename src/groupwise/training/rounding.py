@@ -49,7 +49,7 @@ class Precisions:
 
 @dataclass(frozen=True)
 class Passes:
-    """The same tokens [M] by four arithmetics over the same weights, nats.
+    """Log-probabilities of the same tokens [M] by four arithmetics over the same weights, nats.
 
     live       as the learner computes
     exact      in float32

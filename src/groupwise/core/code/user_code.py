@@ -47,7 +47,7 @@ class Source(abc.ExecutionLoader):
 
     @cached_property
     def module_name(self) -> str:
-        """The same for the same content at the same path, and for nothing else."""
+        """Name that two sources share if path and content are equal, and only then."""
         identity = hashlib.sha256(os.fsencode(self.path) + b"\0" + self.content).hexdigest()
         return f"{re.sub(r'[^a-zA-Z0-9]', '_', self.path.stem)}_{identity[:16]}"
 

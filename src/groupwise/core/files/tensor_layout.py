@@ -31,7 +31,7 @@ _NAMED = {name: dtype for dtype, name in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor's bytes lie, counted from the beginning of the file."""
+    """Return the place of a tensor's bytes, counted from the beginning of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The same bits from the same numbers on a GPU, where sums are added up in the order in which threads arrive."""
+"""Reproducible bits on a GPU, which adds up sums in the order in which threads arrive."""
 
 import os
 from collections.abc import Iterator

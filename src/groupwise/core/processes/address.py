@@ -20,7 +20,7 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "Address":
-        """Of "HOST:PORT", or of a port of this machine. Raises ValueError for another form."""
+        """Read "HOST:PORT", or a port of this machine. Raises ValueError for another form."""
         whole = re.fullmatch(r"(?:(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/@\[\]]+)):)?(\d{1,5})", text)
         if whole is None or not int(whole[3]) < 2**16:
             raise ValueError("an address is HOST:PORT, such as 127.0.0.1:7001")
@@ -31,7 +31,7 @@ class Address(NamedTuple):
 
     @property
     def family(self) -> socket.AddressFamily:
-        """Of the host: IPv6 where it is a number of that kind."""
+        """Family of the host's address: IPv6 if it is a number of that kind."""
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
 

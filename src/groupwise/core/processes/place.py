@@ -1,4 +1,4 @@
-"""Where the processes of a run live: here, as children of its own, or where something else starts them.
+"""Places of the processes of a run: here, as children of its own, or where something else starts them.
 
     process = place.start(Role.ENGINE, "groupwise.some.module", {"option": 1}, seconds=60)
     process.send({"question": 2})                        # there: main(channel, option=1)
@@ -90,7 +90,7 @@ class Process(Line, Protocol):
 
 
 class Place(Protocol):
-    """Where processes are started.
+    """Place at which processes are started.
 
     host  at which they reach this machine
     own   whether they are children of this process, so that descriptors can be passed to them

@@ -39,7 +39,7 @@ def main(run: Channel) -> None:
 
 
 class Machine(NamedTuple):
-    """Where the engine computes, and on how many threads, where that is not for the run to say."""
+    """Device and threads on which the engine computes, if that is not for the run to say."""
 
     device: str
     threads: int

@@ -1,4 +1,4 @@
-"""Where the tokens of rows lie in a forward: in padded rows, or in one line without padding and without repetition.
+"""Layout of the tokens of rows in a forward: padded rows, or one packed line without padding and repetition.
 
 In a line what rows have in common at their start stands once: a prompt, or the opening of two completions.
 

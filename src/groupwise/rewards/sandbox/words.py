@@ -107,7 +107,7 @@ def in_words(box: Sandbox, failure: Failure, program: str, called: Iterable[str]
 
 
 def _not_pythons(error: str) -> str:
-    """Of a call that was answered with a value, or with an exception that Python does not have."""
+    """Say how a call ended that was answered with a value, or with an exception that Python does not have."""
     if error == NotPlain.__name__:
         return f"{WRONG_ANSWER}: no plain value"
     return "an exception of its own" if error else WRONG_ANSWER

@@ -158,7 +158,7 @@ def _plan(options: dict[str, bool], uid: int | None, own_user_namespace: bool, o
 
 
 def _high(descriptor: int) -> int:
-    """The same file under a number that no child puts its own files on."""
+    """Duplicate a file under a number that no child puts its own files on."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 16)
     os.close(descriptor)
     return moved

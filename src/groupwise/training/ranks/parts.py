@@ -32,7 +32,7 @@ from groupwise.training.mesh import Mesh
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies.
+    """Place of a tensor.
 
     shape  of all of it
     rows   where each rank's rows begin, and behind them how many there are: [0, 8, 15]; empty where the first file has

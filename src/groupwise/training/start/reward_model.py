@@ -58,7 +58,7 @@ class PreferenceSettings(Settings):
 
     @property
     def source(self) -> str:
-        """Where the model or its pairs come from: a folder, a file, or the policy's own completions."""
+        """Source of the model or its pairs: a folder, a file, or the policy's own completions."""
         return self.model or self.path or SAMPLED_PAIRS
 
     @property

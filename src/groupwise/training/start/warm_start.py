@@ -26,8 +26,8 @@ from groupwise.models.chat.thinking import closed_behind
 from groupwise.models.load import text_ids
 from groupwise.models.moe.balance import Balance, load_shares
 from groupwise.models.moe.record import record_routes, router_logits, routers
-from groupwise.training.muon import Muon
 from groupwise.training.optimizer import OnStep, set_rate, silent
+from groupwise.training.start.muon import Muon
 
 IGNORED = -100  # the label that cross-entropy leaves out
 
