@@ -30,7 +30,7 @@ class Rounding(BaseModel):
     spread: float = Field(ge=0, lt=10)
 
     def limit(self, tokens: int) -> float:
-        """Return the limit, nats, of a mean |difference| of `tokens` tokens: FACTOR mean + SIGMAS spread / sqrt(tokens)."""
+        """Return the limit of the mean |difference| of tokens: FACTOR mean + SIGMAS spread / sqrt(tokens), nats."""
         return FACTOR * self.mean + SIGMAS * self.spread / math.sqrt(tokens)
 
     def widened(self, other: "Rounding | None") -> "Rounding":
