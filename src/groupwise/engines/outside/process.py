@@ -11,13 +11,12 @@ from groupwise.core.engine import OnFinish, Precision, Request, Sampling
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line, shortened
 from groupwise.core.files.dataclass_json import to_json
 from groupwise.core.peer import PeerLost
-from groupwise.core.processes import codec
-from groupwise.core.processes.codec import Message
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.answers import MOST_IDS, Asked
 from groupwise.engines.outside.line import EngineLine, Parcel
 from groupwise.engines.outside.shared_weights import SharedWeights, Stamp
 from groupwise.engines.outside.spec import EngineSpec
+from groupwise.engines.outside.wire import Message
 
 #: Seconds that one look for a message may take.
 LOOK = 0.5
@@ -126,7 +125,7 @@ class EngineProcess:
         """
         self.answered = False
         try:
-            codec.send(self._line, content, parcel.arrays, seconds, parcel.descriptors)
+            wire.send(self._line, content, parcel.arrays, seconds, parcel.descriptors)
             while True:
                 message = self._next(seconds)
                 if "finished" in message.content and finished is not None:
@@ -153,7 +152,7 @@ class EngineProcess:
             if silent >= seconds:
                 raise PeerLost(f"it gave no sign of progress for {seconds:g} seconds", late=True)
         with self._no_answer():
-            return codec.receive(self._line, seconds)
+            return wire.receive(self._line, seconds)
 
     @contextmanager
     def _no_answer(self) -> Iterator[None]:

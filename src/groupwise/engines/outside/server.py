@@ -19,12 +19,11 @@ from groupwise.core.channel import Channel, FrameError
 from groupwise.core.engine import Engine, Finished
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, listed, one_line
 from groupwise.core.files.dataclass_json import from_json
-from groupwise.core.processes import codec
-from groupwise.core.processes.codec import Arrays, Message
 from groupwise.engines.kinds import KINDS
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.shared_weights import Stamp, mapped, read_weights
 from groupwise.engines.outside.spec import EngineSpec
+from groupwise.engines.outside.wire import Arrays, Message
 
 #: Seconds between two signs of progress at least.
 BEAT = 0.25
@@ -67,7 +66,7 @@ class Server:
         while True:
             try:
                 content, descriptors = self._run.receive_with(1)
-                question = Message(content, codec.arrays_behind(self._run, content, most=MOST_WEIGHTS))
+                question = Message(content, wire.arrays_behind(self._run, content, most=MOST_WEIGHTS))
             except (EOFError, OSError):
                 os._exit(0)  # the run is gone
             except FrameError as error:  # whoever is there is no run
@@ -146,7 +145,7 @@ class Server:
 
     def _send(self, content: Mapping[str, Any], arrays: Arrays = MappingProxyType({})) -> None:
         try:
-            codec.send(self._run, content, arrays)
+            wire.send(self._run, content, arrays)
         except OSError:
             os._exit(0)  # the run is gone
 

@@ -1,4 +1,4 @@
-"""What passes between a run and its engine's process, as messages of core/processes/codec.py.
+"""What passes between a run and its engine's process: `send` and `receive` messages of core/processes/codec.py.
 
 The tokens, log-probabilities, supports and routes of all completions of an answer lie one behind the other in one array
 each. Shapes: N completions, T tokens of all of them, L routers, K experts a token.
@@ -15,7 +15,11 @@ from torch import Tensor
 
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.files.dataclass_json import from_json, to_json
-from groupwise.core.processes.codec import Arrays, Message
+from groupwise.core.processes.codec import Arrays as Arrays
+from groupwise.core.processes.codec import Message as Message
+from groupwise.core.processes.codec import arrays_behind as arrays_behind
+from groupwise.core.processes.codec import receive as receive
+from groupwise.core.processes.codec import send as send
 from groupwise.core.records import Completion, Span, Support
 
 #: Before the name of an array that is a file of a folder.
