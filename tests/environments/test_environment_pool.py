@@ -14,7 +14,7 @@ from groupwise.core.reward import Cause
 from groupwise.core.samples import Sample
 from groupwise.environments.game import Game
 from groupwise.environments.pool import PoolEnvironments
-from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rewards.pool.work import Limits
 from groupwise.tasks.data.task import Data
 from tests.environments.test_live import said
 from tests.rewards.pool.test_reward_pool import left as left

@@ -21,9 +21,9 @@ from groupwise.core.samples import Sample
 from groupwise.environments.pool import PoolEnvironments
 from groupwise.rewards.functions.user import User
 from groupwise.rewards.pool import remote, served
-from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.remote import RemotePool
+from groupwise.rewards.pool.work import Limits
 from tests.environments.test_environment_pool import COUNTS, play
 from tests.rewards.pool.test_reward_pool import MANY, ONE, attempts
 from tests.rewards.pool.test_reward_pool import left as left

@@ -27,10 +27,11 @@ from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.form import Format
 from groupwise.rewards.functions.user import TaskScore, User
 from groupwise.rewards.pool import isolate, zygote
-from groupwise.rewards.pool.dispatch import Dispatcher, Limits
+from groupwise.rewards.pool.dispatch import Dispatcher
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.slot import Clock
+from groupwise.rewards.pool.work import Limits
 from groupwise.rollout.scoring import Mix, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.code.task import Code
@@ -248,7 +249,7 @@ def test_the_users_own_lines_are_told() -> None:
 SCRIPT = """
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.user import User
-from groupwise.rewards.pool.dispatch import Limits
+from groupwise.rewards.pool.work import Limits
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.pool import Pool
 pool = Pool({{"mine": User({use!r})}}, Limits(workers=2, seconds=60, walls=Walls({walls!r})))

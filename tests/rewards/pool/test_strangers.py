@@ -16,9 +16,8 @@ from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.user import User
-from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.pool import Pool
-from groupwise.rewards.pool.work import results_of
+from groupwise.rewards.pool.work import Limits, results_of
 from tests.rewards.pool.test_reward_pool import attempts, left, score
 
 __all__ = ["left"]

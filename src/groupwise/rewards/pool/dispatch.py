@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,8 @@ from groupwise.core.processes.children import Child, ending
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.rewards.functions.results import exhausted
 from groupwise.rewards.pool.given import Given, packed, tree
-from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.slot import Slot, messages, read_available
-from groupwise.rewards.pool.work import Entry, results_of, take
+from groupwise.rewards.pool.work import Entry, Limits, results_of, take
 
 #: A worker that gives way to others is not charged for it, but while the run itself waits there is an end: this many
 #: times its seconds.
@@ -34,28 +33,6 @@ LOSSES = 3
 
 #: How one completion can end a call for many: that is no fault of the reward, and is not told.
 OF_ONE = (Cause.TIMEOUT, Cause.CRASH, Cause.MEMORY)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the worker processes of a pool may use.
-
-    workers  processes; they start with the first submit
-    seconds  for one completion, or for one call of a reward that takes many at once
-    memory   bytes of address space a worker may have; 0 for no limit
-    load     seconds that loading a user's code may take
-    walls    what keeps a worker's processes together; None for the strongest that this machine gives
-    """
-
-    workers: int = 2
-    seconds: float = 10.0
-    memory: int = 4 << 30
-    load: float = 120.0
-    walls: Walls | None = None
-
-    def __post_init__(self) -> None:
-        if self.workers < 1 or self.seconds <= 0 or self.load <= 0 or self.memory < 0:
-            raise UsageError("rewards: workers must be 1 or more, seconds above 0 and memory 0 (no limit) or more")
 
 
 class Dispatcher:

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from groupwise.core.environment import Conversation
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt, Sample
-from groupwise.rewards.pool.dispatch import Dispatcher, Limits
-from groupwise.rewards.pool.work import Entry
+from groupwise.rewards.pool.dispatch import Dispatcher
+from groupwise.rewards.pool.work import Entry, Limits
 
 
 class ScorePool(contextlib.AbstractContextManager["ScorePool"], Protocol):

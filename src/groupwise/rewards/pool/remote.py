@@ -19,9 +19,8 @@ from groupwise.core.peer import PeerLost
 from groupwise.core.processes.place import Place, Process, Role, last_line
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt, Sample
-from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.given import Given, packed, tree
-from groupwise.rewards.pool.work import results_of
+from groupwise.rewards.pool.work import Limits, results_of
 
 #: The module that runs there.
 MODULE = "groupwise.rewards.pool.served"
@@ -87,7 +86,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
 
     @property
     def seconds(self) -> float:
-        """What its processes had spent on scoring at its last answer."""
+        """Seconds that the processes had spent on scoring at the last answer."""
         return self._spent
 
     def check(self, samples: Sequence[Sample] = ()) -> dict[str, str]:

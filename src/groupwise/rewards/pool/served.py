@@ -10,10 +10,10 @@ from typing import Any
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
 from groupwise.core.processes import parcel
-from groupwise.rewards.pool.dispatch import Limits
 from groupwise.rewards.pool.given import Given
 from groupwise.rewards.pool.isolate import Walls
 from groupwise.rewards.pool.pool import Pool
+from groupwise.rewards.pool.work import Limits
 
 #: Seconds between two signs of life.
 BEAT = 1.0

@@ -1,4 +1,4 @@
-"""What waits for a worker, and how much of it one worker is given."""
+"""Limits of workers, what waits for them, and how much of it one worker is given."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +8,36 @@ from typing import Any
 
 from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation
+from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt
+from groupwise.rewards.pool.isolate import Walls
 
 #: The most attempts a worker is given at once: for one call, and one by one.
 MANY, FEW = 32, 8
 _CAUSES = frozenset(cause.value for cause in Cause)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the worker processes of a pool may use.
+
+    workers  processes; they start with the first submit
+    seconds  for one completion, or for one call of a reward that takes many at once
+    memory   bytes of address space a worker may have; 0 for no limit
+    load     seconds that loading a user's code may take
+    walls    what keeps a worker's processes together; None for the strongest that this machine gives
+    """
+
+    workers: int = 2
+    seconds: float = 10.0
+    memory: int = 4 << 30
+    load: float = 120.0
+    walls: Walls | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.seconds <= 0 or self.load <= 0 or self.memory < 0:
+            raise UsageError("rewards: workers must be 1 or more, seconds above 0 and memory 0 (no limit) or more")
 
 
 @dataclass(frozen=True)
