@@ -25,7 +25,7 @@ _TAIL = 1 << 14
 
 
 def main(run: Channel, memory: int, walls: str | None) -> None:
-    """Forks a keeper for each pair of sockets that the run sends. The options are fields of dispatch.Limits."""
+    """Forks a keeper for each pair of sockets that the run sends. The options are fields of work.Limits."""
     isolate.yield_to_others()
     outside = isolate.space()
     chosen = Walls(walls) if walls else isolate.find_walls()
