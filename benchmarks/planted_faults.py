@@ -27,7 +27,7 @@ import typer
 from groupwise.commands.build.engine import TOLERANCE
 from groupwise.commands.train.train import resume, train
 from groupwise.core.errors import CheckFailed
-from groupwise.diagnostics.checks import Check, Verdict
+from groupwise.diagnostics.checks import Check, CheckVerdict
 from groupwise.engines.local.cache import RowCache
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.health.checks import of_limit
@@ -158,7 +158,7 @@ def failed_checks() -> Iterator[list[Check]]:
     real, failed = reporting.require_passed, []
 
     def require_passed(checks: Sequence[Check], step: int) -> None:
-        failed.extend(check for check in checks if check.verdict is Verdict.FAIL)
+        failed.extend(check for check in checks if check.verdict is CheckVerdict.FAIL)
         real(checks, step)
 
     with mock.patch.object(reporting, "require_passed", require_passed):

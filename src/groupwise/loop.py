@@ -119,14 +119,14 @@ def renew_reference(run: Training) -> None:
 def annotate(run: Training, result: RolloutResult) -> Batch:
     """Make the batch, with frozen log-probabilities and values that something reads, rewards and advantages."""
     settings, parts, algorithm = run.settings, run.components, run.components.algorithm
-    mix = parts.rollout.scorer.mix
+    rewards = parts.rollout.scorer.rewards
     batch = collate(
         result.groups,
         parts.pad,
         mask_truncated=algorithm.filter.mask_truncated,
         steps=algorithm.needs_steps,
         states=algorithm.advantage.reads_states,
-        reward_names=tuple(mix.weights) if mix.each else (),
+        reward_names=tuple(rewards.weights) if rewards.each else (),
     )
     old = (settings.updates_per_step > 1 or algorithm.needs_old) and not settings.old_from_engine
     batch = parts.learner.annotate(batch, old=old, ref=algorithm.needs_reference)
@@ -134,7 +134,7 @@ def annotate(run: Training, result: RolloutResult) -> Batch:
         batch = batch.add(logp_old=batch.logp_engine)
     if parts.critic is not None:
         batch = batch.add(value=parts.critic.values(batch))
-    return algorithm.credit(batch, tuple(mix.weights.values()) if mix.each else None)
+    return algorithm.credit(batch, tuple(rewards.weights.values()) if rewards.each else None)
 
 
 def passes(batch: Batch, settings: RunSettings, step: int) -> Iterator[Batch]:

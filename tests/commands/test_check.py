@@ -19,7 +19,7 @@ from groupwise.commands.check.correctness import (
     ungraded_findings,
     unscored_findings,
 )
-from groupwise.commands.check.findings import Finding, Level, Section, ShownProblem, fault, note, print_sections
+from groupwise.commands.check.findings import CheckSection, Level, Remark, ShownProblem, fault, note, print_sections
 from groupwise.commands.check.problems import counts, duplicates
 from groupwise.commands.check.trials import Kind, Trial, TrialScores, off_by, score_trials, shifted
 from groupwise.core.machine.terminal import Terminal
@@ -27,7 +27,7 @@ from groupwise.core.reward import Cause, Reward, ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
 from groupwise.rewards.functions.form import FORMS, Format, Tags
-from groupwise.rollout.scoring import Mix, Scorer
+from groupwise.rollout.scoring import RewardWeights, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.make import task
 
@@ -106,7 +106,7 @@ def given(reward: Callable[[float, Kind, int], float], count: int = 100) -> Tria
     return TrialScores("mine", [{k: ScoreResult(reward(rng.random(), k, i)) for k in kinds} for i in range(count)])
 
 
-def levels(findings: list[Finding]) -> list[Level]:
+def levels(findings: list[Remark]) -> list[Level]:
     return [finding.level for finding in findings]
 
 
@@ -206,7 +206,7 @@ def test_a_quick_reward_is_scored_here_and_learns_the_ids() -> None:
     form = FORMS["format"](pattern="[0-9]+")
     seen = []
     encode = lambda text: seen.append(text) or (1, 2)  # noqa: E731
-    both = score_trials(Scorer(ARITHMETIC, str, Mix({"form": 1.0}, {"form": form})), known, encode)
+    both = score_trials(Scorer(ARITHMETIC, str, RewardWeights({"form": 1.0}, {"form": form})), known, encode)
     assert [reward.name for reward in both] == ["task", "form"]
     assert len(both[0].results) == len(both[1].results) == 40
     assert both[0].values(Kind.GOLD) == [1.0] * 40
@@ -237,7 +237,7 @@ class Fixed:
 
 
 def test_duplicates_by_white_space_and_by_capitals() -> None:
-    def findings(train: list[str], heldout: list[str]) -> list[Finding]:
+    def findings(train: list[str], heldout: list[str]) -> list[Remark]:
         fixed: Task = Fixed(train, heldout)
         return duplicates(fixed)
 
@@ -286,7 +286,9 @@ def test_a_tag_that_the_prompt_opens_is_not_wanted_of_the_completion(prompt: str
 
 
 def test_what_is_trained_is_green_on_a_terminal_and_marked_elsewhere() -> None:
-    section = Section("rows", [fault("it [bold]leaks")], problems=[ShownProblem("key", "asked [x]", "answered", 3, 2)])
+    section = CheckSection(
+        "rows", [fault("it [bold]leaks")], problems=[ShownProblem("key", "asked [x]", "answered", 3, 2)]
+    )
 
     def shown(terminal: bool) -> tuple[int, str]:
         out = io.StringIO()

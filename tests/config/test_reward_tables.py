@@ -9,7 +9,7 @@ import pytest
 
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
-from groupwise.config.rewards import mix_of
+from groupwise.config.rewards import read_reward_weights
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Bounded
 from groupwise.rewards.functions.form import Repetition, Tags
@@ -52,7 +52,7 @@ from groupwise.tasks.code.task import Code
 )
 def test_a_value_of_another_type_is_refused_in_one_line_with_its_key(name: str, table: dict[str, Any], words: str):
     with pytest.raises(UsageError) as told:
-        mix_of({name: table}, each=False)
+        read_reward_weights({name: table}, each=False)
     assert str(told.value).startswith(f"rewards.{name}")
     assert words in str(told.value)
     assert "\n" not in str(told.value)
@@ -65,15 +65,15 @@ def test_right_values_arrive_as_they_are():
         "twice": {"kind": "repetition", "n": 2, "largest": -1, "tokens": True, "weight": -0.5},
         "mine": {"use": "x:f", "settings": {"a": [1, "b"], "c": {"d": 0.5}}},
     }
-    mix = mix_of(tables, each=False)
-    assert mix.weights == {"task": 1.0, "tags": 2.0, "twice": -0.5, "mine": 1.0}
-    assert mix.own == {
+    rewards = read_reward_weights(tables, each=False)
+    assert rewards.weights == {"task": 1.0, "tags": 2.0, "twice": -0.5, "mine": 1.0}
+    assert rewards.own == {
         "tags": Tags(("a", "b")),
         "twice": Repetition(2, -1.0, True),
         "mine": User("x:f", {"a": [1, "b"], "c": {"d": 0.5}}),
     }
-    assert type(mix.own["twice"].largest) is float
-    assert mix_of(None, each=False).weights == {}
+    assert type(rewards.own["twice"].largest) is float
+    assert read_reward_weights(None, each=False).weights == {}
 
 
 def test_a_task_ends_a_score_before_its_deadline_unless_the_recipe_is_refused():

@@ -41,8 +41,8 @@ def test_a_turns_reward_counts_once():
     """ppo reads rewards of steps and the score; an episode's score is the sum of those of its steps."""
 
     def require(task: Any = EPISODES, rewards: tuple[str, ...] = (), learned: bool = False, **settings: object) -> None:
-        mix: Any = SimpleNamespace(weights=dict.fromkeys(rewards, 1.0))
-        _require_turns_once(groupwise.algorithm("ppo", settings).shaping, task, mix, learned)
+        rewards: Any = SimpleNamespace(weights=dict.fromkeys(rewards, 1.0))
+        _require_turns_once(groupwise.algorithm("ppo", settings).shaping, task, rewards, learned)
 
     twice = r'^algorithm\.shaping: an episode.s score .* step_scale = 1 .*shaping\.kind = "steps"'
     doubled: list[dict[str, Any]] = [{}, {"rewards": ("task", "form")}, {"advantage.kind": "turn-to-go"}]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from groupwise.algorithms.parts.shaping import Outcome, Steps
+from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
 from groupwise.core.collate import collate, minibatches
 from groupwise.core.numbers.seeds import derive, stream
 from groupwise.core.records import Batch, Completion, Group, Prompt, Support
@@ -104,11 +104,13 @@ def test_step_rewards_stand_at_step_ends_alone():
 def test_step_scores_are_added_to_the_outcome_where_there_are_any():
     batch = collate(stepped(), pad=0)
     spoilt = Batch(**{**vars(batch), "step_score": torch.where(batch.need("step_end"), batch.step_score, torch.nan)})
-    assert Outcome(step_scale=3.0)(spoilt)[0].tolist() == [0, 0, 0, 0, 0, 0, 1 + 1.5]
+    assert OutcomeReward(step_scale=3.0)(spoilt)[0].tolist() == [0, 0, 0, 0, 0, 0, 1 + 1.5]
     unread = Batch(**{**vars(batch), "step_score": torch.full_like(batch.need("step_score"), math.nan)})
-    assert Outcome()(unread)[0].tolist() == [0, 0, 0, 0, 0, 0, 1]
-    assert torch.equal(Outcome(step_scale=3.0)(collate(groups(), pad=0)), Outcome()(collate(groups(), pad=0)))
-    assert (Outcome().reads_steps, Outcome(step_scale=3.0).reads_steps) == (False, True)
+    assert OutcomeReward()(unread)[0].tolist() == [0, 0, 0, 0, 0, 0, 1]
+    assert torch.equal(
+        OutcomeReward(step_scale=3.0)(collate(groups(), pad=0)), OutcomeReward()(collate(groups(), pad=0))
+    )
+    assert (OutcomeReward().reads_steps, OutcomeReward(step_scale=3.0).reads_steps) == (False, True)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 9])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from groupwise.diagnostics import checks
-from groupwise.diagnostics.checks import Check, Verdict
+from groupwise.diagnostics.checks import Check, CheckVerdict
 from groupwise.health.checks import INVARIANTS, Invariant
 
 SOURCE = Path(checks.__file__).parents[1]
@@ -55,7 +55,7 @@ def test_a_meaning_says_all_three_things(invariant: Invariant) -> None:
 def test_a_check_cannot_be_made_without_an_invariant() -> None:
     assert dataclasses.fields(Check)[0].type is Invariant
     check = checks.live_equals_old(LOGP, LOGP + 1, MASK, rounding=None)
-    assert (check.verdict, check.name, check.cause) == (Verdict.FAIL, check.invariant.name, check.invariant.cause)
+    assert (check.verdict, check.name, check.cause) == (CheckVerdict.FAIL, check.invariant.name, check.invariant.cause)
     assert checks.live_equals_old(LOGP, None, MASK, rounding=None).cause == check.invariant.unmeasured
 
 

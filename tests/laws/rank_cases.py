@@ -30,7 +30,7 @@ from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.load import Policy
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
 from groupwise.models.reward import RewardModel, reward_model_of
-from groupwise.models.shards import own_part, set_whole, set_whole_state, whole
+from groupwise.models.shards import own_part, set_unsharded, set_unsharded_state, unsharded
 from groupwise.models.tiny import TinySpec
 from groupwise.models.value import from_policy
 from groupwise.training.adapted import AdaptedLearner
@@ -39,9 +39,9 @@ from groupwise.training.critic import Critic, CriticSettings
 from groupwise.training.learner import Learner, LearnerSettings
 from groupwise.training.mesh import ALONE, Mesh, connect, rendezvous
 from groupwise.training.microbatch import Pass
+from groupwise.training.numerical_noise import Precisions, float32_logprobs, measured_tolerance, sampled_completions
 from groupwise.training.ranks.parts import sha256_of, stored
 from groupwise.training.ranks.reward_scorer import RewardScorer
-from groupwise.training.rounding import Precisions, float32_logprobs, measured_tolerance, sampled_completions
 from tests.laws import moe_models
 from tests.laws.test_split import make_batch
 
@@ -149,11 +149,11 @@ def cleared(learner: Any) -> Any:
 
 
 def gradient(model: Any) -> Tensor:
-    return torch.cat([whole(p.grad).flatten().cpu() for p in model.parameters() if p.grad is not None])
+    return torch.cat([unsharded(p.grad).flatten().cpu() for p in model.parameters() if p.grad is not None])
 
 
 def weights(model: Any) -> Tensor:
-    return torch.cat([whole(p).flatten().cpu() for p in model.parameters()])
+    return torch.cat([unsharded(p).flatten().cpu() for p in model.parameters()])
 
 
 def apart(own: Tensor, shared: Tensor) -> float:
@@ -176,9 +176,9 @@ def moved(*models: Any, size: float = 0.02) -> None:
         numbers = torch.Generator().manual_seed(7)
         with torch.no_grad():
             for parameter in model.parameters():
-                other = whole(parameter)
+                other = unsharded(parameter)
                 noise = size * torch.randn(other.shape, generator=numbers, dtype=torch.float64)
-                set_whole(parameter, other + noise.to(other.device, other.dtype))
+                set_unsharded(parameter, other + noise.to(other.device, other.dtype))
 
 
 def catalog(mesh: Mesh, dtype: torch.dtype) -> Measured:
@@ -200,17 +200,17 @@ def updates(mesh: Mesh, tied: bool) -> Measured:
     """Three updates, clipped, and then the weights: each row of the embedding by itself."""
     algo = groupwise.algorithm("dapo")
     alone, over = learners(learner_of(clip_norm=0.1), policy(tied=tied), mesh)
-    before = whole(over.model.get_output_embeddings().weight).clone()
+    before = unsharded(over.model.get_output_embeddings().weight).clone()
     minibatch, _ = annotated(alone, over, algo, bare_batch())
     results = [[x.update(minibatch, algo) for x in (alone, over)] for _ in range(3)]
-    after = whole(over.model.get_output_embeddings().weight)
+    after = unsharded(over.model.get_output_embeddings().weight)
     return {
         "weights": apart(weights(alone.model), weights(over.model)),
         "norms": max(abs(a.gradient_norm - b.gradient_norm) / a.gradient_norm for a, b in results),
         "clipped": min(a.gradient_norm for a, _ in results),
         "least_moved_row": float((after - before).abs().amax(1).min()),
         "engine": all(
-            n == m and same_bits(a, whole(b))
+            n == m and same_bits(a, unsharded(b))
             for (n, a), (m, b) in zip(over.weights(), over.model.named_parameters(), strict=True)
         ),
     }
@@ -277,7 +277,7 @@ def adapted(mesh: Mesh, folder: Path) -> Measured:
     for learner in (alone, over):
         numbers = torch.Generator().manual_seed(1)
         for matrix in learner.adapters.matrices.values():
-            set_whole(matrix, 0.2 * torch.randn(matrix.shape, generator=numbers))
+            set_unsharded(matrix, 0.2 * torch.randn(matrix.shape, generator=numbers))
     batch = bare_batch()
     own, shared = (x.annotate(batch, old=True, ref=True) for x in (alone, over))
     minibatch = algo.weigh(algo.credit(own))
@@ -456,7 +456,7 @@ def measured(mesh: Mesh) -> Measured:
     minibatch, _ = annotated(alone, over, algo, bare_batch())
     for learner in (alone, over):
         learner.update(minibatch, algo)
-    set_whole_state(over.model, alone.model.state_dict())  # the same weights to the bit
+    set_unsharded_state(over.model, alone.model.state_dict())  # the same weights to the bit
     before = alone.completion_logprobs(groups, pad=0)
     every = Precisions("bf16", "bf16", "bf16")
     tolerances = [measured_tolerance(whole_policy, x, every, prompts, completions) for x in (alone, over)]

@@ -13,13 +13,13 @@ from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.rewards.functions.results import score_result, score_results
-from groupwise.rollout.scoring import LEARNED, TASK, Mix, with_learned
+from groupwise.rollout.scoring import LEARNED, TASK, RewardWeights, with_learned
 
 GROUP_ROWS = ["grpo", "dr-grpo", "gspo", "rloo", "reinforce++-baseline"]
 NAMES = ("task", "form")
 
 
-def batch_of(parts, mix: Mix):
+def batch_of(parts, rewards: RewardWeights):
     """Two groups of four completions with these scores [8,2]."""
     groups = []
     for g in range(2):
@@ -28,7 +28,7 @@ def batch_of(parts, mix: Mix):
             told = {name: value for name, value in zip(NAMES, values, strict=True) if value is not None}
             done = Completion.of_one_turn((5, 6, 7), (-0.1,) * 3, "stop", 0, score=told.get("task", math.nan))
             rows.append(
-                Completion(**{**vars(done), "reward_scores": tuple(told.items()), "combined": mix.combine(told)}),
+                Completion(**{**vars(done), "reward_scores": tuple(told.items()), "combined": rewards.combine(told)}),
             )
         groups.append(Group(Prompt(Sample(str(g), "1+1=", "2"), (3, 4)), tuple(rows)))
     return collate(groups, pad=0, reward_names=NAMES)
@@ -36,7 +36,7 @@ def batch_of(parts, mix: Mix):
 
 def credited(name: str, parts, weights, each: bool):
     row = groupwise.algorithm(name, {"kl.place": "loss"} if name == "rloo" else {})
-    batch = batch_of(parts, Mix(dict(zip(NAMES, weights, strict=True)), each=each))
+    batch = batch_of(parts, RewardWeights(dict(zip(NAMES, weights, strict=True)), each=each))
     old = torch.zeros(batch.mask.shape)
     return row.credit(batch.add(logp_old=old, logp_ref=old), weights if each else None).need("advantage")
 
@@ -117,22 +117,22 @@ def test_a_row_that_no_reward_votes_on_trains_nothing_and_moves_nothing(each, sc
 
 
 def test_the_reward_of_the_record_is_the_weighted_sum(scores):
-    batch = batch_of(scores, Mix({"task": 2.0, "form": -1.0}))
+    batch = batch_of(scores, RewardWeights({"task": 2.0, "form": -1.0}))
     expected = torch.tensor([2 * task - form for task, form in scores], dtype=torch.float64)
     torch.testing.assert_close(batch.score, expected)
 
 
 def test_rows_keep_the_rewards_whole():
-    batch = batch_of([[float(i), 10.0 * i] for i in range(8)], Mix({"task": 1.0}))
+    batch = batch_of([[float(i), 10.0 * i] for i in range(8)], RewardWeights({"task": 1.0}))
     cut = batch.rows([6, 1], width=1)
     assert cut.need("reward_scores").tolist() == [[6.0, 60.0], [1.0, 10.0]]
 
 
 def test_a_learned_score_joins_the_others_or_stands_alone():
     done = Completion.of_one_turn((5,), (-0.1,), "stop", 0, score=1.0, reward_scores=(("task", 1.0),))
-    alone = with_learned(done, 0.25, Mix())
+    alone = with_learned(done, 0.25, RewardWeights())
     assert (alone.trains_on, alone.combined) == (0.25, None)
-    joined = with_learned(done, 0.25, Mix({TASK: 1.0, LEARNED: 2.0}))
+    joined = with_learned(done, 0.25, RewardWeights({TASK: 1.0, LEARNED: 2.0}))
     assert joined.trains_on == 1.5
     assert dict(joined.reward_scores) == {"task": 1.0, "learned": 0.25}
 

@@ -19,7 +19,7 @@ from groupwise.algorithms.parts.kl import K2, Estimator
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, Mismatch, SequenceMIS, SequenceTIS
 from groupwise.algorithms.parts.ratio import Ratio, TokenRatio, bounded
 from groupwise.algorithms.parts.rejection import GeometricBand, SequenceBand, TokenBand, Veto
-from groupwise.algorithms.parts.shaping import Outcome, Shaping, Steps, at_step_ends
+from groupwise.algorithms.parts.shaping import OutcomeReward, Shaping, Steps, at_step_ends
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, SoftGate, Surrogate, Trust
 from groupwise.algorithms.settings import CATALOG, ESTIMATORS, KINDS
 
@@ -39,7 +39,7 @@ VARIANTS = [
     IcePop(floor=0.0, cap=math.inf),
     GroupMean(whiten=True),
     *(kind(gamma=0.9, whiten=white) for kind in (GAE, OneStepTD, MonteCarlo, Return) for white in (True, False)),
-    Outcome(overlong_cache=0.5, limit=8, step_scale=3.0),
+    OutcomeReward(overlong_cache=0.5, limit=8, step_scale=3.0),
     Steps(scale=2.0),
 ]
 PARTS = list({repr(part): part for part in (*BY_DEFAULT, *OF_ROWS, *VARIANTS)}.values())
@@ -233,13 +233,13 @@ class Offset(K2):
 
 
 @dataclass(frozen=True)
-class Dense(Outcome):
+class Dense(OutcomeReward):
     def __call__(self, batch):
         return super().__call__(batch) + at_step_ends(batch)
 
 
 @dataclass(frozen=True)
-class Centred(Outcome):
+class Centred(OutcomeReward):
     def __call__(self, batch):
         return super().__call__(batch) - batch.mask * batch.score.mean()
 

@@ -9,7 +9,7 @@ import torch
 
 import groupwise
 from groupwise.algorithms.parts.advantage import GroupZScore, LeaveOneOut
-from groupwise.algorithms.parts.shaping import Outcome, Steps
+from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
 from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
 from groupwise.core.collate import collate
 from groupwise.core.errors import UsageError
@@ -93,11 +93,11 @@ def test_chosen_alone_it_reads_the_rewards_of_turns():
     row = groupwise.algorithm("grpo", {"advantage.kind": "turn-to-go"})
     assert row.shaping == Steps()
     assert row.needs_steps
-    assert groupwise.algorithm("grpo", {"advantage.kind": "turn-to-go", "shaping.step_scale": 0.5}).shaping == Outcome(
-        step_scale=0.5
-    )
-    assert groupwise.algorithm("ppo", {"advantage.kind": "turn-to-go"}).shaping == Outcome(step_scale=1.0)
-    assert groupwise.algorithm("grpo").shaping == Outcome()
+    assert groupwise.algorithm(
+        "grpo", {"advantage.kind": "turn-to-go", "shaping.step_scale": 0.5}
+    ).shaping == OutcomeReward(step_scale=0.5)
+    assert groupwise.algorithm("ppo", {"advantage.kind": "turn-to-go"}).shaping == OutcomeReward(step_scale=1.0)
+    assert groupwise.algorithm("grpo").shaping == OutcomeReward()
 
 
 def test_a_gradient_that_all_tokens_share_is_refused_and_the_remedy_runs_with_the_kl_in_the_reward():

@@ -21,7 +21,7 @@ from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.chat import trial_rendering
 from groupwise.models.chat.prompts import Chat, ChatSettings
-from groupwise.models.chat.template_checks import Finding, check_chat, check_prompts, require_no_fatal
+from groupwise.models.chat.template_checks import TemplateFinding, check_chat, check_prompts, require_no_fatal
 from groupwise.models.chat.thinking import answer_only, split_thinking
 from groupwise.models.load import Policy, load_policy, prompt_ids
 from groupwise.models.tiny import CHATML, ByteSpec, TinySpec
@@ -105,11 +105,11 @@ def ends(made: Any) -> frozenset[int]:
     return frozenset({made.eos_token_id})
 
 
-def findings(made: Any, settings: ChatSettings | None = None, *samples: Sample) -> list[Finding]:
+def findings(made: Any, settings: ChatSettings | None = None, *samples: Sample) -> list[TemplateFinding]:
     return check_chat(Chat(made, settings), ends(made), samples or (ASKED,))
 
 
-def only(found: Sequence[Finding], text: str) -> Finding:
+def only(found: Sequence[TemplateFinding], text: str) -> TemplateFinding:
     (one,) = [finding for finding in found if text in str(finding)]
     return one
 

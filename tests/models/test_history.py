@@ -12,7 +12,7 @@ import pytest
 from groupwise.core.environment import Says, Spoken
 from groupwise.core.errors import UsageError
 from groupwise.models.chat.glue import Glue
-from groupwise.models.chat.history import History
+from groupwise.models.chat.history import LaterPrompts
 from groupwise.models.chat.prompts import Chat, ChatSettings
 from tests.models.test_glue import QUESTION, controls, said, words
 from tests.models.turn_templates import (
@@ -32,11 +32,11 @@ OFF, ON, OPENED = ChatSettings(thinking="off"), ChatSettings(thinking="on"), Cha
 
 
 @cache
-def history_of(make: Make, settings: ChatSettings | None = None) -> tuple[Chat, Glue, History]:
+def history_of(make: Make, settings: ChatSettings | None = None) -> tuple[Chat, Glue, LaterPrompts]:
     tokenizer = tokenizer_of(make)
     chat = Chat(tokenizer, settings)
     glue = Glue(chat, ends_of(tokenizer))
-    return chat, glue, History(glue)
+    return chat, glue, LaterPrompts(glue)
 
 
 def sampled(tokenizer: Any, text: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.models.chat.glue import Glue
 from groupwise.models.chat.prompts import Chat, ChatSettings
-from groupwise.models.chat.template_checks import Finding
+from groupwise.models.chat.template_checks import TemplateFinding
 from groupwise.models.chat.turn_checks import check_turns
 from groupwise.models.tiny import ByteSpec
 from tests.models.turn_templates import (
@@ -38,7 +38,7 @@ BOTH = ("user", "tool")
 
 def findings(
     make: Make | str, roles: tuple[str, ...] = BOTH, history: str = "refuse", thinking: str = ""
-) -> list[Finding]:
+) -> list[TemplateFinding]:
     """Of a make, or of a template with SmolLM2's tokens."""
     whole = Make(make, SMOLLM2_MAKE.special, "<|im_end|>") if isinstance(make, str) else make
     tokenizer = tokenizer_of(whole)

@@ -26,7 +26,7 @@ from groupwise.journal.rollout_rows import rollout_rows
 from groupwise.models.chat.prompts import Chat
 from groupwise.rollout.collect import Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.scoring import Scorer, ScoringRound
-from groupwise.rollout.turns import advance
+from groupwise.rollout.segments import advance
 from groupwise.tasks.arithmetic import Arithmetic
 
 ARITHMETIC = Arithmetic(operands=(2, 3), largest=4)

@@ -22,7 +22,7 @@ from groupwise.environments.live import InlineEnvironments
 from groupwise.rollout.collect import scored_groups
 from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.scoring import Scorer
-from groupwise.rollout.turns import Turn, advance
+from groupwise.rollout.segments import Segment, advance
 from tests.engines.local.test_engine import EOS, build
 from tests.engines.local.test_engine_routes import build as build_moe
 from tests.rollout.test_collect import ARITHMETIC
@@ -94,7 +94,7 @@ def played(
     engine: Any, prompts: Sequence[Prompt] = PROMPTS, seeds: Sequence[int] = SEEDS, **how: Any
 ) -> list[Completion]:
     play = episodes(engine, **how)
-    (cohort,) = play([Cohort(tuple(prompts), tuple(seeds))], Turn(SAMPLES, SAMPLING))
+    (cohort,) = play([Cohort(tuple(prompts), tuple(seeds))], Segment(SAMPLES, SAMPLING))
     return [completion for group in cohort.completions for completion in group]
 
 
@@ -103,7 +103,7 @@ def test_between_two_steps_nothing_is_held() -> None:
     local = LocalEngine(build(), EOS, pad=0)
     engine = Listening(local)
     episodes(engine, limits=EpisodeLimits(turns=9, turn_tokens=TURN_TOKENS), least=1)(
-        [Cohort(PROMPTS, SEEDS)], Turn(SAMPLES, SAMPLING)
+        [Cohort(PROMPTS, SEEDS)], Segment(SAMPLES, SAMPLING)
     )
     assert any(request.hold for request in [requests for requests, _ in engine.calls if requests][-1])
     assert len(local._held) == 0
@@ -111,7 +111,7 @@ def test_between_two_steps_nothing_is_held() -> None:
 
 def test_the_ids_of_a_turn_are_those_of_the_next_one_and_those_that_train() -> None:
     engine = Listening(LocalEngine(build(), EOS, pad=0))
-    (cohort,) = episodes(engine)([Cohort(PROMPTS, SEEDS)], Turn(SAMPLES, SAMPLING))
+    (cohort,) = episodes(engine)([Cohort(PROMPTS, SEEDS)], Segment(SAMPLES, SAMPLING))
     requests = [request for asked, _ in engine.calls for request in asked]
     answers = [answer for _, got in engine.calls for answer in got]
     several = 0
@@ -150,8 +150,8 @@ def test_an_episode_of_one_turn_is_a_plain_completion(limits: EpisodeLimits) -> 
 
     engine = LocalEngine(build(), EOS, pad=0)
     play = replace(episodes(engine, limits), environments=InlineEnvironments(playable(Once, {})))
-    (one,) = play([Cohort(PROMPTS, SEEDS)], Turn(SAMPLES, SAMPLING))
-    (plain,) = advance(engine, [Cohort(PROMPTS, SEEDS)], Turn(SAMPLES, SAMPLING))
+    (one,) = play([Cohort(PROMPTS, SEEDS)], Segment(SAMPLES, SAMPLING))
+    (plain,) = advance(engine, [Cohort(PROMPTS, SEEDS)], Segment(SAMPLES, SAMPLING))
     for ours, theirs in zip(sum(one.completions, ()), sum(plain.completions, ()), strict=True):
         assert (ours.tokens, ours.spans, ours.logp_engine) == (theirs.tokens, theirs.spans, theirs.logp_engine)
         assert (ours.ended, ours.steps) == (Ended.DONE, ((len(ours.tokens) - 1, 1.0),))
@@ -229,7 +229,7 @@ def test_an_episode_is_worth_what_get_reward_says_wherever_it_ends(why: Ended, w
     inline = InlineEnvironments(playable(Looks, {"worth": worth}))
     engine = LocalEngine(build(), EOS, pad=0)
     play = Episodes(engine, inline, grown, lambda sample: (2, 3), lambda tokens: call, CUT_OFF[why])
-    (cohort,) = play([Cohort(PROMPTS, SEEDS)], Turn(SAMPLES, SAMPLING))
+    (cohort,) = play([Cohort(PROMPTS, SEEDS)], Segment(SAMPLES, SAMPLING))
     for episode in [completion for group in cohort.completions for completion in group]:
         if worth is None:
             assert episode.ended is Ended.FAULT

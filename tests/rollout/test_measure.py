@@ -27,8 +27,8 @@ from groupwise.models.chat.prompts import Chat
 from groupwise.rewards.functions.adapters import LONGEST_TEXT, MOST_NAMES, bound
 from groupwise.rewards.functions.user import finisher
 from groupwise.rollout.collect import heldout_answers, measured
-from groupwise.rollout.scoring import Mix, Scorer, ScoringRound
-from groupwise.rollout.turns import advance
+from groupwise.rollout.scoring import RewardWeights, Scorer, ScoringRound
+from groupwise.rollout.segments import advance
 from groupwise.tasks.arithmetic import Arithmetic
 
 ARITHMETIC = Arithmetic(operands=(2, 3), largest=4)
@@ -163,8 +163,8 @@ class Silent(Length):
         return [None] * len(attempts)
 
 
-def scored(mix: Mix, prompts: tuple[str, ...] = ("1+1=", "3-1=")) -> tuple[list[Completion], Scorer]:
-    scorer = Scorer(ARITHMETIC, lambda tokens: "=" * len(tokens), mix)
+def scored(rewards: RewardWeights, prompts: tuple[str, ...] = ("1+1=", "3-1=")) -> tuple[list[Completion], Scorer]:
+    scorer = Scorer(ARITHMETIC, lambda tokens: "=" * len(tokens), rewards)
     given = [Prompt(Sample(prompt, prompt, "2"), (3,)) for prompt in prompts]
     ran = tuple((Completion.of_one_turn((1, 2), (-0.1, -0.1), "stop", 0),) for _ in prompts)
     return [
@@ -173,7 +173,7 @@ def scored(mix: Mix, prompts: tuple[str, ...] = ("1+1=", "3-1=")) -> tuple[list[
 
 
 def test_a_reward_that_returns_none_does_not_vote_and_is_no_fault() -> None:
-    (plus, minus), scorer = scored(Mix({"length": 1.0}, {"length": Length()}))
+    (plus, minus), scorer = scored(RewardWeights({"length": 1.0}, {"length": Length()}))
     assert (plus.trains_on, plus.reward_scores) == (2.0, (("length", 2.0),))
     assert math.isnan(minus.trains_on)
     assert (minus.reward_scores, minus.fault) == ((), "")
@@ -181,28 +181,28 @@ def test_a_reward_that_returns_none_does_not_vote_and_is_no_fault() -> None:
 
 
 def test_others_decide_where_one_does_not_vote() -> None:
-    (plus, minus), scorer = scored(Mix({"task": 1.0, "length": 3.0}, {"length": Length()}))
+    (plus, minus), scorer = scored(RewardWeights({"task": 1.0, "length": 3.0}, {"length": Length()}))
     assert plus.trains_on == plus.score + 6.0
     assert minus.trains_on == minus.score
     assert scorer.take_unshown() == []
 
 
 def test_a_reward_that_never_votes_is_as_if_it_were_not_there() -> None:
-    with_it, _ = scored(Mix({"length": 1.0, "silent": 5.0}, {"length": Length(), "silent": Silent()}))
-    without, _ = scored(Mix({"length": 1.0}, {"length": Length()}))
+    with_it, _ = scored(RewardWeights({"length": 1.0, "silent": 5.0}, {"length": Length(), "silent": Silent()}))
+    without, _ = scored(RewardWeights({"length": 1.0}, {"length": Length()}))
     assert repr(with_it) == repr(without)
 
 
 def test_a_fault_is_still_a_fault_whoever_else_votes() -> None:
-    mix = Mix({"task": 1.0, "mine": 1.0})
-    assert math.isnan(mix.combine({"task": 1.0, "mine": NAN}) or 0.0)
-    assert mix.combine({"task": 1.0}) == 1.0
+    rewards = RewardWeights({"task": 1.0, "mine": 1.0})
+    assert math.isnan(rewards.combine({"task": 1.0, "mine": NAN}) or 0.0)
+    assert rewards.combine({"task": 1.0}) == 1.0
 
 
 def test_an_evaluation_measures_what_it_is_told_to_by_hand(policy) -> None:
     engine = LocalEngine(policy.model, policy.eos, policy.pad)
     encode, problems = Chat(policy.tokenizer).encode, ARITHMETIC.samples("heldout")[:6]
-    scorer = Scorer(ARITHMETIC, policy.decode, Mix({"length": 1.0}, {"length": Length()}))
+    scorer = Scorer(ARITHMETIC, policy.decode, RewardWeights({"length": 1.0}, {"length": Length()}))
     sampling = Sampling(temperature=1.5, max_new_tokens=6)
 
     def of(measure: Measure):
@@ -234,7 +234,7 @@ def test_the_standard_error_of_a_mean_reward_is_over_problems(policy) -> None:
     engine = LocalEngine(policy.model, policy.eos, policy.pad)
     encode = Chat(policy.tokenizer).encode
     problems = [s for s in ARITHMETIC.samples("heldout") if "-" not in s.prompt][:5]
-    scorer = Scorer(ARITHMETIC, policy.decode, Mix({"length": 1.0}, {"length": Length()}))
+    scorer = Scorer(ARITHMETIC, policy.decode, RewardWeights({"length": 1.0}, {"length": Length()}))
     sampling, measure = Sampling(temperature=1.5, max_new_tokens=6), Measure(REWARD, None)
     answers = heldout_answers(partial(advance, engine), scorer, problems, encode, 2, sampling, seed=3)
     whole = measured(answers, measure, scorer.has_answers)

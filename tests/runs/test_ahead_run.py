@@ -15,7 +15,7 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.engines.make import make_engine
 from groupwise.reports.folder.columns import steps as curves
-from tests.rollout.test_ahead import Slow
+from tests.rollout.test_batches import Slow
 from tests.runs.test_run import CORES, assert_goes_on, assert_same_run, kill_again_and_again, start
 from tests.runs.tiny_runs import rollouts, step_rows, tiny_run
 

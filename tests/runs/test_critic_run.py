@@ -21,7 +21,7 @@ from groupwise.algorithms.parts.aggregate import Constant, TokenMean
 from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.ratio import TokenRatio
-from groupwise.algorithms.parts.shaping import Outcome, at_last_token
+from groupwise.algorithms.parts.shaping import OutcomeReward, at_last_token
 from groupwise.algorithms.parts.trust import Clip
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve, resolved_recipe
@@ -73,7 +73,7 @@ def row() -> Algorithm:
     return Algorithm(
         name="over-value",
         paper="a row of these tests",
-        shaping=Outcome(),
+        shaping=OutcomeReward(),
         filter=KeepAll(),
         advantage=OverValue(),
         ratio=TokenRatio(),

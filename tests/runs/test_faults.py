@@ -12,7 +12,7 @@ import groupwise
 from groupwise.algorithms.parts.aggregate import SequenceMean
 from groupwise.commands.train.train import resume
 from groupwise.core.errors import CheckFailed, RunError
-from groupwise.diagnostics.checks import Check, Verdict, worst
+from groupwise.diagnostics.checks import Check, CheckVerdict, worst
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.health.checks import Invariant
 from groupwise.journal.journal import read_metrics
@@ -165,11 +165,14 @@ def test_skipped_updates_in_a_row_are_counted_across_a_stop(small, monkeypatch):
 
 def test_the_worst_of_several_measurements_is_the_one_that_is_judged():
     one, two = (Invariant(name, held="", cause="", unmeasured="") for name in "ab")
-    small, large = (Check(one, Verdict.PASS, value, 1.0) for value in (0.1, 0.2))
-    other = Check(two, Verdict.FAIL, 9.0, 1.0)
+    small, large = (Check(one, CheckVerdict.PASS, value, 1.0) for value in (0.1, 0.2))
+    other = Check(two, CheckVerdict.FAIL, 9.0, 1.0)
     for told in ([small, large, other], [large, other, small]):
         assert sorted(worst(told), key=lambda check: check.name) == [large, other]
-    broken, unmeasured = Check(one, Verdict.FAIL, math.nan, 1.0), Check(one, Verdict.NOT_MEASURED, math.nan, 1.0)
+    broken, unmeasured = (
+        Check(one, CheckVerdict.FAIL, math.nan, 1.0),
+        Check(one, CheckVerdict.NOT_MEASURED, math.nan, 1.0),
+    )
     assert worst([small, broken, large]) == worst([broken, large, small]) == [broken]
     assert worst([small, unmeasured]) == worst([unmeasured, small]) == [small]
 

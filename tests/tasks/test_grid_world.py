@@ -24,7 +24,7 @@ from groupwise.core.task import Demonstrates
 from groupwise.environments.adapt import playable
 from groupwise.environments.live import InlineEnvironments, LiveEpisodes
 from groupwise.rollout.episodes import Episodes
-from groupwise.rollout.turns import Turn
+from groupwise.rollout.segments import Segment
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.tasks.make import ENVIRONMENTS
 from groupwise.tasks.make import task as task_of
@@ -154,7 +154,7 @@ def test_a_bump_costs_a_turn(moves: str, turns: int, ended: Ended) -> None:
     environments = InlineEnvironments(playable(GridWorld, SMALL))
     play = Episodes(Says(moves), environments, grown, lambda sample: ids(sample.prompt), text_of, EpisodeLimits(turns))
     prompt = Prompt(BY_HAND, ids(BY_HAND.prompt))
-    (cohort,) = play([Cohort((prompt,), (1,))], Turn(1, Sampling(max_new_tokens=80)))
+    (cohort,) = play([Cohort((prompt,), (1,))], Segment(1, Sampling(max_new_tokens=80)))
     ((episode,),) = cohort.completions
     assert episode.ended is ended
     assert sum(reward for _, reward in episode.steps) == float(ended is Ended.DONE)

@@ -17,7 +17,7 @@ from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.mismatch import Mismatch, NoMismatch
 from groupwise.algorithms.parts.ratio import Ratio, bounded
 from groupwise.algorithms.parts.rejection import NoRejection, Rejection
-from groupwise.algorithms.parts.shaping import Outcome, Shaping, at_last_token, sampled_kl
+from groupwise.algorithms.parts.shaping import OutcomeReward, Shaping, at_last_token, sampled_kl
 from groupwise.algorithms.parts.trust import Trust
 from groupwise.core.masked import keep, real
 from groupwise.core.numbers.inputs import (
@@ -67,7 +67,7 @@ class Algorithm:
     trust: Trust
     aggregate: Aggregate
     kl: KL = KL()
-    shaping: Shaping = Outcome()
+    shaping: Shaping = OutcomeReward()
     filter: Filter = KeepAll()
     mismatch: Mismatch = NoMismatch()
     rejection: Rejection = NoRejection()

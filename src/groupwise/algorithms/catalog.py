@@ -10,7 +10,7 @@ from groupwise.algorithms.parts.filters import DropUniform
 from groupwise.algorithms.parts.gae import GAE, Return
 from groupwise.algorithms.parts.kl import K1, K2, K3, KL
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
-from groupwise.algorithms.parts.shaping import Outcome, Steps
+from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 
 PPO = Algorithm(
@@ -19,7 +19,7 @@ PPO = Algorithm(
     watch="explained_variance: above 0 and rising, or the critic is worse than none; kl_reward_mean; "
     "share_passed of the later passes",
     paper="Proximal Policy Optimization Algorithms, 1707.06347",
-    shaping=Outcome(step_scale=1.0),
+    shaping=OutcomeReward(step_scale=1.0),
     advantage=GAE(gamma=1.0, lam=0.95, whiten=True),
     ratio=TokenRatio(),
     trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
@@ -114,7 +114,7 @@ DAPO = Algorithm(
     summary="DAPO: a higher upper clip, uniform groups replaced, every token equal, long answers penalised, no KL.",
     watch="rounds and groups_dropped: what the refill costs in generation; entropy_mean; truncated_share",
     paper="DAPO, 2503.14476",
-    shaping=Outcome(scale=2.0, offset=-1.0, overlong_cache=0.2),
+    shaping=OutcomeReward(scale=2.0, offset=-1.0, overlong_cache=0.2),
     filter=DropUniform(max_rounds=10),
     advantage=GroupZScore(),
     ratio=TokenRatio(),

@@ -15,7 +15,7 @@ from groupwise.algorithms.parts.kl import K1, K2, K3, KL, K3Ratio, Place
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
 from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, SequenceBand, TokenBand, Veto
-from groupwise.algorithms.parts.shaping import Outcome, Steps
+from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
 from groupwise.core.code.user_code import NO_FILES, Files, load, offered_name, raised, use_of
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 KINDS: Mapping[str, Mapping[str, type]] = {
-    "shaping": {"outcome": Outcome, "steps": Steps},
+    "shaping": {"outcome": OutcomeReward, "steps": Steps},
     "filter": {"none": KeepAll, "drop-uniform": DropUniform},
     "advantage": {
         "group-zscore": GroupZScore,

@@ -232,7 +232,7 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
         require_sampling(engine, policy, recipe.evaluation_sampling, "evaluation")
         selection = selected(recipe, task, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
-        scorer = scorer_of(task, plan.mix, policy, chat, pool)
+        scorer = scorer_of(task, plan.rewards, policy, chat, pool)
         sample = sampler_of(task, policy, chat, engine, environments)
         judge = _judge(recipe, plan.folder / REWARD_MODEL)
         evaluation, groups = evaluation_of(recipe, sample, scorer, selection, judge)()

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable
 
-from groupwise.config.keys import Key, Section, sections
+from groupwise.config.keys import Key, KeySection, sections
 
 PAGE = """\
 # The keys of a recipe
@@ -15,7 +15,7 @@ over a recipe with `--set learner.schedule=cosine`. Bounds of tasks, rewards and
 TABLE = "| key | type | default | bounds | meaning |\n|---|---|---|---|---|\n"
 
 
-def text(some: Iterable[Section]) -> str:
+def text(some: Iterable[KeySection]) -> str:
     """Write sections one after another; a key on one line, its meaning under it."""
     return "\n\n".join("\n".join([f"[{one.name}]  {one.title}", *map(_lines, one.keys)]) for one in some)
 
@@ -31,7 +31,7 @@ def _lines(key: Key) -> str:
     return f"  {key.name}{default}{f'  ({facts})' if facts else ''}\n      {key.meaning}"
 
 
-def _section(one: Section) -> str:
+def _section(one: KeySection) -> str:
     rows = "".join(f"| {' | '.join(map(_cell, _cells(key)))} |\n" for key in one.keys)
     return f"\n## {one.name}\n\n{one.title}\n\n{TABLE}{rows}"
 

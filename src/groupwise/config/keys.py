@@ -47,33 +47,33 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Section:
+class KeySection:
     """Keys that one object reads; `title` is its docstring's first line."""
 
     name: str
     title: str
     keys: tuple[Key, ...]
 
-    def only(self, key: str) -> "Section":
+    def only(self, key: str) -> "KeySection":
         """Leave out all keys but one."""
         return dataclasses.replace(self, keys=tuple(one for one in self.keys if one.name == key))
 
 
-def sections() -> list[Section]:
+def sections() -> list[KeySection]:
     """List a recipe's own keys, its sections, then what tasks, rewards and an algorithm's parts have."""
     nested = {name: kind for name, kind in section_types().items() if is_section(kind)}
     tables = ("task", "algorithm", "rewards")
     own = [key for key in _of_settings(Recipe, "") if key.name not in (*nested, *tables)]
     return [
-        Section(TOP, "What stands in no section.", tuple(own)),
-        *(Section(name, _title(kind), tuple(_of_settings(kind, f"{name}."))) for name, kind in nested.items()),
+        KeySection(TOP, "What stands in no section.", tuple(own)),
+        *(KeySection(name, _title(kind), tuple(_of_settings(kind, f"{name}."))) for name, kind in nested.items()),
         *_tasks(),
         *_rewards(),
         *_algorithm(),
     ]
 
 
-def chosen(section: str | None) -> list[Section]:
+def chosen(section: str | None) -> list[KeySection]:
     """Choose all sections, or that of a name with those inside it; for a key's name the key alone, in its section.
 
     Raises UsageError if there is none.
@@ -131,43 +131,43 @@ def _of_fields(kind: Any, prefix: str) -> Iterator[Key]:
         )
 
 
-def _tasks() -> Iterator[Section]:
+def _tasks() -> Iterator[KeySection]:
     name = _choice("task.name", names(), "", "which of the tasks below, or one that an installed package offers")
     own = _use("task.use", "my_task.py:MyTask", "a task of your own, in place of `name`; its fields are keys beside it")
     presets = {**PRESETS, **ENVIRONMENTS}
-    yield Section("task", "The problems that are asked: `name`, or `use`, and the keys of that task.", (name, own))
+    yield KeySection("task", "The problems that are asked: `name`, or `use`, and the keys of that task.", (name, own))
     for name in names():
         if name not in presets:
-            yield Section(f"task.{name}", _title(kind_of(name)), tuple(_of_fields(kind_of(name), "task.")))
+            yield KeySection(f"task.{name}", _title(kind_of(name)), tuple(_of_fields(kind_of(name), "task.")))
     for name, keys in presets.items():
         described = meanings(kind_of(name))
         own = (Key(f"task.{key}", "", _toml(value), "", described[key]) for key, value in keys.items())
         base = "environment" if name in ENVIRONMENTS else "data"
-        yield Section(f"task.{name}", f"The task `{base}` with these keys unless they are set.", tuple(own))
+        yield KeySection(f"task.{name}", f"The task `{base}` with these keys unless they are set.", tuple(own))
 
 
-def _rewards() -> Iterator[Section]:
+def _rewards() -> Iterator[KeySection]:
     weight = tuple(_of_settings(RewardTable, "rewards.NAME."))
     words = "which of the rewards below; NAME itself unless it is set, user where `use` is set"
     kind = _choice("rewards.NAME.kind", form.KINDS, "", words)
-    yield Section("rewards", "What every table [rewards.NAME] may hold.", (*weight, kind))
+    yield KeySection("rewards", "What every table [rewards.NAME] may hold.", (*weight, kind))
     for name, reward in form.KINDS.items():
-        yield Section(f"rewards.{name}", _title(reward), tuple(_of_fields(reward, "rewards.NAME.")))
+        yield KeySection(f"rewards.{name}", _title(reward), tuple(_of_fields(reward, "rewards.NAME.")))
 
 
-def _algorithm() -> Iterator[Section]:
+def _algorithm() -> Iterator[KeySection]:
     bonus = Key("algorithm.entropy_coefficient", "number", "the row's", "", "weight of the entropy bonus; 0 is none")
     row = _choice("algorithm.name", CATALOG, "", "the catalog's row, whose values are the defaults of all below")
-    yield Section("algorithm", "A row of parts: groupwise explain NAME shows its values.", (row, bonus))
+    yield KeySection("algorithm", "A row of parts: groupwise explain NAME shows its values.", (row, bonus))
     for slot, kinds in KINDS.items():
         word = KIND_KEY.get(slot, "kind")
         part = _choice(f"algorithm.{slot}.{word}", kinds, "the row's", "which part stands there")
-        yield Section(f"algorithm.{slot}", f"The slot `{slot}`.", (part, _own_part(slot)))
+        yield KeySection(f"algorithm.{slot}", f"The slot `{slot}`.", (part, _own_part(slot)))
         for name, kind in kinds.items():
             if keys := tuple(_of_fields(kind, f"algorithm.{slot}.")):
-                yield Section(f"algorithm.{slot}.{name}", _title(kind), keys)
+                yield KeySection(f"algorithm.{slot}.{name}", _title(kind), keys)
     described = meanings(KL)
-    yield Section(
+    yield KeySection(
         "algorithm.kl",
         _title(KL),
         (

@@ -10,7 +10,7 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.settings import describe
 from groupwise.config.recipe import Recipe, is_section, section_types
-from groupwise.config.rewards import describe_mix
+from groupwise.config.rewards import describe_weights
 from groupwise.core.code.user_code import Source
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import brief, listed
@@ -21,7 +21,7 @@ from groupwise.core.reward import TASK
 from groupwise.core.task import Notes, PlaysTurns, ScoresSteps, Task
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rewards.functions.user import TaskScore
-from groupwise.rollout.scoring import Mix
+from groupwise.rollout.scoring import RewardWeights
 from groupwise.rollout.selection import evaluated, heldout_sets
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.critic import CriticSettings
@@ -40,16 +40,16 @@ REWARD_MODEL, OWN_START, OWN_REFERENCE, OWN_CRITIC = "reward_model", "start", "r
 class Plan:
     """A recipe with its parts; nothing heavy is loaded yet.
 
-    recipe  with nothing left to a default; `critic` is None if the algorithm reads no values
-    mix     the rewards that train
-    place   the folder of a run that is resumed, wherever it was moved and whatever it is called
-    code    the files of the user's own that the run is made of
+    recipe   with nothing left to a default; `critic` is None if the algorithm reads no values
+    rewards  those that train
+    place    the folder of a run that is resumed, wherever it was moved and whatever it is called
+    code     the files of the user's own that the run is made of
     """
 
     recipe: Recipe
     task: Task
     algorithm: Algorithm
-    mix: Mix
+    rewards: RewardWeights
     place: Path | None = None
     code: Sequence[Source] = ()
 
@@ -112,7 +112,7 @@ class Plan:
     @property
     def slow_rewards(self) -> dict[str, Any]:
         """Rewards that are scored in processes, by name."""
-        slow: dict[str, Any] = {name: reward for name, reward in self.mix.own.items() if not reward.quick}
+        slow: dict[str, Any] = {name: reward for name, reward in self.rewards.own.items() if not reward.quick}
         return slow if self.task.quick else {**slow, TASK: TaskScore(self.task)}
 
     def describe(self) -> str:
@@ -143,7 +143,7 @@ class Plan:
                 f"             beside it the task's own score decides {what}"
                 for what in (_decided_by_the_task(row, self.task) if recipe.preference else ())
             ),
-            *(f"reward       {line}" for line in describe_mix(self.mix)),
+            *(f"reward       {line}" for line in describe_weights(self.rewards)),
             *([f"step scores  {_describe_steps(self.task)}"] if row.reads_steps else []),
             f"step         {recipe.prompts_per_step} prompts x {recipe.samples_per_prompt} samples = {completions} "
             f"completions of at most {recipe.sampling.max_new_tokens} tokens",

@@ -11,14 +11,14 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import algorithm, fields_by_slot, settings
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe, section_types
-from groupwise.config.rewards import default_metric, measured_by, mix_of, with_whole_paths
+from groupwise.config.rewards import default_metric, measured_by, read_reward_weights, with_whole_paths
 from groupwise.config.validate import require_runnable
 from groupwise.core.code.user_code import NO_FILES, Files, Source, source_of
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.task import Task
 from groupwise.journal import code
 from groupwise.rewards.functions.user import FromFile
-from groupwise.rollout.scoring import Mix, has_answers
+from groupwise.rollout.scoring import RewardWeights, has_answers
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.tasks.make import chosen_by, names, task
 from groupwise.training.critic import CriticSettings
@@ -39,8 +39,8 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
     files = code.kept(place) if place else files
     device = _device(recipe.device)
     problems = task(*_name_and_keys("task", recipe.task), files)
-    mix = mix_of(recipe.rewards, recipe.scoring.combine == "after", files)
-    metric = default_metric(mix, has_answers(problems), recipe.preference is not None)
+    rewards = read_reward_weights(recipe.rewards, recipe.scoring.combine == "after", files)
+    metric = default_metric(rewards, has_answers(problems), recipe.preference is not None)
     row = _algorithm(recipe, metric, files)
     keys = dataclasses.asdict(problems)  # type: ignore[call-overload]
     chosen = {"name": recipe.task["name"]} if recipe.task.get("name") in names() else chosen_by(problems)
@@ -50,12 +50,12 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
         passes_per_batch=recipe.passes_per_batch or row.passes,
         task=chosen | {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()},
         algorithm={"name": row.name, **settings(row)},
-        rewards=with_whole_paths(recipe.rewards, mix),
+        rewards=with_whole_paths(recipe.rewards, rewards),
         critic=_critic(recipe) if row.advantage.reads_value else None,
         warm_start=WarmStart() if recipe.start else recipe.warm_start.fitted(tiny=recipe.model in TINY),
         evaluation=measured_by(recipe.evaluation, metric).with_ends(recipe.sampling),
     )
-    plan = Plan(complete, problems, row, mix, place, _own_code(row, problems, mix))
+    plan = Plan(complete, problems, row, rewards, place, _own_code(row, problems, rewards))
     _require_all_read(recipe, plan.unread)
     require_runnable(plan)
     return plan
@@ -100,10 +100,10 @@ def _algorithm(recipe: Recipe, metric: str, files: Files) -> Algorithm:
     return algorithm(name, chosen, files)
 
 
-def _own_code(row: Algorithm, problems: Task, mix: Mix) -> list[Source]:
+def _own_code(row: Algorithm, problems: Task, rewards: RewardWeights) -> list[Source]:
     """List the files of the user's own that a run is made of, each once."""
     kinds = [type(part) for part in (*row.parts.values(), row.kl.estimator, problems)]
-    of_rewards = [reward.source for reward in mix.own.values() if isinstance(reward, FromFile)]
+    of_rewards = [reward.source for reward in rewards.own.values() if isinstance(reward, FromFile)]
     of_task = problems.game.sources if isinstance(problems, EnvironmentTask) else []
     every = [*(source for kind in kinds if (source := source_of(kind))), *of_rewards, *of_task]
     return list({source.path: source for source in every}.values())

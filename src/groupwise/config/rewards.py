@@ -16,7 +16,7 @@ from groupwise.core.settings import Settings
 from groupwise.rewards.functions.form import KINDS
 from groupwise.rewards.functions.user import FromFile, User, with_file
 from groupwise.rollout.collect import EvaluationSettings
-from groupwise.rollout.scoring import Mix
+from groupwise.rollout.scoring import RewardWeights
 
 #: How the plan describes the two rewards that are not functions.
 OF_THE_RUN = {TASK: "the task's own score", LEARNED: "the reward model's score"}
@@ -31,7 +31,7 @@ class RewardTable(Settings):
     weight: float = Field(default=1.0, ge=-1e6, le=1e6)
 
 
-def mix_of(tables: Mapping[str, Any] | None, each: bool, files: Files = NO_FILES) -> Mix:
+def read_reward_weights(tables: Mapping[str, Any] | None, each: bool, files: Files = NO_FILES) -> RewardWeights:
     """Make the rewards that train from their tables by name; `files` are those that a run keeps.
 
     Raises UsageError for a kind, key or weight that is none, or if nothing would train.
@@ -39,7 +39,7 @@ def mix_of(tables: Mapping[str, Any] | None, each: bool, files: Files = NO_FILES
     if tables is None:
         if each:
             raise UsageError("scoring.combine = 'after': there is one reward only; name several under [rewards.NAME]")
-        return Mix()
+        return RewardWeights()
     weights: dict[str, float] = {}
     own: dict[str, Reward] = {}
     for name, table in tables.items():
@@ -52,16 +52,16 @@ def mix_of(tables: Mapping[str, Any] | None, each: bool, files: Files = NO_FILES
             weights[name] = _validated(name, RewardTable, table).weight
     if not any(weights.values()):
         raise UsageError("rewards: every weight is 0, so nothing would train")
-    return Mix(weights, own, each)
+    return RewardWeights(weights, own, each)
 
 
-def require_mix(mix: Mix, row: Algorithm, has_reward_model: bool) -> None:
+def require_weights(rewards: RewardWeights, row: Algorithm, has_reward_model: bool) -> None:
     """Raise UsageError if rewards do not go together with a reward model or the algorithm."""
-    if LEARNED in mix.weights and not has_reward_model:
+    if LEARNED in rewards.weights and not has_reward_model:
         raise UsageError(f"rewards.{LEARNED}: this run has no reward model; add [preference]")
-    if mix.weights and has_reward_model and LEARNED not in mix.weights:
+    if rewards.weights and has_reward_model and LEARNED not in rewards.weights:
         raise UsageError(f"preference: its score would train nothing; add [rewards.{LEARNED}] or take [preference] out")
-    if not mix.each:
+    if not rewards.each:
         return
     if row.advantage.smallest_group < 2 or row.advantage.reads_steps:
         raise UsageError(
@@ -76,15 +76,17 @@ def require_mix(mix: Mix, row: Algorithm, has_reward_model: bool) -> None:
         )
 
 
-def default_metric(mix: Mix, has_answers: bool, has_reward_model: bool) -> str:
+def default_metric(rewards: RewardWeights, has_answers: bool, has_reward_model: bool) -> str:
     """Choose what a run is measured by: correctness if the task's score or a reward model trains, else the reward.
 
-    >>> default_metric(Mix({"mine": 1.0}), True, False), default_metric(Mix({"task": 1.0, "mine": 0.1}), True, False)
-    ('reward', 'correctness')
+    >>> default_metric(RewardWeights({"mine": 1.0}), True, False)
+    'reward'
+    >>> default_metric(RewardWeights({"task": 1.0, "mine": 0.1}), True, False)
+    'correctness'
     """
-    if has_answers and (not mix.weights or mix.weights.get(TASK) or mix.weights.get(LEARNED)):
+    if has_answers and (not rewards.weights or rewards.weights.get(TASK) or rewards.weights.get(LEARNED)):
         return CORRECTNESS
-    return LEARNED if has_reward_model and not mix.weights else REWARD
+    return LEARNED if has_reward_model and not rewards.weights else REWARD
 
 
 def measured_by(settings: EvaluationSettings, metric: str) -> EvaluationSettings:
@@ -94,29 +96,30 @@ def measured_by(settings: EvaluationSettings, metric: str) -> EvaluationSettings
     return settings.replace(metric=chosen, pass_at=pass_at)
 
 
-def require_metric(key: str, metric: str, mix: Mix, has_answers: bool, has_reward_model: bool) -> None:
+def require_metric(key: str, metric: str, rewards: RewardWeights, has_answers: bool, has_reward_model: bool) -> None:
     """Raise UsageError if nothing in the run gives such a value."""
     if metric == CORRECTNESS and not has_answers:
         raise UsageError(f"{key} = {CORRECTNESS!r}: the task has no right answers; take {REWARD!r}")
-    known = list(dict.fromkeys([*[CORRECTNESS] * has_answers, REWARD, *mix.weights, *[LEARNED] * has_reward_model]))
+    known = list(dict.fromkeys([*[CORRECTNESS] * has_answers, REWARD, *rewards.weights, *[LEARNED] * has_reward_model]))
     if metric not in known:
         raise UsageError(f"{key} = {brief(metric)}: no such reward in this run; {nearest(metric, known)}")
 
 
-def with_whole_paths(tables: Mapping[str, Any] | None, mix: Mix) -> dict[str, Any] | None:
+def with_whole_paths(tables: Mapping[str, Any] | None, rewards: RewardWeights) -> dict[str, Any] | None:
     """Name each reward's file from the root on, for a run is resumed from any folder."""
     if tables is None:
         return None
-    uses = {name: reward.use for name, reward in mix.own.items() if isinstance(reward, FromFile)}
+    uses = {name: reward.use for name, reward in rewards.own.items() if isinstance(reward, FromFile)}
     return {name: {**table, "use": uses[name]} if name in uses else table for name, table in tables.items()}
 
 
-def describe_mix(mix: Mix) -> list[str]:
+def describe_weights(rewards: RewardWeights) -> list[str]:
     """Say what trains, a line for each reward."""
     lines = [
-        f"{weight:g} x {name}: {OF_THE_RUN.get(name) or repr(mix.own[name])}" for name, weight in mix.weights.items()
+        f"{weight:g} x {name}: {OF_THE_RUN.get(name) or repr(rewards.own[name])}"
+        for name, weight in rewards.weights.items()
     ]
-    if mix.each:
+    if rewards.each:
         lines.append("advantages are computed for each reward by itself, then added by weight")
     return lines
 

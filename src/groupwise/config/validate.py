@@ -5,12 +5,12 @@ from pathlib import Path
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import KeepAll
-from groupwise.algorithms.parts.shaping import Outcome, Shaping
+from groupwise.algorithms.parts.shaping import OutcomeReward, Shaping
 from groupwise.algorithms.parts.trust import NoTrust
 from groupwise.algorithms.settings import describe
 from groupwise.config.plan import OWN_CRITIC, OWN_REFERENCE, OWN_START, REWARD_MODEL, Plan
 from groupwise.config.recipe import Recipe
-from groupwise.config.rewards import require_metric, require_mix
+from groupwise.config.rewards import require_metric, require_weights
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import location
@@ -19,7 +19,7 @@ from groupwise.core.task import Bounded, BoundedTurns, Notes, PlaysTurns, Scores
 from groupwise.health.symptoms.base import RECENT
 from groupwise.models.precision import require_precision
 from groupwise.models.value import POLICY_START, REWARD_START
-from groupwise.rollout.scoring import Mix, has_answers
+from groupwise.rollout.scoring import RewardWeights, has_answers
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.critic import CriticSettings
 from groupwise.training.reference import START
@@ -36,7 +36,7 @@ TRUNCATIONS = ("top_p", "top_k", "min_p")
 
 def require_runnable(plan: Plan) -> None:
     """Raise UsageError, one line, if the plan's settings do not go together."""
-    recipe, row, task, mix, folder = plan.recipe, plan.algorithm, plan.task, plan.mix, plan.folder
+    recipe, row, task, rewards, folder = plan.recipe, plan.algorithm, plan.task, plan.rewards, plan.folder
     needed = row.advantage.smallest_group
     if recipe.samples_per_prompt < needed:
         raise UsageError(
@@ -70,11 +70,11 @@ def require_runnable(plan: Plan) -> None:
         require_precision(f"{section}.precision", getattr(recipe, section).precision, recipe.device)
     _require_time_to_score(task, recipe.scoring.deadline)
     _require_steps(row, task)
-    _require_turns_once(row.shaping, task, mix, learned=recipe.preference is not None)
+    _require_turns_once(row.shaping, task, rewards, learned=recipe.preference is not None)
     _require_whole_episodes(recipe, task)
     _require_sources(recipe, row, folder)
-    _require_scores(recipe, row, task, mix)
-    require_mix(mix, row, recipe.preference is not None)
+    _require_scores(recipe, row, task, rewards)
+    require_weights(rewards, row, recipe.preference is not None)
     _require_way_back(recipe)
     require_rankable(recipe)
     if recipe.placement.ray and not plan.processes:
@@ -194,21 +194,21 @@ def _require_time_to_score(task: Task, deadline: float) -> None:
         )
 
 
-def _require_scores(recipe: Recipe, row: Algorithm, task: Task, mix: Mix) -> None:
+def _require_scores(recipe: Recipe, row: Algorithm, task: Task, rewards: RewardWeights) -> None:
     """Require something that scores, and that what is measured is a score of this run."""
     known = has_answers(task)
     learned = recipe.preference is not None
     if not known:
-        _require_other_scores(recipe, mix)
-    require_metric("evaluation.metric", recipe.measure.metric, mix, known, learned)
+        _require_other_scores(recipe, rewards)
+    require_metric("evaluation.metric", recipe.measure.metric, rewards, known, learned)
     if not isinstance(row.filter, KeepAll):
-        require_metric("algorithm.filter.metric", row.filter.metric, mix, known, learned)
+        require_metric("algorithm.filter.metric", row.filter.metric, rewards, known, learned)
 
 
-def _require_other_scores(recipe: Recipe, mix: Mix) -> None:
+def _require_other_scores(recipe: Recipe, rewards: RewardWeights) -> None:
     """Require another score than that of the task, which has no right answers, and that nothing reads the task's."""
     preference, check = recipe.preference, recipe.task.get("check")
-    if preference is None and not mix.weights:
+    if preference is None and not rewards.weights:
         what = "a reward model must score" if check == "learned" else "at least one reward is needed"
         raise UsageError(
             f"task.check = {check!r}: there are no right answers, so {what}; add [rewards.NAME] with "
@@ -219,7 +219,7 @@ def _require_other_scores(recipe: Recipe, mix: Mix) -> None:
             f"task.check = {check!r}: there are no right answers to rank sampled pairs by; set preference.path (pairs) "
             "or preference.model (a folder)"
         )
-    if TASK in mix.weights:
+    if TASK in rewards.weights:
         raise UsageError(f"rewards.{TASK}: the task has no score of its own here; take it out")
 
 
@@ -239,13 +239,13 @@ def _require_steps(row: Algorithm, task: Task) -> None:
         )
 
 
-def _require_turns_once(shaping: Shaping, task: Task, mix: Mix, learned: bool) -> None:
+def _require_turns_once(shaping: Shaping, task: Task, rewards: RewardWeights, learned: bool) -> None:
     """Refuse a reward of an episode's score and of its turns: the score is the sum of what the turns brought.
 
     learned  whether a reward model scores
     """
-    by_score = TASK in mix.weights or not (mix.weights or learned)
-    if not isinstance(task, PlaysTurns) or not isinstance(shaping, Outcome) or not by_score:
+    by_score = TASK in rewards.weights or not (rewards.weights or learned)
+    if not isinstance(task, PlaysTurns) or not isinstance(shaping, OutcomeReward) or not by_score:
         return
     if shaping.scale and shaping.step_scale:
         raise UsageError(

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from groupwise.core.channel import Channel, FrameError
 
 
-class Line(Protocol):
+class Transport(Protocol):
     """What an end of a connection can do: a Channel in the other process, a Peer here."""
 
     def send(

@@ -19,7 +19,7 @@ class RolloutResult:
     fallback    dropped groups that train all the same, because the budget of rounds was spent
     surplus     kept groups beyond what the step needs; they train first in the next step
     rounds      rounds of generation
-    going_on    completions that were begun and have not ended
+    unfinished    completions that were begun and have not ended
     """
 
     groups: tuple[Group, ...]
@@ -28,7 +28,7 @@ class RolloutResult:
     fallback: int
     surplus: tuple[Group, ...]
     rounds: int
-    going_on: int = 0
+    unfinished: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Sampled:
 
     every            its groups, each once
     trains, generated, waits   places in `every` of what RolloutResult calls groups, generated and surplus
-    dropped, fallback, rounds, going_on  as there
+    dropped, fallback, rounds, unfinished  as there
     levels           of each source after it, where the task has levels
     logged           (reward.metric, sum, count) of what reward functions logged of their calls, over completions
     logged_totals    (reward.metric, sum) of the same over calls
@@ -53,7 +53,7 @@ class Sampled:
     dropped: int
     fallback: int
     rounds: int
-    going_on: int = 0
+    unfinished: int = 0
     levels: Mapping[str, int] = field(default_factory=dict)
     logged: tuple[tuple[str, float, float], ...] = ()
     logged_totals: tuple[tuple[str, float], ...] = ()
@@ -73,7 +73,7 @@ class Sampled:
         trains, generated, waits = (
             tuple(place[id(group)] for group in some) for some in (result.groups, result.generated, result.surplus)
         )
-        counts = (result.dropped, result.fallback, result.rounds, result.going_on)
+        counts = (result.dropped, result.fallback, result.rounds, result.unfinished)
         return cls(tuple(every), trains, generated, waits, *counts, **more)
 
     @property
@@ -82,15 +82,15 @@ class Sampled:
         groups, generated, surplus = (
             tuple(self.every[i] for i in places) for places in (self.trains, self.generated, self.waits)
         )
-        return RolloutResult(groups, generated, self.dropped, self.fallback, surplus, self.rounds, self.going_on)
+        return RolloutResult(groups, generated, self.dropped, self.fallback, surplus, self.rounds, self.unfinished)
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Groups that are begun in one turn, and end together.
+    """Groups that are begun in one segment, and end together.
 
     seeds        of each prompt's completions
-    completions  of each prompt, as far as they are sampled; none before the first turn
+    completions  of each prompt, as far as they are sampled; none before the first segment
     """
 
     prompts: tuple[Prompt, ...]

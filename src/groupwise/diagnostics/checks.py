@@ -16,7 +16,7 @@ from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Group, Prompt
 from groupwise.core.settings import Changeable, Settings
 from groupwise.diagnostics.bias import Estimate, ratio_excess, tilt
-from groupwise.diagnostics.tolerance import SIGMAS, Limits, Rounding, Tolerance
+from groupwise.diagnostics.tolerance import SIGMAS, Limits, NumericalNoise, Tolerance
 from groupwise.health.checks import (
     AGE_IS_BOUNDED,
     ENGINE_IS_LOADED,
@@ -43,7 +43,7 @@ ALWAYS_ASKED = 4
 MOVED_BF16 = 1e-3
 
 
-class Verdict(Enum):
+class CheckVerdict(Enum):
     PASS = "pass"
     FAIL = "fail"
     NOT_MEASURED = "not measured"
@@ -58,7 +58,7 @@ class Check:
     """
 
     invariant: Invariant
-    verdict: Verdict
+    verdict: CheckVerdict
     value: float
     limit: float
     cause: str = ""
@@ -69,10 +69,10 @@ class Check:
 
     @property
     def failed(self) -> bool:
-        return self.verdict is Verdict.FAIL
+        return self.verdict is CheckVerdict.FAIL
 
     def __str__(self) -> str:
-        if self.verdict is Verdict.NOT_MEASURED:
+        if self.verdict is CheckVerdict.NOT_MEASURED:
             return f"{self.name}: not measured ({self.cause})"
         return f"{self.name}: {self.verdict.value} ({self.value:.2g}, limit {self.limit:.3g})"
 
@@ -97,7 +97,7 @@ def _rank(check: Check) -> tuple[bool, float]:
     return check.failed, -math.inf if math.isnan(check.value) else check.value
 
 
-def live_equals_old(logp_live: Tensor, logp_old: Tensor | None, mask: Tensor, rounding: Rounding | None) -> Check:
+def live_equals_old(logp_live: Tensor, logp_old: Tensor | None, mask: Tensor, rounding: NumericalNoise | None) -> Check:
     """Check that live and old log-probabilities are one on a batch's first update: every ratio is 1."""
     if logp_old is None:
         return _unmeasured(LIVE_IS_OLD, LIVE_IS_OLD.unmeasured)
@@ -127,7 +127,7 @@ def weights_reach_total(weight: Tensor, mask: Tensor, aggregate: Aggregate) -> C
 
 
 def reference_is_start(
-    logp_ref: Tensor | None, logp_start: Tensor | None, mask: Tensor, rounding: Rounding | None, other: str = ""
+    logp_ref: Tensor | None, logp_start: Tensor | None, mask: Tensor, rounding: NumericalNoise | None, other: str = ""
 ) -> Check:
     """Check that before the first update the policy is the reference: their log-probabilities are one, the KL is 0.
 
@@ -236,7 +236,7 @@ class Probe:
         check = _gap(ENGINE_IS_LOADED, gap, rounding, cause)
         if self._old:
             cause = "the load changed nothing: the engine still serves the weights of before, bit for bit"
-            check = Check(ENGINE_IS_LOADED, Verdict.FAIL, check.value, check.limit, cause)
+            check = Check(ENGINE_IS_LOADED, CheckVerdict.FAIL, check.value, check.limit, cause)
         return check
 
     def _bits(self) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
@@ -265,7 +265,7 @@ def mean_by_context(values: Tensor, groups: Sequence[Group]) -> Tensor:
     return sums / of_token.bincount(minlength=len(numbers))
 
 
-def _gap(invariant: Invariant, difference: Tensor, rounding: Rounding | None, cause: str = "") -> Check:
+def _gap(invariant: Invariant, difference: Tensor, rounding: NumericalNoise | None, cause: str = "") -> Check:
     """Check in float32 |difference| of most tokens, or a tenth of the worst; else its mean, which the noise limits."""
     if not len(difference):
         return _unmeasured(invariant, "no token to measure on")
@@ -285,8 +285,8 @@ def _bias(invariant: Invariant, estimate: Estimate, allowed: float) -> Check:
 
 def _check(invariant: Invariant, value: float, limit: float, cause: str = "") -> Check:
     good = math.isfinite(value) and value <= limit
-    return Check(invariant, Verdict.PASS if good else Verdict.FAIL, value, limit, cause or invariant.cause)
+    return Check(invariant, CheckVerdict.PASS if good else CheckVerdict.FAIL, value, limit, cause or invariant.cause)
 
 
 def _unmeasured(invariant: Invariant, why: str) -> Check:
-    return Check(invariant, Verdict.NOT_MEASURED, math.nan, math.nan, why)
+    return Check(invariant, CheckVerdict.NOT_MEASURED, math.nan, math.nan, why)

@@ -89,7 +89,7 @@ def rollout_metrics(result: RolloutResult) -> Metrics:
         "groups_dropped": Sum(result.dropped),
         "groups_fallback": Sum(result.fallback),
         "groups_surplus": Last(len(result.surplus)),
-        "completions_going_on": Last(result.going_on),
+        "completions_going_on": Last(result.unfinished),
         "generated_tokens_dropped": Sum(sum(c.length for c in wasted)),
     }
 

@@ -22,7 +22,7 @@ SIGMAS = 7.0
 LEAST_TILT = 0.01
 
 
-class Rounding(BaseModel):
+class NumericalNoise(BaseModel):
     """Mean and standard deviation, nats, of |difference| of two passes that differ in their arithmetic alone."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -33,15 +33,15 @@ class Rounding(BaseModel):
         """Return the limit of the mean |difference| of tokens: FACTOR mean + SIGMAS spread / sqrt(tokens), nats."""
         return FACTOR * self.mean + SIGMAS * self.spread / math.sqrt(tokens)
 
-    def widened(self, other: "Rounding | None") -> "Rounding":
+    def widened(self, other: "NumericalNoise | None") -> "NumericalNoise":
         """Return the noise of differences of either kind: no limit is below either's."""
         if other is None:
             return self
-        return Rounding(mean=max(self.mean, other.mean), spread=max(self.spread, other.spread))
+        return NumericalNoise(mean=max(self.mean, other.mean), spread=max(self.spread, other.spread))
 
-    def scaled(self, factor: float) -> "Rounding":
+    def scaled(self, factor: float) -> "NumericalNoise":
         """Return the noise of differences that are `factor` times as large."""
-        return Rounding(mean=factor * self.mean, spread=factor * self.spread)
+        return NumericalNoise(mean=factor * self.mean, spread=factor * self.spread)
 
     @property
     def divergence(self) -> float:
@@ -61,10 +61,10 @@ class Tolerance(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-    passes: Rounding | None = None
-    engine: Rounding | None = None
-    probe: Rounding | None = None
-    reference: Rounding | None = None
+    passes: NumericalNoise | None = None
+    engine: NumericalNoise | None = None
+    probe: NumericalNoise | None = None
+    reference: NumericalNoise | None = None
     tilt: float = Field(default=0.0, ge=0, lt=10)
 
     def widened(self, other: "Tolerance") -> "Tolerance":

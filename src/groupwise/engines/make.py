@@ -9,11 +9,11 @@ from groupwise.core.errors import UsageError
 from groupwise.core.processes.place import HERE, Place, started
 from groupwise.engines.address import addresses_of
 from groupwise.engines.kinds import KINDS, setting
-from groupwise.engines.outside.client import Note, OutsideEngine, Published
+from groupwise.engines.outside.client import Note, Published, RemoteEngine
 from groupwise.engines.outside.connection import Reaching
 from groupwise.engines.outside.placed import reach_at
+from groupwise.engines.replicas import Replicas
 from groupwise.engines.settings import EngineSettings, Lives
-from groupwise.engines.several import SeveralEngines
 from groupwise.engines.stop_strings import require_spelled
 from groupwise.models.load import Policy
 
@@ -25,7 +25,7 @@ def inside(policy: Policy, settings: EngineSettings, routes: bool, note: Note, p
 
 def in_child(policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place) -> Engine:
     """Make it in a process of its own, or several in several."""
-    child = partial(OutsideEngine, policy, settings, routes, note, reach=reach_at(place, settings))
+    child = partial(RemoteEngine, policy, settings, routes, note, reach=reach_at(place, settings))
     engine, libraries = _as_one([child] * settings.count, policy)
     if settings.python:
         _say(libraries, note)
@@ -36,13 +36,13 @@ def at_address(policy: Policy, settings: EngineSettings, routes: bool, note: Not
     """Make it in a process that a server elsewhere starts, or several in several."""
     assert settings.address is not None, "its place says that it has one"
     reaches = [Reaching(address, settings.start_deadline) for address in addresses_of(settings.address)]
-    makers = [partial(OutsideEngine, policy, settings, routes, note, reach=reach) for reach in reaches]
+    makers = [partial(RemoteEngine, policy, settings, routes, note, reach=reach) for reach in reaches]
     engine, libraries = _as_one(makers, policy)
     _say(libraries, note)
     return engine
 
 
-def _as_one(makers: Sequence[Callable[..., OutsideEngine]], policy: Policy) -> tuple[Engine, list[str]]:
+def _as_one(makers: Sequence[Callable[..., RemoteEngine]], policy: Policy) -> tuple[Engine, list[str]]:
     """Return the one engine, or several that share the run's newest weights and close them; and the library of each."""
     if len(makers) == 1:
         engine = makers[0]()
@@ -53,7 +53,7 @@ def _as_one(makers: Sequence[Callable[..., OutsideEngine]], policy: Policy) -> t
     except BaseException:
         weights.close()
         raise
-    return SeveralEngines(members, weights), [member.library for member in members]
+    return Replicas(members, weights), [member.library for member in members]
 
 
 def _say(libraries: Sequence[str], note: Note) -> None:

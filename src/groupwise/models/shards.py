@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-def whole(x: Tensor) -> Tensor:
+def unsharded(x: Tensor) -> Tensor:
     """Return all of a tensor, without gradient. If it is in shards, every rank has to call this at the same point of
     its work.
     """
@@ -24,7 +24,7 @@ def own_part(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def set_whole(x: Tensor, values: Tensor) -> None:
+def set_unsharded(x: Tensor, values: Tensor) -> None:
     """Sets a tensor from all of its numbers, which every rank has; nothing is sent."""
     x.copy_(parted_like(values, x))
 
@@ -62,7 +62,7 @@ def with_own_part(x: DTensor, own: Tensor) -> DTensor:
     return DTensor.from_local(own, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
 
 
-def whole_state(model: nn.Module, holds: bool) -> dict[str, Tensor]:
+def unsharded_state(model: nn.Module, holds: bool) -> dict[str, Tensor]:
     """Return every entry of a model's state, gathered one after another to the CPU of the ranks that hold them; else
     none.
 
@@ -71,16 +71,16 @@ def whole_state(model: nn.Module, holds: bool) -> dict[str, Tensor]:
     gathered: dict[int, Tensor] = {}
     state = model.state_dict(keep_vars=True)
     for entry in {id(x): x for x in state.values()}.values():
-        one = whole(entry)
+        one = unsharded(entry)
         if holds:
             gathered[id(entry)] = one.cpu()
     return {name: gathered[id(entry)] for name, entry in state.items()} if holds else {}
 
 
-def set_whole_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+def set_unsharded_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Sets every entry of a model's state, of which each rank has all. Raises ValueError if it has others."""
     own = model.state_dict(keep_vars=True)
     if {k: x.shape for k, x in own.items()} != {k: x.shape for k, x in state.items()}:
         raise ValueError("the weights are of another model")
     for name, entry in own.items():
-        set_whole(entry, state[name])
+        set_unsharded(entry, state[name])

@@ -94,7 +94,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Answer:
+class QuestionAnswer:
     """One of a newcomer's questions, and its answer in a sentence or two."""
 
     question: str
@@ -212,7 +212,7 @@ class RunPage:
     status: Status
     members: int = 1
     notes: tuple[str, ...] = ()
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[QuestionAnswer, ...] = ()
     checks: tuple[CheckLine, ...] = ()
     findings: tuple[Finding, ...] = ()
     steps: Curves = field(default_factory=Curves)

@@ -28,8 +28,8 @@ from groupwise.core.settings import Changeable
 from groupwise.core.stream import Cohort, RolloutResult, StreamState
 from groupwise.core.task import Streams
 from groupwise.rollout.episodes import Episodes
-from groupwise.rollout.scoring import Mix, Scorer, ScoringRound, with_learned
-from groupwise.rollout.turns import Sampler, Turn, advance, going_on
+from groupwise.rollout.scoring import RewardWeights, Scorer, ScoringRound, with_learned
+from groupwise.rollout.segments import Sampler, Segment, advance, unfinished
 
 #: No refill round assumes that fewer than this share of groups will be kept, so that one unlucky step stays affordable.
 LEAST_KEEP_RATE = 0.25
@@ -95,15 +95,15 @@ class Rollout:
 
     def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> RolloutResult:
         """Collect the next `wanted` groups. Whole rounds of prompts are finished before any is chosen, so short
-        completions have no head start; what is left over waits for the next step. Where completions take several turns,
-        each step has one at least, so that none waits.
+        completions have no head start; what is left over waits for the next step. If completions take several
+        segments, each step samples at least one, so that none waits.
         """
         keep: list[Group] = list(self.state.surplus)
         generated: list[Group] = []
         dropped: list[Group] = []
         rounds = 0
         rate = self.state.keep_rate
-        least = 1 if self.turn.count > 1 else 0
+        least = 1 if self.segment.count > 1 else 0
         while rounds < least or (len(keep) < wanted and rounds < self.filter.max_rounds):
             fresh = self._round(wanted, len(keep), max(rate, LEAST_KEEP_RATE), during)
             verdicts = [call("filter", self.filter, group) for group in fresh]
@@ -124,22 +124,22 @@ class Rollout:
             fallback=len(fallback),
             surplus=surplus,
             rounds=rounds,
-            going_on=going_on(self.state.begun, self.turn),
+            unfinished=unfinished(self.state.begun, self.segment),
         )
 
     def _round(self, wanted: int, ready: int, rate: float, during: Callable[[str], None]) -> list[Group]:
-        """Generate a turn and return the groups that end in it; before the first, generate the turns in which none end.
+        """Sample a segment and return the groups that end in it; before the first, sample those in which none ends.
 
         wanted  groups a step
         ready   groups that there are for this one
         rate    the share of new groups that are taken to be kept
         """
-        while len(self.state.begun) < self.turn.count - 1:
+        while len(self.state.begun) < self.segment.count - 1:
             during("generate")
-            begun = self.sample(self._with_next(wanted, ready, rate), self.turn)
+            begun = self.sample(self._with_next(wanted, ready, rate), self.segment)
             self.state = dataclasses.replace(self.state, begun=tuple(begun))
         cohorts = self._with_next(wanted, ready, rate)
-        groups, begun = ended(cohorts, self.sample, self.scorer, self.turn, self.judge, during)
+        groups, begun = ended(cohorts, self.sample, self.scorer, self.segment, self.judge, during)
         self.state = dataclasses.replace(self.state, begun=begun)
         return groups
 
@@ -177,26 +177,26 @@ class Rollout:
         return self.episodes.environments.tools if self.episodes is not None else ()
 
     @property
-    def turn(self) -> Turn:
+    def segment(self) -> Segment:
         """How a round samples."""
-        return Turn(self.samples_per_prompt, self.sampling, self.turn_tokens)
+        return Segment(self.samples_per_prompt, self.sampling, self.turn_tokens)
 
 
 def ended(
     cohorts: Sequence[Cohort],
     sample: Sampler,
     scorer: Scorer,
-    turn: Turn,
+    segment: Segment,
     judge: Judge | None = None,
     during: Callable[[str], None] = lambda phase: None,
 ) -> tuple[list[Group], tuple[Cohort, ...]]:
-    """Return the scored groups of the first cohort, which ends in a turn of all -> and the cohorts that go on.
+    """Return the scored groups of the first cohort, which ends in a segment of all -> and the cohorts that go on.
 
     Slow scores are made beside generation; the phase "score" is what is left.
     """
     scoring = ScoringRound(scorer, cohorts[0].prompts)
     during("generate")
-    done, *others = sample(cohorts, turn, scoring.begin)
+    done, *others = sample(cohorts, segment, scoring.begin)
     during("score")
     return scored_cohort(done, scorer, judge, scoring), tuple(others)
 
@@ -207,7 +207,7 @@ def scored_cohort(
     """Return the groups of a cohort that has ended; `scoring` has been told of completions as they ended."""
     scores = (scoring or ScoringRound(scorer, cohort.prompts)).scored(cohort)
     groups = [Group(prompt, scored) for prompt, scored in zip(cohort.prompts, scores, strict=True)]
-    return groups if judge is None else judged(groups, judge, scorer.mix)
+    return groups if judge is None else judged(groups, judge, scorer.rewards)
 
 
 def scored_groups(
@@ -220,15 +220,15 @@ def scored_groups(
     judge: Judge | None = None,
 ) -> list[Group]:
     """Sample and score a group for each prompt."""
-    return ended([Cohort(tuple(prompts), tuple(seeds))], sample, scorer, Turn(samples, sampling), judge)[0]
+    return ended([Cohort(tuple(prompts), tuple(seeds))], sample, scorer, Segment(samples, sampling), judge)[0]
 
 
-def judged(groups: Sequence[Group], judge: Judge, mix: Mix) -> list[Group]:
+def judged(groups: Sequence[Group], judge: Judge, rewards: RewardWeights) -> list[Group]:
     """Return the groups with the judge's score of each completion beside the task's."""
     pairs = [(group.prompt.tokens, c.tokens) for group in groups for c in group.completions]
     scores = iter(judge([prompt for prompt, _ in pairs], [completion for _, completion in pairs]))
     return [
-        dataclasses.replace(g, completions=tuple(with_learned(c, next(scores), mix) for c in g.completions))
+        dataclasses.replace(g, completions=tuple(with_learned(c, next(scores), rewards) for c in g.completions))
         for g in groups
     ]
 

@@ -41,7 +41,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
 from groupwise.environments.calls import calls_in, without_end
 from groupwise.environments.tools import unanswered
-from groupwise.rollout.turns import Turn, joined
+from groupwise.rollout.segments import Segment, joined
 
 #: (the sample with the environment's opening, the turns so far) -> the ids that come before the next turn.
 Onward = Callable[[Sample, Sequence[Spoken]], Before]
@@ -102,19 +102,19 @@ class Episodes:
     _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def __call__(self, cohorts: Sequence[Cohort], turn: Turn, on_finish: OnFinish | None = None) -> list[Cohort]:
+    def __call__(self, cohorts: Sequence[Cohort], segment: Segment, on_finish: OnFinish | None = None) -> list[Cohort]:
         """Play all episodes of the cohorts."""
-        episodes = self._opened(cohorts, turn)
+        episodes = self._opened(cohorts, segment)
         while live := [episode for episode in episodes if episode.live]:
-            self._turn(live, turn)
-        self.engine.generate([], turn.sampling)  # lets go of what is held of the last turns
+            self._turn(live, segment)
+        self.engine.generate([], segment.sampling)  # lets go of what is held of the last turns
         return [_cohort(number, cohort, episodes) for number, cohort in enumerate(cohorts)]
 
     def close(self) -> None:
         """End the processes that episodes live in."""
         self.environments.close()
 
-    def _opened(self, cohorts: Sequence[Cohort], how: Turn) -> list[Episode]:
+    def _opened(self, cohorts: Sequence[Cohort], how: Segment) -> list[Episode]:
         """Begin all episodes, `how.samples` of each prompt, with the environment's opening in it."""
         round_ = next(self._rounds)
         places = [(c, p) for c, cohort in enumerate(cohorts) for p in range(len(cohort.prompts))]
@@ -148,7 +148,7 @@ class Episodes:
         sample = with_text(prompt.sample, text)
         return Prompt(sample, self.encode(sample))
 
-    def _turn(self, live: Sequence[Episode], how: Turn) -> None:
+    def _turn(self, live: Sequence[Episode], how: Segment) -> None:
         """Play one turn of each episode; environments answer what has ended while other episodes are being sampled."""
         requests = list(_requests(live, how, self.limits))
 
@@ -175,7 +175,7 @@ class Episodes:
         episode.conversation = replace(before, said=(*before.said, self.decode(tokens)), last=last)
         episode.ticket = self.environments.begin(episode.conversation)
 
-    def _take(self, episode: Episode, reply: Reply, how: Turn) -> None:
+    def _take(self, episode: Episode, reply: Reply, how: Segment) -> None:
         """Turn what the environment answered into the end of the episode, or into ids before its next turn."""
         assert episode.completion is not None
         if episode.opening.cause is not None:
@@ -253,7 +253,7 @@ def with_text(sample: Sample, text: str) -> Sample:
     return replace(sample, prompt=sample.prompt + text, messages=(*before, {**last, "content": last["content"] + text}))
 
 
-def _requests(live: Sequence[Episode], how: Turn, limits: EpisodeLimits) -> Iterator[tuple[Request, list[Episode]]]:
+def _requests(live: Sequence[Episode], how: Segment, limits: EpisodeLimits) -> Iterator[tuple[Request, list[Episode]]]:
     """Yield the engine's requests of a turn, and whose: the first turn of a prompt's episodes is one request."""
     for _, group in itertools.groupby(live, key=lambda episode: episode.place[:2]):
         episodes = list(group)
@@ -261,7 +261,7 @@ def _requests(live: Sequence[Episode], how: Turn, limits: EpisodeLimits) -> Iter
             yield _request(together[0], how, limits, samples=len(together)), together
 
 
-def _request(episode: Episode, how: Turn, limits: EpisodeLimits, samples: int) -> Request:
+def _request(episode: Episode, how: Segment, limits: EpisodeLimits, samples: int) -> Request:
     """Ask for an episode's next turn, of what the episode has left."""
     number, before, prompt = len(episode.turns), episode.completion, episode.prompt.tokens
     left = how.sampling.max_new_tokens - (0 if before is None else len(before.tokens))

@@ -45,7 +45,7 @@ class ScoringSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Mix:
+class RewardWeights:
     """The rewards that train, by name: reward = sum of weight x score.
 
     weights  of every reward, the task's own ("task") and a reward model's ("learned") included where they train
@@ -61,8 +61,8 @@ class Mix:
         """Return the weighted sum over the rewards that vote, which are those in `parts`; NaN if a part is, or where
         none votes. None if the recipe names no rewards.
 
-        >>> mix = Mix({"task": 1.0, "tags": 0.2})
-        >>> mix.combine({"task": 1.0, "tags": 0.5}), mix.combine({"tags": 0.5}), mix.combine({})
+        >>> rewards = RewardWeights({"task": 1.0, "tags": 0.2})
+        >>> rewards.combine({"task": 1.0, "tags": 0.5}), rewards.combine({"tags": 0.5}), rewards.combine({})
         (1.1, 0.1, nan)
         """
         if not self.weights:
@@ -83,13 +83,13 @@ class Scorer:
         self,
         task: Task,
         decode: Decode,
-        mix: Mix | None = None,
+        rewards: RewardWeights | None = None,
         pool: ScorePool | None = None,
         reads_steps: bool = False,
         thinking: str = "",
         turns: bool = False,
     ) -> None:
-        self.task, self.decode, self.mix, self.pool = task, decode, mix or Mix(), pool
+        self.task, self.decode, self.rewards, self.pool = task, decode, rewards or RewardWeights(), pool
         self.reads_steps, self.thinking, self.turns = reads_steps, thinking, turns
         self._shown: set[str] = set()
         self._unshown: list[str] = []
@@ -98,7 +98,7 @@ class Scorer:
 
     def beside(self) -> Scorer:
         """Make a scorer for an evaluation, which keeps its own account of what rewards log."""
-        return Scorer(self.task, self.decode, self.mix, self.pool, thinking=self.thinking, turns=self.turns)
+        return Scorer(self.task, self.decode, self.rewards, self.pool, thinking=self.thinking, turns=self.turns)
 
     def note(self, sample: Sample, results: Mapping[str, ScoreResult], completion: Completion) -> None:
         """Take what the rewards log of a call, the first fault of each kind, those of the environment in an episode's
@@ -112,9 +112,9 @@ class Scorer:
                 self._note_once(_named(result.cause, name, completion), result.detail)
             elif result.detail:
                 self._note_once(f"{name}, called again for each completion alone", result.detail)
-        voting = [results[name] for name in self.mix.weights if name in results]
-        if voting and LEARNED not in self.mix.weights and not any(r.votes or r.cause is not None for r in voting):
-            functions = ", ".join(self.mix.own)
+        voting = [results[name] for name in self.rewards.weights if name in results]
+        if voting and LEARNED not in self.rewards.weights and not any(r.votes or r.cause is not None for r in voting):
+            functions = ", ".join(self.rewards.own)
             self._note_once("no vote", f"{functions} gave no score (None) on {sample.key}, so it trains nothing")
         for turn in completion.turns:
             if turn.fault:
@@ -155,12 +155,12 @@ class Scorer:
     @property
     def by_score(self) -> bool:
         """Whether the task's own score is all that trains."""
-        return self.has_answers and {name for name, weight in self.mix.weights.items() if weight} <= {TASK}
+        return self.has_answers and {name for name, weight in self.rewards.weights.items() if weight} <= {TASK}
 
     @property
     def slow(self) -> list[str]:
         """The names of what the pool scores."""
-        named = {TASK: self.task.quick, **{name: reward.quick for name, reward in self.mix.own.items()}}
+        named = {TASK: self.task.quick, **{name: reward.quick for name, reward in self.rewards.own.items()}}
         return [name for name, quick in named.items() if not quick] if self.pool else []
 
     def for_task(self, attempt: Attempt) -> Attempt:
@@ -187,7 +187,7 @@ class Scorer:
                 scored(self.task, self.for_task(attempt)) if episode is None else episode_result(episode)
                 for attempt, episode in zip(attempts, episodes, strict=True)
             ]
-        for name, reward in self.mix.own.items():
+        for name, reward in self.rewards.own.items():
             if name not in self.slow:
                 results[name] = score_results(reward(attempts), len(attempts))
         return results
@@ -258,9 +258,9 @@ class ScoringRound:
             completion,
             text=attempt.completion,
             score=results[TASK].value,
-            reward_scores=tuple((name, score) for name, score in scores.items() if name in scorer.mix.weights),
+            reward_scores=tuple((name, score) for name, score in scores.items() if name in scorer.rewards.weights),
             # a reward model's score comes later, in `with_learned`
-            combined=None if LEARNED in scorer.mix.weights else scorer.mix.combine(scores),
+            combined=None if LEARNED in scorer.rewards.weights else scorer.rewards.combine(scores),
             logged=tuple(columns),
             fault=fault(results, completion),
         )
@@ -275,12 +275,12 @@ def has_answers(task: Task) -> bool:
     return not isinstance(task, Answers) or task.has_answers
 
 
-def with_learned(completion: Completion, learned: float, mix: Mix) -> Completion:
+def with_learned(completion: Completion, learned: float, rewards: RewardWeights) -> Completion:
     """Return the completion with a reward model's score, alone or as one of the rewards that train."""
-    if not mix.weights:
+    if not rewards.weights:
         return dataclasses.replace(completion, learned=learned)
-    reward_scores = (*completion.reward_scores, *([(LEARNED, learned)] if LEARNED in mix.weights else []))
-    combined = mix.combine(dict(reward_scores))
+    reward_scores = (*completion.reward_scores, *([(LEARNED, learned)] if LEARNED in rewards.weights else []))
+    combined = rewards.combine(dict(reward_scores))
     return dataclasses.replace(completion, learned=learned, reward_scores=reward_scores, combined=combined)
 
 

@@ -50,7 +50,7 @@ class AdaptedLearner(Learner):
         with self.adapters.off():
             return self.logprobs(self.model, batch)
 
-    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def unsharded_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every weight as an engine takes it, the adapters merged into it."""
         return self.adapters.merged()
 

@@ -25,7 +25,7 @@ from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, seq
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
-from groupwise.models.shards import set_whole, set_whole_state, whole, whole_state
+from groupwise.models.shards import set_unsharded, set_unsharded_state, unsharded, unsharded_state
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Message, Verb
 from groupwise.training.microbatch import Microbatch, Pass
@@ -211,18 +211,18 @@ class Learner(TrainedModel):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter by its name, as an engine takes them, gathered one at a time if they are in shards."""
         with self.mesh.together(Message(Verb.WEIGHTS)):
-            yield from self.whole_weights()
+            yield from self.unsharded_weights()
 
-    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def unsharded_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter whole; all ranks call this at the same point of their work."""
-        return ((name, whole(parameter)) for name, parameter in self.model.named_parameters())
+        return ((name, unsharded(parameter)) for name, parameter in self.model.named_parameters())
 
     def renew_reference(self) -> None:
         """Give the reference, a model of its own, the policy's weights of now."""
         own = dict(self._own_reference.named_parameters())
         with self.mesh.together(Message(Verb.RENEW_REFERENCE)):
-            for name, weight in self.whole_weights():
-                set_whole(own[name], weight)
+            for name, weight in self.unsharded_weights():
+                set_unsharded(own[name], weight)
 
     def save_reference(self, folder: Path, name: str) -> dict[str, str]:
         """Save the reference's weights into a checkpoint's folder -> the hashes of the files that ranks wrote."""
@@ -244,7 +244,7 @@ class Learner(TrainedModel):
         the files that ranks wrote. Rank 0 writes the policy.
         """
         with self.mesh.together(Message(Verb.SAVE, others={"folder": str(folder)})):
-            weights = None if self.mesh.alone else whole_state(self.model, holds=self.mesh.leads)
+            weights = None if self.mesh.alone else unsharded_state(self.model, holds=self.mesh.leads)
             if self.mesh.leads:
                 save_policy(self.model, tokenizer, folder / checkpoint.POLICY, weights)
             return checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, mesh=self.mesh)
@@ -260,7 +260,7 @@ class Learner(TrainedModel):
             if self.mesh.alone:
                 self.model.load_state_dict(saved)
             else:
-                set_whole_state(self.model, saved)
+                set_unsharded_state(self.model, saved)
             checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw)
             self.optimizer.updates = updates
 

@@ -14,9 +14,9 @@ from groupwise.diagnostics.checks import Probe
 from groupwise.diagnostics.tolerance import Limits
 from groupwise.health.symptoms.base import Finding
 from groupwise.journal.output import Output
-from groupwise.rollout.ahead import Batches
+from groupwise.rollout.asynchronous import AsynchronousBatches
+from groupwise.rollout.batches import Batches
 from groupwise.rollout.collect import Rollout
-from groupwise.rollout.free import FreeBatches
 from groupwise.training import checkpoint
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
@@ -38,7 +38,7 @@ class Components:
 
     algorithm: Algorithm
     rollout: Rollout
-    batches: Batches | FreeBatches
+    batches: Batches | AsynchronousBatches
     engine: Engine
     learner: Learner
     critic: Critic | None

@@ -14,7 +14,7 @@ from groupwise.journal.journal import JournalSettings
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat.prompts import ChatSettings
 from groupwise.models.moe.settings import RoutingSettings
-from groupwise.rollout.ahead import RolloutSettings
+from groupwise.rollout.batches import RolloutSettings
 from groupwise.rollout.collect import EvaluationSettings
 from groupwise.rollout.scoring import ScoringSettings
 from groupwise.training.checkpoint import CheckpointSettings

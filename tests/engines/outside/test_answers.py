@@ -75,7 +75,7 @@ WRONG: dict[str, tuple[Change, str]] = {
 }  # fmt: skip
 
 
-def asked(messages: list[Message], on_finish: Callable[[Finished], None] | None = None) -> wire.Answer:
+def asked(messages: list[Message], on_finish: Callable[[Finished], None] | None = None) -> wire.Generated:
     """What a run gets of an engine that sends these."""
     ours, theirs = map(Channel, socket.socketpair())
     line: Any = Peer(ours)

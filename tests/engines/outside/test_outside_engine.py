@@ -22,7 +22,7 @@ from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.engines.make import make_engine
 from groupwise.engines.outside import placed
-from groupwise.engines.outside.client import OutsideEngine
+from groupwise.engines.outside.client import RemoteEngine
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 from tests.core.test_children import ended
@@ -61,7 +61,7 @@ def both(experts: Policy) -> Iterator[Any]:
     notes: list[str] = []
     inside = make_engine(policy=experts, settings=EngineSettings(), routes=True)
     child = make_engine(policy=experts, settings=EngineSettings(process="child"), routes=True, note=notes.append)
-    assert isinstance(child, OutsideEngine)
+    assert isinstance(child, RemoteEngine)
     yield SimpleNamespace(inside=inside, child=child, notes=notes)
     child.close()
 
@@ -235,7 +235,7 @@ def test_a_flood_of_output_does_no_harm_and_a_closed_engine_is_gone(
     requests = [Request((4, 5, 6), samples=8, seed=1)]
     expected = make_engine(policy=policy, settings=EngineSettings()).generate(requests, SAMPLINGS["plain"])
     flooded = make_engine(policy=policy, settings=EngineSettings(process="child"))
-    assert isinstance(flooded, OutsideEngine)
+    assert isinstance(flooded, RemoteEngine)
     for _ in range(3):
         assert_same(flooded.generate(requests, SAMPLINGS["plain"]), expected)
     pid, descriptor = flooded.pid, flooded._weights.shared.descriptor

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from groupwise.core.engine import Engine
 from groupwise.engines.make import make_engine
-from groupwise.engines.outside.client import OutsideEngine
+from groupwise.engines.outside.client import RemoteEngine
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.vllm import PYTHON as VLLM_PYTHON
 from groupwise.models.load import Policy, load_policy, save_policy
@@ -26,7 +26,7 @@ class Served:
     """A policy, vLLM that serves it, the local engine beside it, and what the run would log."""
 
     policy: Policy
-    vllm: OutsideEngine
+    vllm: RemoteEngine
     local: Engine
     notes: list[str] = field(default_factory=list)
 
@@ -70,6 +70,6 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     build: Callable[[Path], Path] = request.param
     policy, notes = load_policy(build(tmp_path_factory.mktemp("served") / "policy")), []
     child = make_engine(policy=policy, settings=vllm_settings(), note=notes.append)
-    assert isinstance(child, OutsideEngine)
+    assert isinstance(child, RemoteEngine)
     yield Served(policy, child, make_engine(policy=policy, settings=EngineSettings()), notes)
     child.close()

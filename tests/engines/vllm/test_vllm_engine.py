@@ -27,7 +27,7 @@ from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.vllm.cache import BLOCK
 from groupwise.models.load import Policy, load_policy
-from groupwise.rollout.turns import Turn, advance
+from groupwise.rollout.segments import Segment, advance
 from tests.engines.outside.completions import assert_same, fields
 from tests.engines.vllm.conftest import Served, vllm_settings
 from tests.moe_policy import save_moe
@@ -143,7 +143,7 @@ def test_what_goes_on_in_turns_ends_as_a_whole_completion_does(served: Served, s
     requests = REQUESTS[:2]
     whole = served.vllm.generate(requests, sampling)
     cohort = Cohort(tuple(Prompt(Sample("", "", ""), r.tokens) for r in requests), tuple(r.seed for r in requests))
-    turn = Turn(samples=2, sampling=sampling, tokens=TURN)
+    turn = Segment(samples=2, sampling=sampling, tokens=TURN)
     cohorts = [cohort]
     for _ in range(turn.count):
         cohorts = advance(served.vllm, cohorts, turn)

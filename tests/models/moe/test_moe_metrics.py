@@ -16,7 +16,7 @@ from groupwise.core.numbers.metrics import merge, read
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.stream import StreamState
-from groupwise.diagnostics.checks import Verdict, replayed_are_used
+from groupwise.diagnostics.checks import CheckVerdict, replayed_are_used
 from groupwise.models.moe.metrics import (
     at_trained,
     comparable,
@@ -139,8 +139,8 @@ def test_rows_that_chose_alike_are_compared_and_a_fault_in_most_of_them_is_not_h
 
 
 def test_one_choice_that_was_not_replayed_fails_the_check():
-    assert replayed_are_used(0.0).verdict is Verdict.PASS
-    assert replayed_are_used(1e-9).verdict is Verdict.FAIL
+    assert replayed_are_used(0.0).verdict is CheckVerdict.PASS
+    assert replayed_are_used(1e-9).verdict is CheckVerdict.FAIL
 
 
 def test_routes_of_completions_become_a_column_that_goes_with_its_rows():

@@ -28,11 +28,11 @@ from groupwise.rewards.functions.form import Format
 from groupwise.rewards.functions.user import TaskScore, User
 from groupwise.rewards.pool import isolate, zygote
 from groupwise.rewards.pool.dispatch import Dispatcher
-from groupwise.rewards.pool.isolate import Walls
+from groupwise.rewards.pool.isolate import Isolation
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.slot import Clock
 from groupwise.rewards.pool.work import Limits
-from groupwise.rollout.scoring import Mix, Scorer
+from groupwise.rollout.scoring import RewardWeights, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.code.task import Code
 from groupwise.tasks.data.task import Data
@@ -161,7 +161,7 @@ def test_a_call_for_many_that_fails_is_said_also_where_each_alone_has_a_score(
     with Pool({"best": User(f"{tmp_path}/own.py:f")}, Limits(workers=1)) as pool:
         results = score(pool, "best", given)
     assert outcomes(results) == [1.0] * 8
-    scorer = Scorer(Arithmetic(), str, Mix({"best": 1.0}))
+    scorer = Scorer(Arithmetic(), str, RewardWeights({"best": 1.0}))
     for attempt, result in zip(given, results, strict=True):
         scorer.note(attempt.sample, {"best": result}, Completion.of_one_turn((5,), (0.0,), "stop", version=0))
     (told,) = scorer.take_unshown()
@@ -190,12 +190,12 @@ def test_processes_that_another_left_cost_nothing() -> None:
 
 @linux
 @pytest.mark.parametrize(
-    "walls", [Walls.NAMESPACE, pytest.param(Walls.USER_NAMESPACE, marks=pytest.mark.slow), Walls.REAPER]
+    "isolation", [Isolation.NAMESPACE, pytest.param(Isolation.USER_NAMESPACE, marks=pytest.mark.slow), Isolation.REAPER]
 )
-def test_each_kind_of_wall_ends_what_was_started(walls: Walls, left: Callable[[], list[int]]) -> None:
-    if walls not in (isolate.find_walls(), Walls.REAPER) and not isolate._works(walls):
-        pytest.skip(f"this machine does not give {walls}")
-    with Pool({"mine": ONE}, Limits(workers=1, seconds=1.0, walls=walls)) as pool:
+def test_each_kind_of_wall_ends_what_was_started(isolation: Isolation, left: Callable[[], list[int]]) -> None:
+    if isolation not in (isolate.find_isolation(), Isolation.REAPER) and not isolate._works(isolation):
+        pytest.skip(f"this machine does not give {isolation}")
+    with Pool({"mine": ONE}, Limits(workers=1, seconds=1.0, isolation=isolation)) as pool:
         daemon, _, _, good = outcomes(score(pool, "mine", attempts("daemon", "sleep", "bomb", "good")))
         assert (daemon, good) == (1.0, 1.0)
         pool.submit("mine", attempts("daemon", "stubborn bomb"))
@@ -223,7 +223,7 @@ isolate.settle(isolate.space())
 
 @linux
 def test_a_fork_bomb_stays_small(left: Callable[[], list[int]]) -> None:
-    if isolate._release() < (6, 14) or isolate.find_walls() is Walls.REAPER:
+    if isolate._release() < (6, 14) or isolate.find_isolation() is Isolation.REAPER:
         pytest.skip("this machine has no limit of a namespace's own")
     limit = Path("/proc/sys/kernel/pid_max").read_text()
     with Pool({"mine": ONE}, Limits(workers=1, seconds=30.0)) as pool:
@@ -250,9 +250,9 @@ SCRIPT = """
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.user import User
 from groupwise.rewards.pool.work import Limits
-from groupwise.rewards.pool.isolate import Walls
+from groupwise.rewards.pool.isolate import Isolation
 from groupwise.rewards.pool.pool import Pool
-pool = Pool({{"mine": User({use!r})}}, Limits(workers=2, seconds=60, walls=Walls({walls!r})))
+pool = Pool({{"mine": User({use!r})}}, Limits(workers=2, seconds=60, isolation=Isolation({isolation!r})))
 def asked(*acts):
     return pool.submit("mine", [Attempt(Sample("k", "p", "good"), act) for act in acts])
 print(pool.wait(asked("daemon", "good"))[0].value, flush=True)
@@ -262,10 +262,10 @@ pool.wait(asked("sleep", "daemon", "sleep"))
 
 @linux
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
-@pytest.mark.parametrize("walls", ["found", "reaper"])
-def test_a_run_that_is_killed_leaves_no_worker(number: int, walls: str, left: Callable[[], list[int]]) -> None:
-    chosen = isolate.find_walls() if walls == "found" else Walls.REAPER
-    script = SCRIPT.format(use=f"{FILE}:one", walls=chosen.value)
+@pytest.mark.parametrize("isolation", ["found", "reaper"])
+def test_a_run_that_is_killed_leaves_no_worker(number: int, isolation: str, left: Callable[[], list[int]]) -> None:
+    chosen = isolate.find_isolation() if isolation == "found" else Isolation.REAPER
+    script = SCRIPT.format(use=f"{FILE}:one", isolation=chosen.value)
     run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert run.stdout is not None
     with run.stdout:

@@ -30,7 +30,7 @@ class Shaping(Part, Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome(Shaping):
+class OutcomeReward(Shaping):
     """reward = scale score + offset + overlong penalty, at the last trained token, and step scores at their ends.
 
     scale, offset   the paper's reward from a score in [0, 1]: DAPO's +1 / -1 is 2 and -1

@@ -104,7 +104,7 @@ def _built(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place, s
     reference = Reference(None, start) if row.needs_reference else None
     if plan.copies_reference:
         reference = reference_copy(recipe, policy, start, selection.longest, folder, view.note)
-    scorer = scorer_of(task, plan.mix, policy, chat, pool, row.reads_steps)
+    scorer = scorer_of(task, plan.rewards, policy, chat, pool, row.reads_steps)
     judge = reward_model(recipe, policy, chat, scorer, folder, plan.cache, partial(on_step, "reward model"), say)
     values = value_model(recipe.critic, policy, folder, view.note)
     routers = recorded_routers(policy, recipe.routing, view.note)

@@ -20,7 +20,7 @@ from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import require_engine_routes
 from groupwise.rollout.collect import Prompts
 from groupwise.training.learner import Learner
-from groupwise.training.rounding import (
+from groupwise.training.numerical_noise import (
     PROMPTS,
     SAMPLES,
     Precisions,

@@ -18,7 +18,7 @@ from groupwise.core.channel import Channel
 from groupwise.core.errors import GroupwiseError
 from groupwise.core.machine.free_memory import give_back, keep_freed
 from groupwise.core.processes.place import HERE, Place
-from groupwise.models.files.described import description, model_like
+from groupwise.models.files.meta_device import description, model_like
 from groupwise.models.forward.adjustment import adjustment_of
 from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy

@@ -27,7 +27,7 @@ from groupwise.planning.activations import without_memory
 from groupwise.planning.memory import MemoryPlan, plan
 from groupwise.planning.parts import planned_run
 from groupwise.planning.run_shape import RunShape
-from groupwise.rollout.turns import turns_of
+from groupwise.rollout.segments import segments_of
 from groupwise.training.optimizer import AUTO
 
 #: Parts of the largest phase that are said by name; the others are added up.
@@ -127,7 +127,7 @@ def _sampling_devices(recipe: Recipe) -> int:
 def steps_begun(recipe: Recipe) -> int:
     """Count the steps whose completions may be sampled side by side, if none has ended."""
     rollout = recipe.rollout
-    turns = turns_of(recipe.sampling.max_new_tokens, rollout.turn_tokens)
+    turns = segments_of(recipe.sampling.max_new_tokens, rollout.turn_tokens)
     return turns if rollout.free is None else rollout.free + 1
 
 

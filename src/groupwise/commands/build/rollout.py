@@ -20,9 +20,9 @@ from groupwise.engines.requests import local_limit
 from groupwise.environments.live import InlineEnvironments
 from groupwise.environments.pool import PoolEnvironments
 from groupwise.models.chat.glue import Glue
-from groupwise.models.chat.history import History, thinking_of
+from groupwise.models.chat.history import LaterPrompts, thinking_of
 from groupwise.models.chat.prompts import Chat
-from groupwise.models.chat.template_checks import Finding, require_no_fatal
+from groupwise.models.chat.template_checks import TemplateFinding, require_no_fatal
 from groupwise.models.chat.turn_checks import check_turns
 from groupwise.models.context import positions, positions_in_words
 from groupwise.models.load import Policy
@@ -30,13 +30,13 @@ from groupwise.models.moe.record import routers
 from groupwise.rewards.pool.pool import Pool, ScorePool
 from groupwise.rewards.pool.remote import Note, RemotePool
 from groupwise.rewards.pool.work import Limits
-from groupwise.rollout.ahead import Batches
+from groupwise.rollout.asynchronous import AsynchronousBatches
+from groupwise.rollout.batches import Batches
 from groupwise.rollout.collect import Judge, Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.episodes import Episodes
-from groupwise.rollout.free import FreeBatches
-from groupwise.rollout.scoring import Mix, Scorer
+from groupwise.rollout.scoring import RewardWeights, Scorer
+from groupwise.rollout.segments import Sampler, advance
 from groupwise.rollout.selection import PromptLimit, Selection, select
-from groupwise.rollout.turns import Sampler, advance
 from groupwise.tasks.environment.task import EnvironmentTask
 
 #: Rows that rewards and templates are tried on before a run starts.
@@ -135,12 +135,12 @@ def episodes_of(
             'task.history = "rewrite": a policy with experts records the routes of a row as one text, and under it '
             'each turn has a prompt of its own; set task.history = "grow", or take a dense model'
         )
-    onward = History(glue).onward if task.history == "rewrite" else glue.onward
+    onward = LaterPrompts(glue).onward if task.history == "rewrite" else glue.onward
     decode = policy.decode_all if environments.with_special else policy.decode
     return Episodes(engine, environments, onward, chat.encode, decode, task.limits)
 
 
-def turn_findings(task: Task, chat: Chat, ends: frozenset[int]) -> list[Finding]:
+def turn_findings(task: Task, chat: Chat, ends: frozenset[int]) -> list[TemplateFinding]:
     """Try the chat template on conversations of several turns; nothing for a task without an environment."""
     return check_turns(chat, ends, task.game.roles, task.history) if isinstance(task, EnvironmentTask) else []
 
@@ -151,11 +151,16 @@ def sampler_of(task: Task, policy: Policy, chat: Chat, engine: Engine, environme
 
 
 def scorer_of(
-    task: Task, mix: Mix, policy: Policy, chat: Chat, pool: ScorePool | None, reads_steps: bool = False
+    task: Task,
+    rewards: RewardWeights,
+    policy: Policy,
+    chat: Chat,
+    pool: ScorePool | None,
+    reads_steps: bool = False,
 ) -> Scorer:
     """Make what scores completions, behind what their prompts already open of them."""
     thinking, turns = thinking_of(chat), chat.template is not None
-    return Scorer(task, policy.decode, mix, pool, reads_steps=reads_steps, thinking=thinking, turns=turns)
+    return Scorer(task, policy.decode, rewards, pool, reads_steps=reads_steps, thinking=thinking, turns=turns)
 
 
 def rollout_of(
@@ -182,10 +187,12 @@ def rollout_of(
     )
 
 
-def batches_of(rollout: Rollout, recipe: Recipe) -> Batches | FreeBatches:
+def batches_of(rollout: Rollout, recipe: Recipe) -> Batches | AsynchronousBatches:
     """Make what gives each step its batch."""
     settings = recipe.rollout
-    return Batches(rollout, settings.ahead) if settings.free is None else FreeBatches(rollout, lag=settings.free)
+    return (
+        Batches(rollout, settings.ahead) if settings.free is None else AsynchronousBatches(rollout, lag=settings.free)
+    )
 
 
 def evaluation_of(

@@ -17,7 +17,7 @@ from groupwise.commands.check.correctness import (
     ungraded_findings,
     unscored_findings,
 )
-from groupwise.commands.check.findings import Finding, Section, fault, note, ok
+from groupwise.commands.check.findings import CheckSection, Remark, fault, note, ok
 from groupwise.commands.check.lengths import completion_encoder, lengths, shown_problems
 from groupwise.commands.check.model import ModelFiles, file_findings, loaded_findings, model_path, read_files
 from groupwise.commands.check.problems import columns, counts, duplicates, kinds
@@ -41,10 +41,10 @@ LOOKED_AT = 64
 class Checked:
     """Findings of a check, section by section."""
 
-    sections: tuple[Section, ...]
+    sections: tuple[CheckSection, ...]
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[Remark]:
         """Findings, each with a level, ok, note or fault, and what it says."""
         return [finding for section in self.sections for finding in section.findings]
 
@@ -79,7 +79,7 @@ def check_sections(
     rewards: RewardsLike | None = None,
     rows: int = 3,
     model: bool = True,
-) -> Iterator[Section]:
+) -> Iterator[CheckSection]:
     """Check as `check` does, and give each section as soon as it is known."""
     given_recipe = given(recipe, overrides, algorithm, rewards)
     loaded, notes = with_threads(given_recipe.recipe)
@@ -91,32 +91,32 @@ def check_sections(
         yield from _sections(plan, rows, model, notes)
 
 
-def _sections(plan: Plan, shown: int, with_model: bool, notes: Sequence[str]) -> Iterator[Section]:
+def _sections(plan: Plan, shown: int, with_model: bool, notes: Sequence[str]) -> Iterator[CheckSection]:
     """Check a plan, section by section; `shown` problems are printed, and `notes` stand under the plan.
 
     Trains nothing and writes nothing that stays. Raises UsageError if a reward cannot be loaded or called, as a run
     would; what else is wrong is a fault of its section.
     """
     recipe, task = plan.recipe, plan.task
-    yield Section("plan", [note(line) for line in (*notes, *unusual(resolved_recipe(plan)))], text=plan.describe())
+    yield CheckSection("plan", [note(line) for line in (*notes, *unusual(resolved_recipe(plan)))], text=plan.describe())
     looks = (*columns(task, _samples(task, TRIED)), *kinds(task, _samples(task, MEASURED)))
-    yield Section("problems", [*counts(task), *looks])
-    yield Section("duplicates and leakage", duplicates(task))
+    yield CheckSection("problems", [*counts(task), *looks])
+    yield CheckSection("duplicates and leakage", duplicates(task))
     with TemporaryDirectory() as folder:
         try:
             files = read_files(model_path(recipe, task, Path(folder)), recipe, task)
         except UsageError as error:
-            yield Section("rewards", _rewards(plan, None))
-            yield Section("model", [fault(f"{error}; so neither lengths nor rows can be shown")])
+            yield CheckSection("rewards", _rewards(plan, None))
+            yield CheckSection("model", [fault(f"{error}; so neither lengths nor rows can be shown")])
             return
-        yield Section("rewards", _rewards(plan, files))
+        yield CheckSection("rewards", _rewards(plan, files))
         findings, longest = lengths(recipe, task, files.chat, files.config, _samples(task, MEASURED))
-        yield Section("lengths", findings)
+        yield CheckSection("lengths", findings)
         try:
-            yield Section("rows", problems=shown_problems(files.chat, task, task.samples("train")[:shown]))
+            yield CheckSection("rows", problems=shown_problems(files.chat, task, task.samples("train")[:shown]))
         except UsageError as error:
-            yield Section("rows", [fault(str(error))])
-        yield Section("model", _model(plan, files, longest, with_model))
+            yield CheckSection("rows", [fault(str(error))])
+        yield CheckSection("model", _model(plan, files, longest, with_model))
 
 
 def _samples(task: Task, count: int) -> list[Sample]:
@@ -124,7 +124,7 @@ def _samples(task: Task, count: int) -> list[Sample]:
     return [sample for split in ("train", "heldout") for sample in task.samples(split)[: count // 2]]
 
 
-def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
+def _rewards(plan: Plan, files: ModelFiles | None) -> list[Remark]:
     samples = _samples(plan.task, TRIED)
     known = trials(plan.task, samples)
     encode = completion_encoder(files.chat) if files else lambda text: ()
@@ -133,10 +133,10 @@ def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
         if files:
             with suppress(UsageError):  # what does not render is a fault of the lengths
                 findings += [
-                    found for one in samples[:1] for found in opening_findings(files.chat.text(one), plan.mix.own)
+                    found for one in samples[:1] for found in opening_findings(files.chat.text(one), plan.rewards.own)
                 ]
         tried, of_own = (known, own_reward_findings) if known else (ungraded_trials(samples), ungraded_findings)
-        scorer = Scorer(plan.task, str, plan.mix, pool)
+        scorer = Scorer(plan.task, str, plan.rewards, pool)
         try:
             encoded = {text: encode(text) for trial in tried for text in trial.completions.values()}
         except UsageError as error:
@@ -154,7 +154,7 @@ def _rewards(plan: Plan, files: ModelFiles | None) -> list[Finding]:
     return [*findings, *(finding for each in found for part in each for finding in part)]
 
 
-def _model(plan: Plan, files: ModelFiles, longest: int, with_model: bool) -> list[Finding]:
+def _model(plan: Plan, files: ModelFiles, longest: int, with_model: bool) -> list[Remark]:
     samples = plan.task.samples("heldout")[:LOOKED_AT] or plan.task.samples("train")[:LOOKED_AT]
     findings = file_findings(plan.task, files, samples)
     if not with_model:

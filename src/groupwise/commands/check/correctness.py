@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from groupwise.commands.check.findings import Finding, fault, graded, listed, note, ok
+from groupwise.commands.check.findings import Remark, fault, graded, listed, note, ok
 from groupwise.commands.check.trials import OFF_BY_ONE, WRONG, Kind, Trial, TrialScores, mean
 from groupwise.core.reward import Reward
 from groupwise.rewards.functions.form import Format, Tags
@@ -20,7 +20,7 @@ GOLD_LIMIT, WRONG_LIMIT = 0.95, 0.05
 EQUAL = 1e-6
 
 
-def task_findings(scores: TrialScores, trials: Sequence[Trial]) -> Iterator[Finding]:
+def task_findings(scores: TrialScores, trials: Sequence[Trial]) -> Iterator[Remark]:
     """Judge what the task's own score, which evaluation measures, makes of right and wrong completions."""
     for kind in Kind:
         values = scores.values(kind)
@@ -39,7 +39,7 @@ def task_findings(scores: TrialScores, trials: Sequence[Trial]) -> Iterator[Find
             yield graded(share, WRONG_LIMIT, what)
 
 
-def own_reward_findings(scores: TrialScores) -> list[Finding]:
+def own_reward_findings(scores: TrialScores) -> list[Remark]:
     """Judge what a reward of the recipe makes of them; its scale and meaning are its own, so that differences count."""
     if not scores.values(Kind.GOLD):
         return []
@@ -51,7 +51,7 @@ def own_reward_findings(scores: TrialScores) -> list[Finding]:
     return [ok(means), *faults]
 
 
-def ungraded_findings(scores: TrialScores) -> list[Finding]:
+def ungraded_findings(scores: TrialScores) -> list[Remark]:
     """Judge a reward on texts of which nobody knows how good they are: that it answers, and not always alike."""
     kinds = [(kind, values) for kind in Kind if (values := scores.values(kind))]
     results = scores.of(*Kind)
@@ -67,7 +67,7 @@ def ungraded_findings(scores: TrialScores) -> list[Finding]:
     return [ok("; ".join([means, *votes]))]
 
 
-def unscored_findings(scores: TrialScores, limit: float) -> list[Finding]:
+def unscored_findings(scores: TrialScores, limit: float) -> list[Remark]:
     """Count completions that the reward failed on, by cause; on empty ones alone that is a note."""
     results = scores.of(*Kind)
     failed = [result for result in results if result.cause is not None]
@@ -85,7 +85,7 @@ def unscored_findings(scores: TrialScores, limit: float) -> list[Finding]:
     return [fault(what) if share > limit else note(what)]
 
 
-def repeated_findings(scores: TrialScores) -> list[Finding]:
+def repeated_findings(scores: TrialScores) -> list[Remark]:
     """Count completions that got a score only when the reward was called for each alone."""
     alone = [result for result in scores.of(*Kind) if result.cause is None and result.detail]
     if not alone:
@@ -96,7 +96,7 @@ def repeated_findings(scores: TrialScores) -> list[Finding]:
     return [fault(f"{scores.name}: {what}; it must return one number for each of many completions")]
 
 
-def opening_findings(prompt: str, rewards: Mapping[str, Reward]) -> Iterator[Finding]:
+def opening_findings(prompt: str, rewards: Mapping[str, Reward]) -> Iterator[Remark]:
     """Find rewards for form that expect a tag which the prompt already opens, or the other way round."""
     opened = _OPENED.search(prompt)
     for name, reward in rewards.items():
@@ -125,7 +125,7 @@ def _unsolved(scores: TrialScores, trials: Sequence[Trial]) -> str:
     return f"{why} {listed(unsolved)}"
 
 
-def _off_by_one(scores: TrialScores) -> list[Finding]:
+def _off_by_one(scores: TrialScores) -> list[Remark]:
     """Find a reward that tells a problem's gold from another's, and not from a number that is off by one."""
     triples = [triple for kind in OFF_BY_ONE for triple in scores.together(Kind.GOLD, Kind.OTHER, kind)]
     pairs = [(gold, wrong) for gold, other, wrong in triples if gold > other + EQUAL]
@@ -139,7 +139,7 @@ def _off_by_one(scores: TrialScores) -> list[Finding]:
     return [fault(what)]
 
 
-def _upside_down(scores: TrialScores) -> list[Finding]:
+def _upside_down(scores: TrialScores) -> list[Remark]:
     """Find wrong numbers that earn more than right ones, by more than form could explain."""
     for kind in OFF_BY_ONE:
         pairs = scores.together(Kind.GOLD, kind)

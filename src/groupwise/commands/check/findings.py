@@ -22,7 +22,7 @@ OPENED, CLOSED = "«", "»"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Remark:
     """Line about one thing."""
 
     level: Level
@@ -47,11 +47,11 @@ class ShownProblem:
 
 
 @dataclass(frozen=True)
-class Section:
+class CheckSection:
     """A part of the check. `text` and `problems` are shown as they are; faults are among the findings alone."""
 
     title: str
-    findings: Sequence[Finding] = ()
+    findings: Sequence[Remark] = ()
     text: str = ""
     problems: Sequence[ShownProblem] = ()
 
@@ -61,18 +61,18 @@ class Section:
         return [f"{self.title}: {finding.what}" for finding in self.findings if finding.level is Level.FAULT]
 
 
-ok = partial(Finding, Level.OK)
-note = partial(Finding, Level.NOTE)
-fault = partial(Finding, Level.FAULT)
+ok = partial(Remark, Level.OK)
+note = partial(Remark, Level.NOTE)
+fault = partial(Remark, Level.FAULT)
 
 
-def graded(share: float, limit: float, what: str) -> Finding:
+def graded(share: float, limit: float, what: str) -> Remark:
     """Grade a share of something unwanted: none is ok, up to the limit a note, beyond it a fault.
 
     >>> graded(0.0, 0.05, "0 of 9 too long").level, graded(0.5, 0.05, "5 of 10 too long").level
     (<Level.OK: 'ok'>, <Level.FAULT: 'fault'>)
     """
-    return Finding(Level.FAULT if share > limit else Level.NOTE if share > 0 else Level.OK, what)
+    return Remark(Level.FAULT if share > limit else Level.NOTE if share > 0 else Level.OK, what)
 
 
 def listed(words: Sequence[str], shown: int = 3) -> str:
@@ -84,7 +84,7 @@ def listed(words: Sequence[str], shown: int = 3) -> str:
     return ", ".join([*words[:shown], *["..."] * (len(words) > shown)])
 
 
-def print_sections(sections: Iterable[Section], terminal: Terminal) -> int:
+def print_sections(sections: Iterable[CheckSection], terminal: Terminal) -> int:
     """Print every section as it comes, then the faults again. The number of faults."""
     faults: list[str] = []
     for section in sections:
@@ -99,7 +99,7 @@ def print_sections(sections: Iterable[Section], terminal: Terminal) -> int:
     return len(faults)
 
 
-def _print_section(section: Section, terminal: Terminal) -> None:
+def _print_section(section: CheckSection, terminal: Terminal) -> None:
     """Print title, text, findings, problems, and an empty line."""
     terminal.print((section.title, "bold"))
     if section.text:

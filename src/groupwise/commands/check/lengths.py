@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from groupwise.commands.build.rollout import selected, too_long
-from groupwise.commands.check.findings import Finding, ShownProblem, fault, graded, note, ok
+from groupwise.commands.check.findings import Remark, ShownProblem, fault, graded, note, ok
 from groupwise.commands.check.trials import Encode, gold_of
 from groupwise.config.recipe import Recipe
 from groupwise.core.errors import UsageError
@@ -29,9 +29,7 @@ def completion_encoder(chat: Chat) -> Encode:
     return lambda text: (*text_ids(tokenizer, [text], f"completion {text!r:.60}: ")[0], *([] if end is None else [end]))
 
 
-def lengths(
-    recipe: Recipe, task: Task, chat: Chat, config: Any, samples: Sequence[Sample]
-) -> tuple[list[Finding], int]:
+def lengths(recipe: Recipe, task: Task, chat: Chat, config: Any, samples: Sequence[Sample]) -> tuple[list[Remark], int]:
     """Compare lengths with limits; findings, and the tokens of the longest prompt used, 0 if none can be encoded."""
     try:
         prompts = sorted(len(chat.encode(sample)) for sample in samples)
@@ -64,7 +62,7 @@ def shown_problems(chat: Chat, task: Task, samples: Sequence[Sample]) -> list[Sh
     return [ShownProblem(key, text(prompt), text(gold), len(prompt), len(gold)) for key, prompt, gold in pairs]
 
 
-def _gold_lengths(limit: int, task: Task, chat: Chat, samples: Sequence[Sample]) -> list[Finding]:
+def _gold_lengths(limit: int, task: Task, chat: Chat, samples: Sequence[Sample]) -> list[Remark]:
     encode = completion_encoder(chat)
     try:
         sizes = sorted(len(encode(gold)) for sample in samples if (gold := gold_of(task, sample)))

@@ -13,7 +13,7 @@ from groupwise.commands.build.memory import empty_model, in_words, memory_of
 from groupwise.commands.build.output import REMEDY, disk_plan
 from groupwise.commands.build.policy import named_model
 from groupwise.commands.build.rollout import chat_of, turn_findings
-from groupwise.commands.check.findings import Finding, fault, note, ok
+from groupwise.commands.check.findings import Remark, fault, note, ok
 from groupwise.config.plan import OWN_START, Plan
 from groupwise.config.recipe import Recipe
 from groupwise.core.collate import collate
@@ -24,7 +24,7 @@ from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
-from groupwise.diagnostics.checks import Check, Verdict, learner_equals_engine
+from groupwise.diagnostics.checks import Check, CheckVerdict, learner_equals_engine
 from groupwise.models.adapters.targets import adapted_weights, in_short
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.chat.template_checks import check_chat
@@ -84,7 +84,7 @@ def read_files(folder: Path, recipe: Recipe, task: Task) -> ModelFiles:
     return ModelFiles(folder, chat_of(recipe, task, tokenizer), eos, config)
 
 
-def file_findings(task: Task, files: ModelFiles, samples: Sequence[Sample]) -> list[Finding]:
+def file_findings(task: Task, files: ModelFiles, samples: Sequence[Sample]) -> list[Remark]:
     """Check template, BOS and end ids, that the tokenizer reads the prompts, and that episodes can grow."""
     names = files.chat.tokenizer.convert_ids_to_tokens(sorted(files.eos))
     ends = f"a completion ends with {', '.join(names)}" if names else "no id ends a completion"
@@ -96,7 +96,7 @@ def file_findings(task: Task, files: ModelFiles, samples: Sequence[Sample]) -> l
     ]
 
 
-def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], longest: int) -> list[Finding]:
+def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], longest: int) -> list[Remark]:
     """Check vocabulary, memory, experts, and one batch that engine and learner both run; `longest` prompt, tokens."""
     recipe = plan.recipe
     try:
@@ -138,7 +138,7 @@ def _parity(
     routers: Sequence[Router],
     chat: Chat,
     samples: Sequence[Sample],
-) -> list[Finding]:
+) -> list[Remark]:
     """Check that engine and learner give one log-probability for each sampled token."""
     tokens = min(PARITY_TOKENS, recipe.sampling.max_new_tokens)
     prompts = [Prompt(sample, chat.encode(sample)) for sample in samples]
@@ -152,10 +152,10 @@ def _parity(
     return [_check_finding(check, f"on {len(prompts)} prompts x {PARITY_SAMPLES} completions") for check in checks]
 
 
-def _check_finding(check: Check, count: str) -> Finding:
-    if check.verdict is Verdict.FAIL:
+def _check_finding(check: Check, count: str) -> Remark:
+    if check.verdict is CheckVerdict.FAIL:
         return fault(f"{check} {count}: {check.cause}")
-    return ok(f"{check} {count}") if check.verdict is Verdict.PASS else note(str(check))
+    return ok(f"{check} {count}") if check.verdict is CheckVerdict.PASS else note(str(check))
 
 
 def engine_checks(

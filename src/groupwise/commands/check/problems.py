@@ -6,7 +6,7 @@ from statistics import median
 from string import ascii_uppercase
 from unicodedata import normalize
 
-from groupwise.commands.check.findings import Finding, fault, listed, note, ok
+from groupwise.commands.check.findings import Remark, fault, listed, note, ok
 from groupwise.commands.check.trials import gold_of
 from groupwise.core.samples import Sample
 from groupwise.core.task import LeavesOut, Notes, PlaysTurns, Task
@@ -27,7 +27,7 @@ COMPARED = 20_000
 MOST_WORDS = 4
 
 
-def counts(task: Task) -> list[Finding]:
+def counts(task: Task) -> list[Remark]:
     """Count the problems, and add the task's own notes on them."""
     sizes = f"{len(task.samples('train')):,} problems to train on, {len(task.samples('heldout')):,} held out"
     notes = task.notes() if isinstance(task, Notes) else []
@@ -40,7 +40,7 @@ def text_of(sample: Sample) -> str:
     return "\n".join(turn["content"] for turn in sample.messages) or sample.prompt
 
 
-def columns(task: Task, samples: Sequence[Sample]) -> Iterator[Finding]:
+def columns(task: Task, samples: Sequence[Sample]) -> Iterator[Remark]:
     """Check that prompts and answers look like what they are called."""
     revealing = [s.key for s in samples if any(text in text_of(s) for text in _answers(task, s))]
     if revealing:
@@ -58,7 +58,7 @@ def columns(task: Task, samples: Sequence[Sample]) -> Iterator[Finding]:
         yield note(f"gold answers are longer than prompts (median {long:g} and {short:g} characters): is it meant?")
 
 
-def duplicates(task: Task) -> list[Finding]:
+def duplicates(task: Task) -> list[Remark]:
     """Find what the task left out because it came again, then what is still there twice."""
     train, heldout = (task.samples(split) for split in ("train", "heldout"))
     compared = f"the first {COMPARED:,} of each split" if max(len(train), len(heldout)) > COMPARED else "all problems"
@@ -75,7 +75,7 @@ def _answers(task: Task, sample: Sample) -> Iterator[str]:
             yield text.strip()
 
 
-def _left_out(task: Task) -> Iterator[Finding]:
+def _left_out(task: Task) -> Iterator[Remark]:
     if not isinstance(task, LeavesOut):
         return
     if leaked := len(task.leaked):
@@ -87,7 +87,7 @@ def _left_out(task: Task) -> Iterator[Finding]:
         yield fault(disputes(task.disputed))
 
 
-def _remaining(train: Sequence[Sample], heldout: Sequence[Sample], hidden: bool, alike: bool) -> Iterator[Finding]:
+def _remaining(train: Sequence[Sample], heldout: Sequence[Sample], hidden: bool, alike: bool) -> Iterator[Remark]:
     """Find problems that are still there twice, but for white space, then but for capital letters.
 
     hidden  whether an environment may hide what differs, so that answers are compared too
@@ -124,7 +124,7 @@ def _normal(sample: Sample, fold: bool, hidden: bool) -> str:
     return text.casefold() if fold else text
 
 
-def kinds(task: Task, samples: Sequence[Sample]) -> Iterator[Finding]:
+def kinds(task: Task, samples: Sequence[Sample]) -> Iterator[Remark]:
     """Tell the kinds of gold answers that are compared by mathematics, and those that no verdict is safe for; for
     options their letters.
     """
@@ -143,7 +143,7 @@ def kinds(task: Task, samples: Sequence[Sample]) -> Iterator[Finding]:
         yield note(f"{what}, so {why}: {listed([f'{s.key} {_short(s.answer)}' for s in unsafe])}")
 
 
-def _options(golds: Sequence[str], letters: str) -> Iterator[Finding]:
+def _options(golds: Sequence[str], letters: str) -> Iterator[Remark]:
     """Count how often each letter is right, and name the setting that takes no others for options."""
     counts = Counter(golds)
     yield ok(f"gold letters: {', '.join(f'{counts[letter]:,} {letter}' for letter in sorted(counts))}")

@@ -132,7 +132,7 @@ def mean(values: Sequence[float]) -> float:
 
 def score_trials(scorer: Scorer, trials: Sequence[Trial], encode: Encode) -> list[TrialScores]:
     """Try every reward on every trial, the task's own score first, as far as time allows."""
-    return [TrialScores(name, list(_results(scorer, name, trials, encode))) for name in (TASK, *scorer.mix.own)]
+    return [TrialScores(name, list(_results(scorer, name, trials, encode))) for name in (TASK, *scorer.rewards.own)]
 
 
 def _results(

@@ -19,7 +19,7 @@ from groupwise.commands.build.build import build
 from groupwise.commands.build.policy import pinned
 from groupwise.commands.build.threads import threads, with_threads
 from groupwise.commands.train.callbacks import Callback, Callbacks, require_callbacks
-from groupwise.commands.train.going_on import continuation, made_again, record_changes
+from groupwise.commands.train.resume import continuation, made_again, record_changes
 from groupwise.commands.train.run import Run
 from groupwise.commands.train.summary import evaluations_of, summary_of
 from groupwise.commands.train.torchrun import with_given_ranks

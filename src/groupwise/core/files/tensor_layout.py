@@ -30,7 +30,7 @@ _NAMED = {name: dtype for dtype, name in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorBytes:
     """Return the place of a tensor's bytes, counted from the beginning of the file."""
 
     dtype: torch.dtype
@@ -43,7 +43,7 @@ class Place:
 class Layout:
     """What a file holds, by name, and what else its header says."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, TensorBytes]
     metadata: Mapping[str, str]
 
 
@@ -84,9 +84,9 @@ def layout(start: bytes) -> Layout:
         raise ValueError(f"not the header of a safetensors file: {type(error).__name__}") from None
 
 
-def _place(entry: Mapping[str, object], behind: int) -> Place:
+def _place(entry: Mapping[str, object], behind: int) -> TensorBytes:
     dtype, shape = _NAMED[str(entry["dtype"])], tuple(map(int, entry["shape"]))  # type: ignore[call-overload]
     begin, end = map(int, entry["data_offsets"])  # type: ignore[call-overload]
     if begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError("its bytes are not those of its shape")
-    return Place(dtype, shape, behind + begin, behind + end)
+    return TensorBytes(dtype, shape, behind + begin, behind + end)

@@ -22,7 +22,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from groupwise.core.channel import FrameError
-from groupwise.core.peer import Line
+from groupwise.core.peer import Transport
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +65,7 @@ class Message(NamedTuple):
 
 
 def send(
-    line: Line,
+    line: Transport,
     content: Mapping[str, Any],
     arrays: Arrays,
     seconds: float | None = None,
@@ -80,14 +80,14 @@ def send(
             line.send_raw(data[begin : begin + PART], seconds)
 
 
-def receive(line: Line, seconds: float | None = None) -> Message:
+def receive(line: Transport, seconds: float | None = None) -> Message:
     """The next message. Raises FrameError where its arrays cannot be, and else as the line does."""
     content = line.receive(seconds)
     return Message(content, arrays_behind(line, content, seconds))
 
 
 def arrays_behind(
-    line: Line, content: dict[str, Any], seconds: float | None = None, most: int = LARGEST
+    line: Transport, content: dict[str, Any], seconds: float | None = None, most: int = LARGEST
 ) -> dict[str, "np.ndarray"]:
     """The arrays of a message of which the JSON has come, where their names are taken out; of `most` bytes together.
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from groupwise.core.errors import one_line, shortened
-from groupwise.core.peer import Line, PeerLost
+from groupwise.core.peer import PeerLost, Transport
 from groupwise.core.processes.address import LOOPBACK
 from groupwise.core.processes.children import Child, ending
 from groupwise.core.processes.tail import Tail
@@ -50,7 +50,7 @@ class Exit(NamedTuple):
     code: int | None
 
 
-class Process(Line, Protocol):
+class Process(Transport, Protocol):
     """A process at the other end of a connection, as core/peer.py asks it, and what is known of it besides.
 
     lost           whether an answer failed to come, so that the next one could be taken for it

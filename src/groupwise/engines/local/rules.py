@@ -8,7 +8,7 @@ from torch import Tensor
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.engines.local.sampler import Draw, draw, end_sum
-from groupwise.engines.local.scheduler import History, Scheduler
+from groupwise.engines.local.scheduler import Scheduler, TokensHad
 from groupwise.engines.stop_strings import Decode, StopStrings
 from groupwise.models.forward.adjustment import Adjustment, adjustment_of
 
@@ -49,11 +49,11 @@ class Rules:
         drawn = draw(logits, uniform, self.sampling)
         return drawn, end_sum(drawn, self.stops)
 
-    def history(self) -> History | None:
+    def history(self) -> TokensHad | None:
         """Return an empty one where the sampling reads what a row has had."""
         if self.sampling.repetition_penalty == 1:
             return None
-        return History(len(self.stops), self.stops.device)
+        return TokensHad(len(self.stops), self.stops.device)
 
 
 class Rulebook:

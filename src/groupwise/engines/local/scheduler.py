@@ -85,7 +85,7 @@ class Queue:
         return take.first + take.count < self.requests[take.request].samples
 
 
-class History:
+class TokensHad:
     """Ids that each live row has had, `had` [R,V] bool: its prompt's and those it has drawn, which a repetition penalty
     makes less likely to come again.
     """
@@ -132,7 +132,7 @@ class Scheduler:
         max_rows: int,
         strings: StopStrings | None = None,
         least: int = 0,
-        history: History | None = None,
+        history: TokensHad | None = None,
     ) -> None:
         self.queue, self.cache, self.history, self.held = queue, cache, history, Store()
         hold = [request.hold for request in queue.by_slot()]

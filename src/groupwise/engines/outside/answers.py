@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.records import Completion, Support
-from groupwise.engines.outside.wire import Answer
+from groupwise.engines.outside.wire import Generated
 
 #: No vocabulary has more ids; an engine that has not said its model yet is held to that.
 MOST_IDS = 2**19
@@ -27,7 +27,7 @@ class Asked(NamedTuple):
     vocabulary: int
     version: int
 
-    def require_answer(self, answer: Answer) -> None:
+    def require_answer(self, answer: Generated) -> None:
         """Raise ValueError, in words, for what is no answer to it."""
         counts = [len(group) for group in answer.groups]
         if counts != [request.samples for request in self.requests]:

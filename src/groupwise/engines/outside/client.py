@@ -46,7 +46,7 @@ class Published:
         self.shared.close()
 
 
-class OutsideEngine:
+class RemoteEngine:
     """An engine in a process of its own. Where that ends or stalls it is started again, loaded, and asked again: the
     same requests under the same weights are answered by the same completions.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from groupwise.core.peer import Line, PeerLost
+from groupwise.core.peer import PeerLost, Transport
 from groupwise.core.processes.codec import Arrays
 from groupwise.engines.outside.shared_weights import SharedWeights
 
@@ -15,7 +15,7 @@ class Parcel(NamedTuple):
     descriptors: Sequence[int]
 
 
-class EngineLine(Line, Protocol):
+class EngineLine(Transport, Protocol):
     """This end of it.
 
     pid  of the process, where it is one of this machine's

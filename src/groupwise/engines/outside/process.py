@@ -90,7 +90,7 @@ class EngineProcess:
 
     def generate(
         self, requests: list[Request], sampling: Sampling, on_finish: OnFinish | None, seconds: float
-    ) -> wire.Answer:
+    ) -> wire.Generated:
         """The completions of each request; `on_finish` hears of them as they end. Raises as `start` does."""
         content = {"verb": "generate", **wire.question(requests, sampling, listens=on_finish is not None)}
         asked = Asked(requests, sampling, self._vocabulary, self._version)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from groupwise.core.engine import Progress, silent
 from groupwise.core.errors import RunError
-from groupwise.core.files.tensor_layout import Place, header, layout, size
+from groupwise.core.files.tensor_layout import TensorBytes, header, layout, size
 
 #: The header's length is a multiple of it, so that as a rule the file of another version is as long.
 PAGE = 4096
@@ -109,7 +109,7 @@ def read_weights(memory: Memory, stamp: Stamp, progress: Progress = silent) -> d
     return {name: view(memory, place) for name, place in stored.places.items()}
 
 
-def view(memory: Memory, place: Place) -> Tensor:
+def view(memory: Memory, place: TensorBytes) -> Tensor:
     """Return the tensor that lies there, without a copy; it holds the memory."""
     if place.begin == place.end:
         return torch.empty(place.shape, dtype=place.dtype)

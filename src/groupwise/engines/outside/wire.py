@@ -73,7 +73,7 @@ def finished_of(content: Mapping[str, Any]) -> Finished:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Generated:
     """The completions of each request of a question, and how many tokens were computed for them."""
 
     groups: list[tuple[Completion, ...]]
@@ -106,7 +106,7 @@ def answer_message(groups: Sequence[Sequence[Completion]], tokens_run: int) -> M
     return Message(content, arrays)
 
 
-def answer_of(message: Message) -> Answer:
+def answer_of(message: Message) -> Generated:
     """The answer; its completions are what they were in the other process, to the bit."""
     content, take = message.content, _Taking(message.arrays)
 
@@ -124,7 +124,7 @@ def answer_of(message: Message) -> Answer:
 
     every = map(completion, range(sum(content["groups"])))
     groups = [tuple(next(every) for _ in range(count)) for count in content["groups"]]
-    return Answer(groups, content["tokens_run"])
+    return Generated(groups, content["tokens_run"])
 
 
 class _Taking:

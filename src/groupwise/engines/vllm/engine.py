@@ -132,7 +132,7 @@ class VllmEngine:
         every = iter(rows.values())  # in the order of requests and their samples
         return [tuple(next(every).completion(self.version) for _ in range(r.samples)) for r in requests]
 
-    def _begin(self, requests: Sequence[Request], limits: Sequence[int], sampling: Sampling) -> dict[str, "Row"]:
+    def _begin(self, requests: Sequence[Request], limits: Sequence[int], sampling: Sampling) -> dict[str, "LiveRow"]:
         """Return every completion as a request of vLLM's: its name there -> what there is of it."""
         library, ends = self._library, self._model.eos.union(sampling.stop_ids)
         streamed = library.each_step if sampling.stop else library.at_end
@@ -144,10 +144,10 @@ class VllmEngine:
                 name = f"{self._calls}-{number}-{sample}"
                 self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(request.tokens)}, params)
                 drawn = request.tokens[len(request.tokens) - request.drawn :]
-                rows[name] = Row(number, sample, prompt=len(request.tokens), before=drawn)
+                rows[name] = LiveRow(number, sample, prompt=len(request.tokens), before=drawn)
         return rows
 
-    def _sample(self, rows: Mapping[str, "Row"], sampling: Sampling, on_finish: OnFinish | None) -> None:
+    def _sample(self, rows: Mapping[str, "LiveRow"], sampling: Sampling, on_finish: OnFinish | None) -> None:
         """Steps until every completion has ended."""
         engine = self._llm.llm_engine
         strings = StopStrings(sampling.stop, self._decode) if sampling.stop else None
@@ -179,7 +179,7 @@ class VllmEngine:
 
 
 @dataclass
-class Row:
+class LiveRow:
     """Completion `sample` of request number `request`, as far as it is sampled.
 
     prompt  how many tokens it goes on from

@@ -11,7 +11,7 @@ from groupwise.core.errors import UsageError, one_line, shortened
 from groupwise.core.files.json_text import json_value
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.files.folder import ADAPTERS
-from groupwise.models.shards import whole
+from groupwise.models.shards import unsharded
 
 MATRICES = "adapters.safetensors"
 
@@ -26,7 +26,7 @@ def write_adapters(folder: Path, adapters: Adapters, base: str, writes: bool = T
 
     writes  False: this rank only helps to gather them
     """
-    matrices = {name: whole(m).cpu().contiguous() for name, m in adapters.matrices.items()}
+    matrices = {name: unsharded(m).cpu().contiguous() for name, m in adapters.matrices.items()}
     if not writes:
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from groupwise.models.adapters.settings import EXTRA, AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights
 from groupwise.models.files.folder import quiet
 from groupwise.models.load import digest
-from groupwise.models.shards import set_whole, whole
+from groupwise.models.shards import set_unsharded, unsharded
 
 #: peft's name of the adapters; a model has one set of them.
 NAME = "default"
@@ -76,7 +76,7 @@ class Adapters:
             raise ValueError("the adapters are of other layers than the model has")
         with torch.no_grad():
             for name, matrix in own.items():
-                set_whole(matrix, matrices[name])
+                set_unsharded(matrix, matrices[name])
 
     def merge(self) -> None:
         """Adds the adapters to the weights and takes them out: an ordinary model again, and nothing more to do here."""
@@ -97,9 +97,9 @@ class Adapters:
     def _merged(self, name: str, weight: Tensor) -> Tensor:
         layer = self._layers.get(name)
         if layer is None:
-            return whole(weight)
+            return unsharded(weight)
         with _whole_matrices(layer):
-            return whole(weight) + layer.get_delta_weight(NAME)
+            return unsharded(weight) + layer.get_delta_weight(NAME)
 
 
 def with_adapters(model: Any, settings: AdapterSettings) -> Any:
@@ -121,7 +121,7 @@ def _whole_matrices(layer: Any) -> Iterator[None]:
     own = [linear.weight for linear in linears]
     try:
         for linear, weight in zip(linears, own, strict=True):
-            linear._parameters["weight"] = whole(weight)
+            linear._parameters["weight"] = unsharded(weight)
         yield
     finally:
         for linear, weight in zip(linears, own, strict=True):

@@ -29,7 +29,7 @@ class _Entry:
     ids: tuple[int, ...] | None = None
 
 
-class History:
+class LaterPrompts:
     """The prompts of later turns, rendered anew. Control tokens are the template's and the policy's own alone: what an
     environment says is read as plain text, whatever it holds.
     """

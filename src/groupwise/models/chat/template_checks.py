@@ -18,7 +18,7 @@ LOOKED_AT = 32
 
 
 @dataclass(frozen=True)
-class Finding:
+class TemplateFinding:
     """Something wrong with template, prompts or tokenizer. A `fatal` one refuses the run; another is only reported.
 
     what    what is wrong
@@ -35,7 +35,7 @@ class Finding:
         return f"{self.where}: {self.what}; {self.remedy}"
 
 
-def check_chat(chat: Chat, ends: Collection[int], samples: Sequence[Sample]) -> list[Finding]:
+def check_chat(chat: Chat, ends: Collection[int], samples: Sequence[Sample]) -> list[TemplateFinding]:
     """Return all findings of the checks here: of the template, if there is one, and of the first prompts; fatal ones
     first.
 
@@ -48,14 +48,14 @@ def check_chat(chat: Chat, ends: Collection[int], samples: Sequence[Sample]) -> 
     return sorted(findings, key=lambda finding: not finding.fatal)
 
 
-def require_no_fatal(findings: Iterable[Finding]) -> None:
+def require_no_fatal(findings: Iterable[TemplateFinding]) -> None:
     """Raise UsageError with every fatal finding."""
     fatal = [str(finding) for finding in findings if finding.fatal]
     if fatal:
         raise UsageError("; also: ".join(fatal))
 
 
-def check_template(chat: Chat, ends: Collection[int], used: Collection[str]) -> list[Finding]:
+def check_template(chat: Chat, ends: Collection[int], used: Collection[str]) -> list[TemplateFinding]:
     """Tell what the template does to text, to the start of an answer and to its end; nothing if there is no
     template.
     """
@@ -65,13 +65,13 @@ def check_template(chat: Chat, ends: Collection[int], used: Collection[str]) -> 
     return [*texts, *_answer(chat, ends), *_later_turns(chat), *_thinking_tags(chat), *_date(chat)]
 
 
-def check_prompts(chat: Chat, ends: Collection[int], samples: Iterable[Sample]) -> list[Finding]:
+def check_prompts(chat: Chat, ends: Collection[int], samples: Iterable[Sample]) -> list[TemplateFinding]:
     """Tell what of the prompts' ids is wrong, each kind once, with the first sample that shows it."""
     return _first_of_kind(pair for sample in samples for pair in _prompt(chat, ends, sample))
 
 
-def _first_of_kind(findings: Iterable[tuple[str, Finding]]) -> list[Finding]:
-    first: dict[str, Finding] = {}
+def _first_of_kind(findings: Iterable[tuple[str, TemplateFinding]]) -> list[TemplateFinding]:
+    first: dict[str, TemplateFinding] = {}
     for kind, finding in findings:
         first.setdefault(kind, finding)
     return list(first.values())
@@ -88,7 +88,7 @@ _MARKS: Sequence[Message] = (
 )
 
 
-def _texts_rendered(chat: Chat, used: Collection[str]) -> Iterator[Finding]:
+def _texts_rendered(chat: Chat, used: Collection[str]) -> Iterator[TemplateFinding]:
     """Find whose text is missing from a rendered conversation, or changed in it."""
     for conversation, role in ((_MARKS[3:], "user"), ((_MARKS[0], _MARKS[3]), "system"), (_MARKS[1:], "assistant")):
         try:
@@ -126,7 +126,7 @@ _QUESTION: Message = {"role": "user", "content": "Zq5"}
 _ANSWER = "Zq6"
 
 
-def _answer(chat: Chat, ends: Collection[int]) -> Iterator[Finding]:
+def _answer(chat: Chat, ends: Collection[int]) -> Iterator[TemplateFinding]:
     opened = chat.settings.open + _ANSWER
     try:
         answered = chat.render([_QUESTION, {"role": "assistant", "content": opened}], prompt=False)
@@ -156,7 +156,7 @@ def _after(text: str) -> str:
 _UNKNOWN = "training is not touched, for nothing is rendered again, but the model may not know such prompts"
 
 
-def _border(chat: Chat, prompt: str, before: str, answered: str) -> Iterator[Finding]:
+def _border(chat: Chat, prompt: str, before: str, answered: str) -> Iterator[TemplateFinding]:
     """Check prefix preservation: an answered question begins with the very ids that the answer was sampled after."""
     if not answered.startswith(prompt):
         rendered, expected = where_they_part(answered, prompt)
@@ -180,7 +180,7 @@ def where_they_part(text: str, other: str) -> tuple[str, str]:
     return repr(text[at : at + 30]), repr(other[at : at + 30])
 
 
-def _ending(chat: Chat, ends: Collection[int], after: str) -> Iterator[Finding]:
+def _ending(chat: Chat, ends: Collection[int], after: str) -> Iterator[TemplateFinding]:
     """Check that the first id beside those of plain text that the template writes after an answer is one that ends a
     completion; some folders have it as an added token that is not special.
     """
@@ -210,7 +210,7 @@ def _special(chat: Chat) -> dict[int, str]:
 # Conversations that go on.
 
 
-def _later_turns(chat: Chat) -> Iterator[Finding]:
+def _later_turns(chat: Chat) -> Iterator[TemplateFinding]:
     """Tell whether the ids of one turn begin the ids of the next, thinking included."""
     thought = f"{OPEN}\nZq7\n{CLOSE}\n\nZq8"
     try:
@@ -226,52 +226,55 @@ def _later_turns(chat: Chat) -> Iterator[Finding]:
     yield template_finding(what, remedy)
 
 
-def _thinking_tags(chat: Chat) -> Iterator[Finding]:
+def _thinking_tags(chat: Chat) -> Iterator[TemplateFinding]:
     hidden = [tag for tag in (OPEN, CLOSE) if tag in _special(chat).values()]
     if hidden:
         what = f"{' and '.join(hidden)} are special tokens, and rewards read text without special tokens"
-        yield Finding(what, "tokenizer", "make them ordinary added tokens, or do not score the tags", False)
+        yield TemplateFinding(what, "tokenizer", "make them ordinary added tokens, or do not score the tags", False)
 
 
-def _date(chat: Chat) -> Iterator[Finding]:
+def _date(chat: Chat) -> Iterator[TemplateFinding]:
     if "strftime_now" in (chat.template or ""):
         remedy = "write the date into a copy of the template and set chat.template to it"
         yield template_finding("may write today's date: a run goes on with other prompts tomorrow", remedy)
 
 
-def template_finding(what: str, remedy: str, fatal: bool = False) -> Finding:
+def template_finding(what: str, remedy: str, fatal: bool = False) -> TemplateFinding:
     """Tell what is wrong with a template."""
-    return Finding(what, "chat template", remedy, fatal)
+    return TemplateFinding(what, "chat template", remedy, fatal)
 
 
 # The prompts themselves.
 
 
-def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterator[tuple[str, Finding]]:
+def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterator[tuple[str, TemplateFinding]]:
     where, tokenizer = f"prompt of sample {sample.key}", chat.tokenizer
     try:
         text = chat.text(sample)
         ids = chat.ids(text, f"sample {sample.key}: ")
     except UsageError as error:
-        yield "refused", Finding(str(error), "prompts", "nothing can be asked of such a sample", True)
+        yield "refused", TemplateFinding(str(error), "prompts", "nothing can be asked of such a sample", True)
         return
     if not ids:
-        yield "empty", Finding("it has no tokens", where, "take the sample out", True)
+        yield "empty", TemplateFinding("it has no tokens", where, "take the sample out", True)
         return
     lead = next((n for n, i in enumerate(ids) if i != tokenizer.bos_token_id), len(ids))
     if lead > 1:
         what = f"it begins with {lead} BOS ({tokenizer.bos_token})"
         remedy = "one is right: take it out of the template, or out of the data where the data is rendered already"
-        yield "bos", Finding(what, where, remedy, True)
+        yield "bos", TemplateFinding(what, where, remedy, True)
     if ids[-1] in ends:
         what = f"it ends in {tokenizer.convert_ids_to_tokens(ids[-1])}, which ends an answer before it has begun"
-        yield "end", Finding(what, where, "take it out of the template's generation prompt, or of the data", True)
+        yield (
+            "end",
+            TemplateFinding(what, where, "take it out of the template's generation prompt, or of the data", True),
+        )
     yield from _texts(chat, sample, text, where)
     yield from _unread(chat, sample, text, where)
     yield from _round_trip(chat, text, ids, where)
 
 
-def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, Finding]]:
+def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, TemplateFinding]]:
     """Check that each message's own text is in the prompt, and none of it is read as a control token."""
     plain = [{"role": "user", "content": sample.prompt}]
     messages = plain if chat.template is None else chat.messages(sample)
@@ -282,14 +285,14 @@ def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[
         if own_text not in text or message is unwritten:
             lost = _letters(own_text) not in _letters(text) or message is unwritten
             what = f"the chat template {'drops' if lost else 'changes'} {_whose(role)}: {own_text[:40]!r} is not in it"
-            yield f"text {role}", Finding(what, where, _without(role) if lost else "see that it is meant", lost)
+            yield f"text {role}", TemplateFinding(what, where, _without(role) if lost else "see that it is meant", lost)
         control = [token for token in _special(chat).values() if token in content]
         if control:
             what = f"{_whose(role)} holds {', '.join(control)}, which the tokenizer reads as a control token"
-            yield f"control {role}", Finding(what, where, "take it out of the data", False)
+            yield f"control {role}", TemplateFinding(what, where, "take it out of the data", False)
 
 
-def _unread(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, Finding]]:
+def _unread(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, TemplateFinding]]:
     """Tell what messages hold beside their text, where the prompt lacks it or has it written otherwise."""
     if chat.template is None:
         return
@@ -298,12 +301,12 @@ def _unread(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple
         others = [{name: value for name, value in message.items() if name != key} for message in messages]
         if chat.render(messages, tools=sample.tools) == chat.render(others, tools=sample.tools):
             what = f"the chat template does not read {key!r} of its messages"
-            yield f"unread {key}", Finding(what, where, "see that nothing is lost that an answer needs", False)
+            yield f"unread {key}", TemplateFinding(what, where, "see that nothing is lost that an answer needs", False)
     calls = [call.get("function", call) for message in messages for call in message.get("tool_calls") or ()]
     for arguments in (call.get("arguments") for call in calls):
         if isinstance(arguments, str) and arguments.strip() not in text:
             what = f"the chat template writes the arguments of a call otherwise: {arguments[:40]!r} is not in it"
-            yield "arguments", Finding(what, where, "write them in the data as an object, not as text", False)
+            yield "arguments", TemplateFinding(what, where, "write them in the data as an object, not as text", False)
 
 
 def _bare(text: str, bos: str | None) -> str:
@@ -319,16 +322,19 @@ def _letters(text: str) -> str:
     return "".join(text.split()).casefold()
 
 
-def _round_trip(chat: Chat, text: str, ids: Sequence[int], where: str) -> Iterator[tuple[str, Finding]]:
+def _round_trip(chat: Chat, text: str, ids: Sequence[int], where: str) -> Iterator[tuple[str, TemplateFinding]]:
     tokenizer = chat.tokenizer
     unknown = sum(i == tokenizer.unk_token_id for i in ids)
     if unknown:
         what = f"{unknown} of its {len(ids)} tokens are {tokenizer.unk_token}: the tokenizer does not know the text"
-        yield "unknown", Finding(what, where, "use a model whose tokenizer reads it, or leave such samples out", False)
+        yield (
+            "unknown",
+            TemplateFinding(what, where, "use a model whose tokenizer reads it, or leave such samples out", False),
+        )
         return
     back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     before, after = _bare(text, tokenizer.bos_token), _bare(back, tokenizer.bos_token)
     if before != after:
         written, read = where_they_part(before, after)
         what = f"the tokenizer changes it: {written} is read as {read}"
-        yield "round trip", Finding(what, where, "see that nothing is lost that an answer needs", False)
+        yield "round trip", TemplateFinding(what, where, "see that nothing is lost that an answer needs", False)

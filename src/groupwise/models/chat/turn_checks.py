@@ -11,9 +11,9 @@ from groupwise.core.environment import Says, Spoken
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.models.chat.glue import RENDERING, Glue
-from groupwise.models.chat.history import History, opening_of
+from groupwise.models.chat.history import LaterPrompts, opening_of
 from groupwise.models.chat.prompts import Chat
-from groupwise.models.chat.template_checks import Finding, template_finding, where_they_part
+from groupwise.models.chat.template_checks import TemplateFinding, template_finding, where_they_part
 from groupwise.models.chat.thinking import CLOSE, OPEN
 
 APPENDING = "chat.template to one that only appends"
@@ -46,7 +46,7 @@ class _Turn:
         return _Turn(prompt, answer, _THOUGHT.sub("", self.after))
 
 
-def check_turns(chat: Chat, ends: frozenset[int], roles: Iterable[str], history: str) -> list[Finding]:
+def check_turns(chat: Chat, ends: frozenset[int], roles: Iterable[str], history: str) -> list[TemplateFinding]:
     """Tell whether episodes can grow by appending, for an environment that speaks in these roles; fatal findings first.
 
     ends     the ids that end a completion (Policy.eos)
@@ -57,7 +57,7 @@ def check_turns(chat: Chat, ends: frozenset[int], roles: Iterable[str], history:
     try:
         glue = Glue(chat, ends)
     except UsageError as error:
-        return [Finding(str(error), "tokenizer", "nothing that an environment says would be safe", True)]
+        return [TemplateFinding(str(error), "tokenizer", "nothing that an environment says would be safe", True)]
     if chat.template is None:
         return []
     findings = [*_dated(chat)]
@@ -70,7 +70,7 @@ def check_turns(chat: Chat, ends: frozenset[int], roles: Iterable[str], history:
     return sorted(findings, key=lambda finding: not finding.fatal)
 
 
-def _reply(glue: Glue, reply: Sequence[str], grows: bool) -> Finding | None:
+def _reply(glue: Glue, reply: Sequence[str], grows: bool) -> TemplateFinding | None:
     """Tell what is wrong with turns that are answered by messages of these roles: the worst of it."""
     said = _after(reply)
     try:
@@ -103,7 +103,7 @@ def _after(reply: Sequence[str]) -> str:
     return f"after {' and '.join(reply)} messages" if len(reply) > 1 else f"after a message of role {reply[0]}"
 
 
-def _refusal(reply: Sequence[str], error: UsageError) -> Finding:
+def _refusal(reply: Sequence[str], error: UsageError) -> TemplateFinding:
     what = f"does not go on {_after(reply)}: {str(error).removesuffix(f'; {RENDERING}')}"
     return template_finding(what, RENDERING, True)
 
@@ -114,10 +114,10 @@ def _ways(glue: Glue, reply: Sequence[str], *first: str) -> str:
     return f"set {', or '.join([*first, *rewritten, APPENDING])}"
 
 
-def _rewritten(glue: Glue, reply: Sequence[str]) -> Finding | None:
+def _rewritten(glue: Glue, reply: Sequence[str]) -> TemplateFinding | None:
     """Tell what is wrong with prompts that are rendered anew for each turn: their ids must be those of the text."""
     said = _after(reply)
-    history, decode = History(glue), glue.chat.tokenizer.decode
+    history, decode = LaterPrompts(glue), glue.chat.tokenizer.decode
     for answers in _answers(glue.chat):
         spoken: list[Spoken] = []
         for t, (answer, turn) in enumerate(zip(answers, _played(glue.chat, reply, answers), strict=True)):
@@ -163,7 +163,7 @@ def _unmarked(text: str) -> str:
     return re.sub(r"Zq7y\d+", "Zq", text)
 
 
-def _dated(chat: Chat) -> Iterator[Finding]:
+def _dated(chat: Chat) -> Iterator[TemplateFinding]:
     """Tell whether a prompt is another one tomorrow: a template that calls for the date fails without a clock."""
     question = chat.messages(Sample(key="", prompt="Zq5", answer=""))
     chat.render(question)

@@ -67,7 +67,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Line:
+class PackedSequence:
     """How the tokens of a line attend: blocks of sequences that begin a row, and of those that go on from another row.
 
     queries  [Q] places of the blocks' own tokens, block after block, padding included
@@ -81,16 +81,16 @@ class Line:
     order: Tensor
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], total: int) -> "Line":
+    def of(cls, blocks: Sequence[Block], total: int) -> "PackedSequence":
         """Return the line of `total` tokens that these blocks are."""
         queries = torch.cat([block.own.flatten() for block in blocks])
         keys = torch.cat([block.keys.flatten() for block in blocks])
         return cls(tuple(blocks), queries=queries, keys=keys, order=_order(blocks, total))
 
-    def on(self, device: torch.device | str) -> "Line":
+    def on(self, device: torch.device | str) -> "PackedSequence":
         """Move its tensors to a device."""
         blocks = tuple(block.on(device) for block in self.blocks)
-        return Line(blocks, self.queries.to(device), self.keys.to(device), self.order.to(device))
+        return PackedSequence(blocks, self.queries.to(device), self.keys.to(device), self.order.to(device))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Layout:
     place: Tensor
     positions: Tensor
     tokens: int
-    line: Line | None = None
+    line: PackedSequence | None = None
 
     @property
     def run(self) -> Tensor:
@@ -199,7 +199,7 @@ def packed(tokens: Tensor, length: Tensor, keys: Tensor | None = None, read_from
     ids, positions = torch.zeros(2, total, dtype=torch.long)
     ids[place[new]] = tokens[:, :width].cpu()[order][new]
     positions[place[new]] = columns.expand(len(run), -1)[new]
-    line = Line.of(_blocks(starts, own, place, shared), total).on(device)
+    line = PackedSequence.of(_blocks(starts, own, place, shared), total).on(device)
     in_rows = torch.empty_like(place)
     in_rows[order] = place.masked_fill(columns >= run[:, None], -1)
     return Layout(ids[None].to(device), in_rows.to(device), positions[None].to(device), total, line)

@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from groupwise.models.forward.heads import hidden
-from groupwise.models.forward.layout import Block, Layout, Line, packed, padded
+from groupwise.models.forward.layout import Block, Layout, PackedSequence, packed, padded
 from groupwise.models.precision import computes_in, operand
 
 #: The names under which transformers' models know this attention, and their own without a mask of any kind.
@@ -86,7 +86,7 @@ def line_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    line: Line | None = None,
+    line: PackedSequence | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """query [1,h,S,D], key, value [1,h or fewer,S,D] -> [1,S,h,D], as a model of transformers asks for it.

@@ -12,7 +12,7 @@ import orjson
 from groupwise.core.files.atomic import open_regular
 from groupwise.reports.folder.columns import spaced
 from groupwise.reports.folder.groups import LONGEST_TEXT, group_of
-from groupwise.reports.folder.scan import DIFFER, EQUAL, Place, Scan, kind_of, places, scan
+from groupwise.reports.folder.scan import DIFFER, EQUAL, GroupLines, Scan, kind_of, places, scan
 from groupwise.reports.records import Curves, Number, RolloutGroup, RolloutRow, Rollouts
 
 #: Groups that the browser of rollouts filters without a wait.
@@ -127,11 +127,11 @@ def _step_count(scanned: Scan, budget: int, most_groups: int) -> int:
     return max(2, fit // GROUPS_A_STEP)
 
 
-def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[Place]:
+def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[GroupLines]:
     """Find groups in the order in which they are wanted: of each step one of every kind, then one more at a time."""
     steps = sorted(scanned.spans)
     chosen = [steps[i] for i in spaced(len(steps), count)]
-    rest: list[list[Place]] = []
+    rest: list[list[GroupLines]] = []
     for i in spread(len(chosen)):
         here = places(file, scanned.spans[chosen[i]], scanned.usual)
         first = _one_of_each(here)
@@ -141,8 +141,8 @@ def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[Place]:
         yield from (left[turn] for left in rest if turn < len(left))
 
 
-def _one_of_each(here: Sequence[Place]) -> list[Place]:
-    first: dict[str, Place] = {}
+def _one_of_each(here: Sequence[GroupLines]) -> list[GroupLines]:
+    first: dict[str, GroupLines] = {}
     for place in here:
         kind = kind_of(place.scores, place.measured)
         first.setdefault(kind if place.fate in ("trained", "heldout") else place.fate, place)
@@ -152,7 +152,7 @@ def _one_of_each(here: Sequence[Place]) -> list[Place]:
     return [place for i, place in enumerate(wanted) if place not in wanted[:i]]
 
 
-def _lines(file: IO[bytes], place: Place) -> list[bytes]:
+def _lines(file: IO[bytes], place: GroupLines) -> list[bytes]:
     file.seek(place.start)
     return file.read(place.end - place.start).split(b"\n")[:-1]
 

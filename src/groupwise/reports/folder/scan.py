@@ -60,7 +60,7 @@ class Scan:
 
 
 @dataclass
-class Place:
+class GroupLines:
     """The lines of one group, bytes start to end.
 
     scores         those of its completions that have one
@@ -119,7 +119,7 @@ def scan(file: IO[bytes], start: int = 0) -> Scan:
     return scanned
 
 
-def places(file: IO[bytes], span: Span, usual: int) -> list[Place]:
+def places(file: IO[bytes], span: Span, usual: int) -> list[GroupLines]:
     """Find the whole groups of a step, in their order.
 
     At an end of the step, or beside a damaged line, a group with fewer rows than usual was cut.
@@ -135,7 +135,7 @@ def places(file: IO[bytes], span: Span, usual: int) -> list[Place]:
                 groups[-1].doubtful = True
         else:
             if not groups or groups[-1].group != int(begin[2]):
-                groups.append(Place(int(begin[2]), begin[3].decode(), at, at, doubtful=doubtful))
+                groups.append(GroupLines(int(begin[2]), begin[3].decode(), at, at, doubtful=doubtful))
             _count(groups[-1], line)
             groups[-1].end, doubtful = at + len(line), False
         at += len(line)
@@ -148,7 +148,7 @@ def _ends(line: bytes) -> bool:
     return line.endswith(b"\n") and line[-3:].rstrip().endswith(b"}")
 
 
-def _count(place: Place, line: bytes) -> None:
+def _count(place: GroupLines, line: bytes) -> None:
     place.rows += 1
     for pattern, values in ((_SCORE, place.scores), (_MEASURED, place.measured)):
         if found := pattern.search(line):

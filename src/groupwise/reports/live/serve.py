@@ -41,7 +41,7 @@ HEADERS = {
 }
 
 
-class Source(Protocol):
+class WatchedPage(Protocol):
     """A run that is watched; one call at a time. GroupwiseError and OSError, as of a folder that is gone, are shown.
 
     page   the page as it is now
@@ -54,7 +54,7 @@ class Source(Protocol):
 
 
 def watch(
-    source: Source,
+    source: WatchedPage,
     port: int,
     ready: Callable[[str], None],
     stop: threading.Event | None = None,
@@ -74,7 +74,7 @@ def watch(
 
 
 @dataclass(frozen=True)
-class Reply:
+class HttpReply:
     """An answer; `tag` names its content, so that the same need not be sent twice."""
 
     code: int
@@ -86,11 +86,11 @@ class Reply:
 class Desk:
     """Answers a request's target; knows nothing of sockets."""
 
-    def __init__(self, source: Source, html: Callable[[Page], str], seconds: float) -> None:
+    def __init__(self, source: WatchedPage, html: Callable[[Page], str], seconds: float) -> None:
         self.source, self.html, self.seconds = source, html, seconds
         self._one_at_a_time = threading.Lock()
 
-    def reply(self, target: str) -> Reply:
+    def reply(self, target: str) -> HttpReply:
         path, _, query = target.partition("?")
         answer = {"/": self._page, "/fresh": partial(self._fresh, query)}.get(path)
         if answer is None:
@@ -104,17 +104,17 @@ class Desk:
         except Exception as error:  # the server outlives whatever one answer ran into, and the page says what it was
             return line(500, f"{type(error).__name__}: {error}")
 
-    def _page(self) -> Reply:
+    def _page(self) -> HttpReply:
         page = dataclasses.replace(self.source.page(), live=Live("/fresh", self.seconds))
-        return Reply(200, "text/html; charset=utf-8", self.html(page).encode("utf-8", "replace"))
+        return HttpReply(200, "text/html; charset=utf-8", self.html(page).encode("utf-8", "replace"))
 
-    def _fresh(self, query: str) -> Reply:
+    def _fresh(self, query: str) -> HttpReply:
         try:
             rollout = int(parse_qs(query, keep_blank_values=True).get("rollout", ["-1"])[-1])
         except ValueError:
             return line(400, "fresh?rollout=J: a whole number, the last step whose groups are known, or -1")
         body = as_json(self.source.fresh(rollout))
-        return Reply(200, "application/json", body, f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
+        return HttpReply(200, "application/json", body, f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
 
 
 class _Server(ThreadingHTTPServer):
@@ -155,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
         method = code == 501
         self._send(line(405 if method else code, "only GET is answered here" if method else message or "refused"))
 
-    def _send(self, reply: Reply) -> None:
+    def _send(self, reply: HttpReply) -> None:
         # What was refused may have been no request: it has no headers, or still those of the one before.
         headers = self.headers if reply.code == 200 else {}
         unchanged = bool(reply.tag) and headers.get("If-None-Match") == reply.tag
@@ -181,9 +181,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Write nothing: the terminal is the user's."""
 
 
-def line(code: int, text: str) -> Reply:
+def line(code: int, text: str) -> HttpReply:
     """Reply with one line of text, whatever was in it."""
-    return Reply(code, "text/plain; charset=utf-8", (" ".join(text.split())[:1000] + "\n").encode("utf-8", "replace"))
+    return HttpReply(
+        code, "text/plain; charset=utf-8", (" ".join(text.split())[:1000] + "\n").encode("utf-8", "replace")
+    )
 
 
 def _listen(port: int, desk: Desk) -> _Server:

@@ -24,7 +24,7 @@ from groupwise.health.symptoms.base import (
 )
 from groupwise.health.symptoms.signal import FEW_MIXED, dropped_share, what_ties_train
 from groupwise.reports.folder.heldout import change_of
-from groupwise.reports.records import Answer, CheckLine, RolloutGroup
+from groupwise.reports.records import CheckLine, QuestionAnswer, RolloutGroup
 
 Row = Mapping[str, Any]
 
@@ -62,10 +62,10 @@ class Known:
         return "" if self.finished else " so far"
 
 
-def answers(known: Known) -> tuple[Answer, ...]:
+def answers(known: Known) -> tuple[QuestionAnswer, ...]:
     """Answer each of QUESTIONS, in their order, in at most two sentences each."""
     makers = (learned, on_what, healthy, silent_groups, next_try)
-    return tuple(Answer(question, *answer(known)) for question, answer in zip(QUESTIONS, makers, strict=True))
+    return tuple(QuestionAnswer(question, *answer(known)) for question, answer in zip(QUESTIONS, makers, strict=True))
 
 
 def learned(known: Known) -> tuple[str, str]:

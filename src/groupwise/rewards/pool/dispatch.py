@@ -138,7 +138,7 @@ class Dispatcher:
     def _zygote(self) -> Child:
         return Child(
             "groupwise.rewards.pool.zygote",
-            {"memory": self.limits.memory, "walls": self.limits.walls},
+            {"memory": self.limits.memory, "isolation": self.limits.isolation},
             environment={"OMP_NUM_THREADS": "1", **os.environ},  # the cores are generation's
             stderr=None,
         )

@@ -15,7 +15,7 @@ from typing import Any
 from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation
 from groupwise.core.errors import UsageError, one_line
-from groupwise.core.peer import Line
+from groupwise.core.peer import Transport
 from groupwise.core.processes import parcel
 from groupwise.core.samples import Attempt
 
@@ -29,14 +29,14 @@ class Given:
     message: Mapping[str, Any]
     numbers: bytes = b""
 
-    def send(self, line: Line, seconds: float | None = None) -> None:
+    def send(self, line: Transport, seconds: float | None = None) -> None:
         """Raises as the line does."""
         line.send(self.message, seconds=seconds)
         if self.numbers:
             line.send_raw(self.numbers, seconds)
 
     @classmethod
-    def received(cls, line: Line) -> "Given":
+    def received(cls, line: Transport) -> "Given":
         """The next message with its numbers. Raises as the line does."""
         message = line.receive()
         return cls(message, bytes(line.receive_raw(_SIZE * sum(message.get("tokens", ())))))

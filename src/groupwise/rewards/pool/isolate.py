@@ -23,7 +23,7 @@ from groupwise.rewards import system
 TASKS = 320
 
 
-class Walls(StrEnum):
+class Isolation(StrEnum):
     """What a machine may give, the strongest first."""
 
     NAMESPACE = "a PID namespace"
@@ -32,11 +32,11 @@ class Walls(StrEnum):
     GROUP = "a process group"
 
 
-def enter(walls: Walls) -> None:
-    """After it, this process's next child is the first of its own PID namespace, where `walls` has one."""
-    if walls is Walls.NAMESPACE:
+def enter(isolation: Isolation) -> None:
+    """After it, this process's next child is the first of its own PID namespace, where `isolation` has one."""
+    if isolation is Isolation.NAMESPACE:
         system.unshare(system.NEWPID | system.NEWNS)
-    elif walls is Walls.USER_NAMESPACE:
+    elif isolation is Isolation.USER_NAMESPACE:
         system.unshare_user(system.NEWPID | system.NEWNS, os.getuid(), os.getgid())
 
 
@@ -93,16 +93,19 @@ def yield_to_others() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def find_walls() -> Walls:
+def find_isolation() -> Isolation:
     """The strongest that this machine gives, found by trying it in a child."""
     if sys.platform != "linux":
-        return Walls.GROUP
-    return next((walls for walls in (Walls.NAMESPACE, Walls.USER_NAMESPACE) if _works(walls)), Walls.REAPER)
+        return Isolation.GROUP
+    return next(
+        (isolation for isolation in (Isolation.NAMESPACE, Isolation.USER_NAMESPACE) if _works(isolation)),
+        Isolation.REAPER,
+    )
 
 
-def _works(walls: Walls) -> bool:
+def _works(isolation: Isolation) -> bool:
     def tries() -> None:
-        enter(walls)
+        enter(isolation)
         first = fork(lambda: os._exit(os.getpid() != 1))
         os._exit(os.waitpid(first, 0)[1] != 0)
 

@@ -11,7 +11,7 @@ from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
 from groupwise.core.processes import parcel
 from groupwise.rewards.pool.given import Given
-from groupwise.rewards.pool.isolate import Walls
+from groupwise.rewards.pool.isolate import Isolation
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.work import Limits
 
@@ -22,8 +22,8 @@ BEAT = 1.0
 def main(run: Channel) -> None:
     """Serves the run at the other end of the channel."""
     first = run.receive()
-    limits, walls = first["limits"], first["limits"]["walls"]
-    serving = Serving(run, Limits(**{**limits, "walls": walls and Walls(walls)}), first["rewards"])
+    limits, isolation = first["limits"], first["limits"]["isolation"]
+    serving = Serving(run, Limits(**{**limits, "isolation": isolation and Isolation(isolation)}), first["rewards"])
     threading.Thread(target=serving.beat, daemon=True).start()
     try:
         serving.serve()

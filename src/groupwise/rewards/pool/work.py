@@ -11,7 +11,7 @@ from groupwise.core.environment import Conversation
 from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt
-from groupwise.rewards.pool.isolate import Walls
+from groupwise.rewards.pool.isolate import Isolation
 
 #: The most attempts a worker is given at once: for one call, and one by one.
 MANY, FEW = 32, 8
@@ -26,14 +26,14 @@ class Limits:
     seconds  for one completion, or for one call of a reward that takes many at once
     memory   bytes of address space a worker may have; 0 for no limit
     load     seconds that loading a user's code may take
-    walls    what keeps a worker's processes together; None for the strongest that this machine gives
+    isolation    what keeps a worker's processes together; None for the strongest that this machine gives
     """
 
     workers: int = 2
     seconds: float = 10.0
     memory: int = 4 << 30
     load: float = 120.0
-    walls: Walls | None = None
+    isolation: Isolation | None = None
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.seconds <= 0 or self.load <= 0 or self.memory < 0:

@@ -18,17 +18,17 @@ from collections.abc import Sequence
 from groupwise.core.channel import Channel, fork, pack, serve
 from groupwise.rewards import system
 from groupwise.rewards.pool import isolate, worker
-from groupwise.rewards.pool.isolate import Walls
+from groupwise.rewards.pool.isolate import Isolation
 
 #: The last bytes of what a worker prints are remembered.
 _TAIL = 1 << 14
 
 
-def main(run: Channel, memory: int, walls: str | None) -> None:
+def main(run: Channel, memory: int, isolation: str | None) -> None:
     """Forks a keeper for each pair of sockets that the run sends. The options are fields of work.Limits."""
     isolate.yield_to_others()
     outside = isolate.space()
-    chosen = Walls(walls) if walls else isolate.find_walls()
+    chosen = Isolation(isolation) if isolation else isolate.find_isolation()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
     def make(_: object, descriptors: Sequence[int]) -> None:
@@ -38,17 +38,17 @@ def main(run: Channel, memory: int, walls: str | None) -> None:
     os._exit(0)
 
 
-def _guarded(run: Channel, descriptors: Sequence[int], memory: int, walls: Walls, outside: str) -> None:
+def _guarded(run: Channel, descriptors: Sequence[int], memory: int, isolation: Isolation, outside: str) -> None:
     try:
         run.close()
         os.setsid()  # the zygote's group ends at once; a keeper ends what it keeps first
         jobs, leash = (socket.socket(fileno=descriptor) for descriptor in descriptors)
-        keep(jobs, leash, memory, walls, outside)
+        keep(jobs, leash, memory, isolation, outside)
     except BaseException as error:
-        print(f"rewards: {walls}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"rewards: {isolation}: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def keep(jobs: socket.socket, leash: socket.socket, memory: int, walls: Walls, outside: str) -> None:
+def keep(jobs: socket.socket, leash: socket.socket, memory: int, isolation: Isolation, outside: str) -> None:
     """Makes a worker, waits until it or the run has had enough, ends all that is left of it, says how it ended.
 
     jobs     the worker's line to the run
@@ -62,10 +62,10 @@ def keep(jobs: socket.socket, leash: socket.socket, memory: int, walls: Walls, o
     for end in (wakened, wakes):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    spaced = walls in (Walls.NAMESPACE, Walls.USER_NAMESPACE)
+    spaced = isolation in (Isolation.NAMESPACE, Isolation.USER_NAMESPACE)
     system.die_with_parent(signal.SIGKILL if spaced else signal.SIGTERM)
     system.adopt_orphans()
-    isolate.enter(walls)
+    isolate.enter(isolation)
     output, printed = os.pipe()
     status_there, status_here = os.pipe()
     child = os.fork()

@@ -31,7 +31,7 @@ from groupwise.training.mesh import Mesh
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardedTensor:
     """Place of a tensor.
 
     shape  of all of it
@@ -49,7 +49,7 @@ class Stored:
     places  where each of them lies
     """
 
-    def __init__(self, places: Mapping[str, Place], files: Sequence[Any]) -> None:
+    def __init__(self, places: Mapping[str, ShardedTensor], files: Sequence[Any]) -> None:
         self.places, self._files = places, files
 
     def whole(self, name: str) -> Tensor:
@@ -112,11 +112,11 @@ def stored(folder: Path, name: str) -> Iterator[Stored]:
     shared = folder / _layout(name)
     with ExitStack() as stack:
         if not shared.exists():
-            places = {key: Place(entry.shape) for key, entry in _layout_of(folder / name).places.items()}
+            places = {key: ShardedTensor(entry.shape) for key, entry in _layout_of(folder / name).places.items()}
             yield Stored(places, [stack.enter_context(safe_open(folder / name, "pt"))])
             return
         known = json.loads(shared.read_bytes())
-        places = {key: Place(tuple(one["shape"]), tuple(one["rows"])) for key, one in known["tensors"].items()}
+        places = {key: ShardedTensor(tuple(one["shape"]), tuple(one["rows"])) for key, one in known["tensors"].items()}
         paths = [folder / _file(name, rank, known["ranks"]) for rank in range(known["ranks"])]
         yield Stored(places, [stack.enter_context(safe_open(path, "pt")) for path in paths])
 

@@ -20,7 +20,7 @@ from groupwise.core.records import Group
 from groupwise.models.load import Policy, prompt_ids, text_ids
 from groupwise.rollout.collect import Prompts, scored_groups
 from groupwise.rollout.scoring import Scorer
-from groupwise.rollout.turns import advance
+from groupwise.rollout.segments import advance
 
 KEYS = ("prompt", "chosen", "rejected")
 #: Prompts drawn for each pair wanted, after which sampling gives up.

@@ -20,11 +20,11 @@ from groupwise.core.files.dataclass_json import from_json, to_json
 from groupwise.core.records import Completion, Group, Prompt, Span
 from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort, StreamState
-from groupwise.diagnostics.checks import Verdict, no_older
+from groupwise.diagnostics.checks import CheckVerdict, no_older
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.rollout.collect import Prompts, Rollout
 from groupwise.rollout.scoring import Scorer
-from groupwise.rollout.turns import Turn, advance, goes_on
+from groupwise.rollout.segments import Segment, advance, goes_on
 from tests.engines.local.test_engine import EOS, build
 from tests.engines.local.test_engine_routes import build as build_moe
 from tests.engines.local.test_stopping import decode
@@ -46,7 +46,7 @@ SAMPLINGS = {
 
 def in_turns(engine: LocalEngine, sampling: Sampling, tokens: int | None, hears: Any = None) -> list[Cohort]:
     """One cohort to its end, the version of the weights one higher in each turn."""
-    cohorts, turn = [Cohort(PROMPTS, SEEDS)], Turn(SAMPLES, sampling, tokens)
+    cohorts, turn = [Cohort(PROMPTS, SEEDS)], Segment(SAMPLES, sampling, tokens)
     for version in range(turn.count):
         engine.version = version
         cohorts = advance(engine, cohorts, turn, hears)
@@ -94,7 +94,7 @@ def test_turns_as_long_as_the_limit_ask_for_what_whole_completions_ask_for(token
             return engine.generate(requests, sampling, on_finish)
 
     engine = LocalEngine(build(), EOS, pad=0, decode=decode)
-    done = advance(Listening(), [Cohort(PROMPTS, SEEDS)], Turn(SAMPLES, SAMPLINGS["plain"], tokens))  # type: ignore[arg-type]
+    done = advance(Listening(), [Cohort(PROMPTS, SEEDS)], Segment(SAMPLES, SAMPLINGS["plain"], tokens))  # type: ignore[arg-type]
     requests = [Request(p.tokens, SAMPLES, seed) for p, seed in zip(PROMPTS, SEEDS, strict=True)]
     assert requests_seen == [Request(r.tokens, r.samples, r.seed, 22) for r in requests]
     assert list(done[0].completions) == engine.generate(requests, SAMPLINGS["plain"])
@@ -102,7 +102,7 @@ def test_turns_as_long_as_the_limit_ask_for_what_whole_completions_ask_for(token
 
 def test_a_listener_hears_of_each_completion_once_whole_and_in_the_turn_of_its_cohorts_end() -> None:
     engine, sampling = LocalEngine(build(), EOS, pad=0, decode=decode), SAMPLINGS["stop strings"]
-    turn, heard = Turn(SAMPLES, sampling, 6), []
+    turn, heard = Segment(SAMPLES, sampling, 6), []
     cohorts = [Cohort(PROMPTS, SEEDS)]
     for _ in range(turn.count - 1):
         cohorts = advance(engine, [*cohorts, Cohort(PROMPTS, tuple(seed + 7 for seed in SEEDS))], turn)
@@ -169,7 +169,7 @@ def test_groups_train_in_the_order_of_their_draws_and_are_never_older_than_the_t
     for step in range(1, 13):
         result = rollout.collect(6)
         check = no_older(result.generated, newest=step - 1, most=turns - 1)
-        assert check.verdict is Verdict.PASS
+        assert check.verdict is CheckVerdict.PASS
         assert len(rollout.state.begun) == turns - 1
         assert all(not goes_on(c, 16) for g in result.generated for c in g.completions)
         generated += keys(result.generated)
@@ -189,8 +189,8 @@ def test_a_completion_that_waited_too_long_fails_the_check() -> None:
     rollout.collect(6)
     engine.version = 9
     check = no_older(rollout.collect(6).generated, newest=9, most=3)
-    assert (check.verdict, check.value, check.limit) == (Verdict.FAIL, 9.0, 3.0)
-    assert no_older([], newest=9, most=3).verdict is Verdict.NOT_MEASURED
+    assert (check.verdict, check.value, check.limit) == (CheckVerdict.FAIL, 9.0, 3.0)
+    assert no_older([], newest=9, most=3).verdict is CheckVerdict.NOT_MEASURED
 
 
 STEPS, WANTED = 40, 16

@@ -15,9 +15,9 @@ from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import RunError
 from groupwise.core.files.dataclass_json import from_json, to_json
 from groupwise.core.stream import StreamState
-from groupwise.rollout.free import FreeBatches
+from groupwise.rollout.asynchronous import AsynchronousBatches
 from tests.rollout.test_collect import Impossible
-from tests.rollout.test_turns import ByLengths, keys, rollout_of
+from tests.rollout.test_segments import ByLengths, keys, rollout_of
 
 LIMIT, WANTED = 16, 5
 
@@ -38,7 +38,7 @@ class Lazy(ByLengths):
         return super().generate(requests, sampling, on_finish)
 
 
-def trained(batches: FreeBatches, engine: Lazy, steps: range, training: float, lag: int) -> list[str]:
+def trained(batches: AsynchronousBatches, engine: Lazy, steps: range, training: float, lag: int) -> list[str]:
     """The keys of the groups that these steps train, in order; training takes up to so many seconds."""
     lot, order = random.Random(1), []
     for step in steps:
@@ -64,7 +64,7 @@ def test_groups_train_in_the_order_of_their_draws_and_are_never_too_old(
     filter: Any, tokens: int | None, sampling: float, training: float, lag: int
 ) -> None:
     engine = Lazy(sampling)
-    batches = FreeBatches(rollout_of(engine, LIMIT, tokens, filter), lag)
+    batches = AsynchronousBatches(rollout_of(engine, LIMIT, tokens, filter), lag)
     order = trained(batches, engine, range(1, 16), training, lag)
     whole = rollout_of(ByLengths(), LIMIT, None, filter)
     assert order == [key for _ in range(15) for key in keys(whole.collect(WANTED).groups)]
@@ -74,7 +74,7 @@ def test_groups_train_in_the_order_of_their_draws_and_are_never_too_old(
 def test_no_more_is_begun_than_can_train_in_time() -> None:
     """An engine that is always done first: B (1 + lag) groups before the first step, then B a step."""
     engine = Lazy(0.0)
-    batches = FreeBatches(rollout_of(engine, LIMIT, None), 2)
+    batches = AsynchronousBatches(rollout_of(engine, LIMIT, None), 2)
     for step in range(1, 6):
         batches.take(WANTED)
         batches.begin(WANTED)
@@ -87,14 +87,14 @@ def test_no_more_is_begun_than_can_train_in_time() -> None:
 
 def test_what_waits_and_what_has_not_ended_is_saved_and_trains_once() -> None:
     engine = Lazy(0.002)
-    batches = FreeBatches(rollout_of(engine, LIMIT, 4, DropUniform(max_rounds=20)), 2)
+    batches = AsynchronousBatches(rollout_of(engine, LIMIT, 4, DropUniform(max_rounds=20)), 2)
     first = trained(batches, engine, range(1, 6), 0.004, lag=2)
     state = from_json(StreamState, json.loads(json.dumps(to_json(batches.state))))
     batches.close()
     assert state.begun
     engine = Lazy(0.002, seed=9)
     engine.version = 5
-    again = FreeBatches(rollout_of(engine, LIMIT, 4, DropUniform(max_rounds=20)), 2)
+    again = AsynchronousBatches(rollout_of(engine, LIMIT, 4, DropUniform(max_rounds=20)), 2)
     again.state = state
     later = trained(again, engine, range(6, 11), 0.0, lag=2)
     whole = rollout_of(ByLengths(), LIMIT, None, DropUniform(max_rounds=20))
@@ -106,7 +106,7 @@ def test_a_task_without_signal_trains_what_there_is_once_the_budget_is_spent() -
     engine = Lazy(0.0)
     rollout = rollout_of(engine, LIMIT, None, DropUniform(max_rounds=3))
     rollout.scorer.task = Impossible()
-    batches = FreeBatches(rollout, 1)
+    batches = AsynchronousBatches(rollout, 1)
     result = batches.take(WANTED).result
     assert result.fallback == len(result.groups) == WANTED
     assert result.dropped >= 3 * WANTED
@@ -116,7 +116,7 @@ def test_a_task_without_signal_trains_what_there_is_once_the_budget_is_spent() -
 @pytest.mark.parametrize("waits", ["take", "finish"])
 def test_what_goes_wrong_beside_training_is_raised_where_the_step_waits(waits: str) -> None:
     engine = Lazy(0.0)
-    batches = FreeBatches(rollout_of(engine, LIMIT, 4), 3)
+    batches = AsynchronousBatches(rollout_of(engine, LIMIT, 4), 3)
     if waits == "finish":
         batches.take(WANTED)
         engine.version = 1  # more may be begun then
@@ -135,7 +135,7 @@ def test_what_goes_wrong_beside_training_is_raised_where_the_step_waits(waits: s
 
 def test_sampling_lies_beside_training_and_says_when() -> None:
     engine = Lazy(0.0)
-    batches = FreeBatches(rollout_of(engine, LIMIT, 4), 2)
+    batches = AsynchronousBatches(rollout_of(engine, LIMIT, 4), 2)
     assert 0 < (batches.take(WANTED).ahead_seconds or 0) < 1
     batches.take_extents()
     engine.version = 1  # more may be begun then

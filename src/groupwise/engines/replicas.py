@@ -15,12 +15,12 @@ from torch import Tensor
 
 from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
 from groupwise.core.records import Completion
-from groupwise.engines.outside.client import OutsideEngine, Published
+from groupwise.engines.outside.client import Published, RemoteEngine
 
 T = TypeVar("T")
 
 
-class SeveralEngines:
+class Replicas:
     """N engines of one kind, each of which answers part of the requests. They work side by side.
 
     members  at least one
@@ -28,7 +28,7 @@ class SeveralEngines:
     Raises what an engine raises; of several that do, the first one's.
     """
 
-    def __init__(self, members: Sequence[OutsideEngine], weights: Published) -> None:
+    def __init__(self, members: Sequence[RemoteEngine], weights: Published) -> None:
         self._members, self._weights = tuple(members), weights
         self._workers = ThreadPoolExecutor(len(members), thread_name_prefix="engine")
         self._holds: dict[int, int] = {}

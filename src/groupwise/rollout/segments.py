@@ -1,16 +1,16 @@
-"""Completions sampled in turns of at most C tokens: what has not ended goes on in the next turn, under later weights.
+"""Partial rollouts: completions are sampled in segments of at most C tokens, the next segment under later weights.
 
-With limit L and K = ceil(L / C), a cohort of groups is begun in each turn, and every completion that has not ended
-draws at most C tokens more. The cohort that was begun K - 1 turns before has ended then, whatever its lengths:
+With limit L and K = ceil(L / C), a cohort of groups is begun in each segment, and every completion that has not ended
+draws at most C tokens more. The cohort that was begun K - 1 segments before has ended then, whatever its lengths:
 
-    turn        1    2    3    4        C = L / 3
-    cohort a    x    x    x             trains after turn 3
-    cohort b         x    x    x        trains after turn 4
+    segment     1    2    3    4        C = L / 3
+    cohort a    x    x    x             trains after segment 3
+    cohort b         x    x    x        trains after segment 4
     cohort c              x    x  ...
 
 So cohorts train whole and in the order in which they were begun: nothing is dropped, and a short completion has no
-head start. A token is at most K - 1 turns older than the last of its cohort. With K = 1 a cohort begins and ends in
-one turn.
+head start. A token is at most K - 1 segments older than the last of its cohort. With K = 1 a cohort begins and ends in
+one segment.
 """
 
 import math
@@ -26,18 +26,18 @@ from groupwise.core.records import Completion, Support
 from groupwise.core.stream import Cohort
 
 
-def turns_of(limit: int, tokens: int | None) -> int:
-    """K, the turns that a completion of `limit` tokens takes; one where nothing bounds a turn.
+def segments_of(limit: int, tokens: int | None) -> int:
+    """Return K, the number of segments that a completion of `limit` tokens takes; one where nothing bounds a segment.
 
-    >>> turns_of(64, 16), turns_of(65, 16), turns_of(64, 100), turns_of(64, None)
+    >>> segments_of(64, 16), segments_of(65, 16), segments_of(64, 100), segments_of(64, None)
     (4, 5, 1, 1)
     """
     return 1 if tokens is None else math.ceil(limit / tokens)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """How a turn samples.
+class Segment:
+    """Sampling of one segment.
 
     samples  completions of a prompt
     tokens   new tokens of a completion at most; None: as many as it has
@@ -49,23 +49,25 @@ class Turn:
 
     @property
     def count(self) -> int:
-        """Turns that the longest completion takes."""
-        return turns_of(self.sampling.max_new_tokens, self.tokens)
+        """Segments that the longest completion takes."""
+        return segments_of(self.sampling.max_new_tokens, self.tokens)
 
 
 class Sampler(Protocol):
-    """Cohorts -> the same after a turn, in which those without completions are begun.
+    """Cohorts -> the same after a segment, in which those without completions are begun.
 
     on_finish  hears of the first cohort's completions as they end; a sampler that does not know so early need not
                call it
     """
 
-    def __call__(self, cohorts: Sequence[Cohort], turn: Turn, on_finish: OnFinish | None = None) -> list[Cohort]: ...
+    def __call__(
+        self, cohorts: Sequence[Cohort], segment: Segment, on_finish: OnFinish | None = None
+    ) -> list[Cohort]: ...
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What one request of a turn goes on with: completions of a cohort's prompt, new or one that was begun before.
+class SegmentRequest:
+    """One request of a segment: new completions of a cohort's prompt, or one completion that was begun before.
 
     sample  the number of its first completion
     before  what there is of it; None where it is new
@@ -78,19 +80,21 @@ class Piece:
     request: Request
 
 
-def advance(engine: Engine, cohorts: Sequence[Cohort], turn: Turn, on_finish: OnFinish | None = None) -> list[Cohort]:
-    """Return the cohorts after a turn, in which those without completions are begun.
+def advance(
+    engine: Engine, cohorts: Sequence[Cohort], segment: Segment, on_finish: OnFinish | None = None
+) -> list[Cohort]:
+    """Return the cohorts after a segment, in which those without completions are begun.
 
-    on_finish  hears of the first cohort's completions as they end, those that ended in earlier turns included
+    on_finish  hears of the first cohort's completions as they end, those that ended in earlier segments included
     """
-    limit = turn.sampling.max_new_tokens
-    pieces = list(_pieces(cohorts, turn))
+    limit = segment.sampling.max_new_tokens
+    pieces = list(_pieces(cohorts, segment))
     hears = None
     if on_finish is not None:
         for done in _ended(cohorts[0], limit):
             on_finish(done)
         hears = partial(_pass_on, on_finish, pieces, limit)
-    answers = engine.generate([piece.request for piece in pieces], turn.sampling, hears)
+    answers = engine.generate([piece.request for piece in pieces], segment.sampling, hears)
     completions = [[list(group) for group in cohort.completions or [()] * len(cohort.prompts)] for cohort in cohorts]
     for piece, answer in zip(pieces, answers, strict=True):
         group = completions[piece.cohort][piece.prompt]
@@ -105,18 +109,18 @@ def advance(engine: Engine, cohorts: Sequence[Cohort], turn: Turn, on_finish: On
 
 
 def goes_on(completion: Completion, limit: int) -> bool:
-    """Return whether it was cut off by a turn's end and not by its limit. An episode is always whole."""
+    """Return whether it was cut off by a segment's end and not by its limit. An episode is always whole."""
     return completion.ended is None and completion.finish == "length" and completion.length < limit
 
 
-def going_on(cohorts: Sequence[Cohort], turn: Turn) -> int:
+def unfinished(cohorts: Sequence[Cohort], segment: Segment) -> int:
     """Return how many completions of the cohorts have not ended."""
-    limit = turn.sampling.max_new_tokens
+    limit = segment.sampling.max_new_tokens
     return sum(goes_on(c, limit) for cohort in cohorts for group in cohort.completions for c in group)
 
 
 def merged(cohorts: Sequence[Cohort]) -> Cohort:
-    """Cohorts as one."""
+    """Merge cohorts into one."""
     prompts, seeds, completions = zip(*((c.prompts, c.seeds, c.completions) for c in cohorts), strict=True)
     return Cohort(sum(prompts, ()), sum(seeds, ()), sum(completions, ()))
 
@@ -151,21 +155,21 @@ def _joined(before: Support, new: Support) -> Support:
     return Support(torch.cat([before.ids, new.ids]), torch.cat([before.start, new.start[1:] + before.start[-1]]))
 
 
-def _pieces(cohorts: Sequence[Cohort], turn: Turn) -> Iterator[Piece]:
-    """Yield what a turn asks for, the oldest cohort first."""
-    limit = turn.sampling.max_new_tokens
-    most = min(turn.tokens or limit, limit)
+def _pieces(cohorts: Sequence[Cohort], segment: Segment) -> Iterator[SegmentRequest]:
+    """Yield what a segment asks for, the oldest cohort first."""
+    limit = segment.sampling.max_new_tokens
+    most = min(segment.tokens or limit, limit)
     for number, cohort in enumerate(cohorts):
         for i, (prompt, seed) in enumerate(zip(cohort.prompts, cohort.seeds, strict=True)):
             if not cohort.completions:
-                yield Piece(number, i, 0, None, Request(prompt.tokens, turn.samples, seed, most))
+                yield SegmentRequest(number, i, 0, None, Request(prompt.tokens, segment.samples, seed, most))
                 continue
             for j, begun in enumerate(cohort.completions[i]):
                 if goes_on(begun, limit):
                     count = len(begun.tokens)
                     tokens = (*prompt.tokens, *begun.tokens)
                     request = Request(tokens, 1, seed, min(most, limit - count), first=j, drawn=count)
-                    yield Piece(number, i, j, begun, request)
+                    yield SegmentRequest(number, i, j, begun, request)
 
 
 def _ended(cohort: Cohort, limit: int) -> Iterator[Finished]:
@@ -176,7 +180,7 @@ def _ended(cohort: Cohort, limit: int) -> Iterator[Finished]:
                 yield Finished(i, j, completion.tokens, completion.finish)
 
 
-def _pass_on(on_finish: OnFinish, pieces: Sequence[Piece], limit: int, done: Finished) -> None:
+def _pass_on(on_finish: OnFinish, pieces: Sequence[SegmentRequest], limit: int, done: Finished) -> None:
     """Tell of a completion of the first cohort that has ended, whole and by its number there."""
     piece = pieces[done.request]
     tokens = (*(piece.before.tokens if piece.before else ()), *done.tokens)

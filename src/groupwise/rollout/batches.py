@@ -23,7 +23,7 @@ from groupwise.core.numbers.metrics import Mean
 from groupwise.core.settings import Settings
 from groupwise.core.stream import RolloutResult, Sampled, StreamState
 from groupwise.rollout.collect import Rollout
-from groupwise.rollout.turns import turns_of
+from groupwise.rollout.segments import segments_of
 
 #: Seconds in which a batch that is not waited for any more must have ended, once its engine is closed.
 FAREWELL = 10.0
@@ -61,7 +61,7 @@ class RolloutSettings(Settings):
         >>> RolloutSettings(ahead=1, turn_tokens=16).most_age(64), RolloutSettings(free=2).most_age(64)
         (4, 2)
         """
-        return self.free if self.free is not None else self.ahead + turns_of(limit, self.turn_tokens) - 1
+        return self.free if self.free is not None else self.ahead + segments_of(limit, self.turn_tokens) - 1
 
 
 class Batches:

@@ -21,8 +21,8 @@ from groupwise.core.engine import Engine, Precision, Request, Sampling
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.diagnostics.bias import tilt
-from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, Rounding, Tolerance
-from groupwise.models.files.described import description, model_like
+from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, NumericalNoise, Tolerance
+from groupwise.models.files.meta_device import description, model_like
 from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy
 from groupwise.models.moe.settings import routers_to_record
@@ -83,7 +83,7 @@ def measured_tolerance(
     if precisions.exact:
         return FLOAT32
     logprobs = partial(_logprobs, prompts=prompts, pad=policy.pad, completions=completions)
-    whole = WholePolicy(learner)
+    whole = UnshardedPolicy(learner)
     live, exact = logprobs(learner), logprobs(_with_model(learner, whole.model, "fp32"))
     passes = Passes(live=live, exact=exact, engine=exact, reference=live)
     if "bf16" not in (precisions.engine, precisions.reference):
@@ -114,7 +114,7 @@ def tolerance_of(passes: Passes, precisions: Precisions) -> Tolerance:
     )
 
 
-class WholePolicy:
+class UnshardedPolicy:
     """A learner's policy as one process computes with it: the learner's own model, or, of one in shards, a copy of it.
 
     gathered  whether it is a copy, which has the weights that the learner had when it was last gathered
@@ -140,7 +140,7 @@ class WholePolicy:
 
 def float32_logprobs(learner: Learner) -> Callable[[Sequence[Group], int], list[Tensor]]:
     """Return `learner.completion_logprobs` in float32, under the weights as they are whenever it is called."""
-    whole = WholePolicy(learner)
+    whole = UnshardedPolicy(learner)
     exact = _with_model(learner, whole.model, "fp32")
 
     def logprobs(groups: Sequence[Group], pad: int) -> list[Tensor]:
@@ -164,6 +164,6 @@ def _logprobs(
     return torch.cat([logp for group in groups for logp in learner.completion_logprobs([group], pad)])
 
 
-def _rounding(difference: Tensor) -> Rounding:
+def _rounding(difference: Tensor) -> NumericalNoise:
     size = difference.double().abs()
-    return Rounding(mean=float(size.mean()), spread=float(size.std(correction=0)))
+    return NumericalNoise(mean=float(size.mean()), spread=float(size.std(correction=0)))

@@ -16,10 +16,10 @@ from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.peer import PeerLost
 from groupwise.engines.make import make_engine
-from groupwise.engines.outside.client import OutsideEngine, Published
+from groupwise.engines.outside.client import Published, RemoteEngine
 from groupwise.engines.outside.placed import SERVER
+from groupwise.engines.replicas import Replicas
 from groupwise.engines.settings import EngineSettings
-from groupwise.engines.several import SeveralEngines
 from groupwise.models.load import Policy
 from tests.engines.outside.test_address import listening, noted
 from tests.engines.outside.test_outside_engine import REQUESTS, SAMPLINGS, weights
@@ -39,10 +39,10 @@ def _forked() -> Iterator[None]:
 def engines(experts: Policy) -> Iterator[dict[int, Any]]:
     """One inside, three children, and two of these as two engines."""
     three = make_engine(policy=experts, settings=EngineSettings(process="child", count=3))
-    assert isinstance(three, SeveralEngines)
+    assert isinstance(three, Replicas)
     yield {
         1: make_engine(policy=experts, settings=EngineSettings()),
-        2: SeveralEngines(three._members[:2], three._weights),
+        2: Replicas(three._members[:2], three._weights),
         3: three,
     }
     three.close()
@@ -181,7 +181,7 @@ def test_one_that_does_not_start_leaves_the_weights_to_those_that_do(experts: Po
     weights = Published(experts)
     try:
         with pytest.raises(UsageError, match="planted"):
-            OutsideEngine(
+            RemoteEngine(
                 experts, EngineSettings(process="child"), routes=False, note=print, reach=lost, weights=weights
             )
         assert os.fstat(weights.shared.descriptor).st_size == weights.shared.array().nbytes > 0
@@ -197,7 +197,7 @@ def test_engines_at_two_addresses_answer_as_one_and_each_with_its_part(
         settings = EngineSettings(address=f"{here.address},{there.address}")
         assert settings.address == f"{here.address}, {there.address}"
         several = make_engine(policy=experts, settings=settings)
-        assert isinstance(several, SeveralEngines)
+        assert isinstance(several, Replicas)
         try:
             for version, scale in ((31, 0.9), (32, 1.0)):
                 several.load_weights(weights(experts, scale).items(), version)
@@ -221,6 +221,6 @@ def test_addresses_that_are_none_are_one_line(text: str, words: str, tmp_path: A
 
 
 def test_they_declare_what_one_does(engines: dict[int, Any]) -> None:
-    assert isinstance(engines[2], SeveralEngines)
+    assert isinstance(engines[2], Replicas)
     for name in ("routes", "keeps_support", "options", "precision"):
         assert getattr(engines[2], name) == getattr(engines[1], name)

@@ -12,12 +12,12 @@ import torch
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.records import Prompt
 from groupwise.core.samples import Sample
-from groupwise.diagnostics.checks import Probe, Verdict
-from groupwise.diagnostics.tolerance import FLOAT32, Limits, Rounding, Tolerance
+from groupwise.diagnostics.checks import CheckVerdict, Probe
+from groupwise.diagnostics.tolerance import FLOAT32, Limits, NumericalNoise, Tolerance
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.load import Policy
 from groupwise.training.learner import Learner, LearnerSettings
-from groupwise.training.rounding import Passes, Precisions, measured_tolerance, sampled_completions, tolerance_of
+from groupwise.training.numerical_noise import Passes, Precisions, measured_tolerance, sampled_completions, tolerance_of
 
 PROMPTS = [Prompt(Sample(text, text, ""), tuple(range(2, 6 + i))) for i, text in enumerate("abcd")]
 
@@ -89,10 +89,10 @@ def test_measuring_leaves_weights_and_random_numbers_alone(policy: Policy):
     assert [c.logp_engine for c in engine.generate([request], Sampling())[0]] == [c.logp_engine for c in before[0]]
 
 
-@pytest.mark.parametrize(("by", "verdict"), [(1e-7, Verdict.PASS), (0.05, Verdict.FAIL)])
+@pytest.mark.parametrize(("by", "verdict"), [(1e-7, CheckVerdict.PASS), (0.05, CheckVerdict.FAIL)])
 def test_a_bf16_engine_that_answers_as_before_has_old_weights_only_where_they_surely_moved(policy: Policy, by, verdict):
     """An update below bfloat16's last digit changes none of its answers, and that is no fault."""
-    probe = asked(policy, Rounding(mean=1.0, spread=1.0))
+    probe = asked(policy, NumericalNoise(mean=1.0, spread=1.0))
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1 + by * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
@@ -102,7 +102,7 @@ def test_a_bf16_engine_that_answers_as_before_has_old_weights_only_where_they_su
 
 def test_a_probe_counts_words_that_answers_have_in_common_once(policy: Policy):
     """Answers that begin alike round alike: by their number of tokens the limit would be too low for them."""
-    rounding = Rounding(mean=0.01, spread=0.02)
+    rounding = NumericalNoise(mean=0.01, spread=0.02)
     probe = asked(policy, rounding, samples=64)
     learner = probe.logprobs(probe.groups)
     answers = [(i, c) for i, group in enumerate(probe.groups) for c in group.completions]
@@ -117,7 +117,7 @@ def test_a_probe_counts_words_that_answers_have_in_common_once(policy: Policy):
     assert check.value == pytest.approx(fmean(map(fmean, gaps.values())), rel=1e-4)
 
 
-def asked(policy: Policy, rounding: Rounding, samples: int = 4) -> Probe:
+def asked(policy: Policy, rounding: NumericalNoise, samples: int = 4) -> Probe:
     """A probe of a float32 learner and a bf16 engine, with this much rounding between them."""
     learner, engine = parts(policy, Precisions("fp32", "bf16"))
     return Probe(

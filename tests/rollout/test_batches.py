@@ -14,7 +14,7 @@ from groupwise.algorithms.parts.filters import DropUniform
 from groupwise.core.errors import RunError
 from groupwise.core.files.dataclass_json import from_json, to_json
 from groupwise.core.stream import Sampled, StreamState
-from groupwise.rollout.ahead import Batches
+from groupwise.rollout.batches import Batches
 from groupwise.rollout.collect import Rollout
 from tests.engines.outside.completions import fields
 from tests.rollout.test_collect import make
