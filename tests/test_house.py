@@ -1,14 +1,21 @@
-"""The house: few files at the root, imports downward only, and pages that show what is there."""
+"""The house: few files at the root and in a folder, imports downward only, names and docstrings that can be read, and
+pages that show what is there.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
+import grimp
 import pytest
 
 from docs import floors
@@ -19,6 +26,45 @@ SOURCE = ROOT / "src" / "groupwise"
 
 def packages() -> list[str]:
     return sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def sources() -> Iterator[Path]:
+    return (path for path in SOURCE.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """Who imports whom, file by file, functions and type checking included."""
+    graph = grimp.build_graph("groupwise")
+    return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+
+
+def longest_chain(imported: Mapping[str, set[str]]) -> list[str]:
+    """The longest path along imports, the highest file first.
+
+    >>> longest_chain({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+    ['a', 'b', 'c']
+    """
+
+    @cache
+    def below(module: str) -> tuple[str, ...]:
+        return (module, *max(map(below, sorted(imported[module])), key=len, default=()))
+
+    return list(max(map(below, sorted(imported)), key=len))
+
+
+def documented(path: Path) -> Iterator[tuple[str, str]]:
+    """Every docstring of a file, with the name of what it is about."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "name", "the module"), text
 
 
 def lint(source: Path) -> subprocess.CompletedProcess[str]:
@@ -39,6 +85,49 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_root_has_four_files_and_at_most_eighteen_packages() -> None:
     assert sorted(path.name for path in SOURCE.glob("*.py")) == ["__init__.py", "__main__.py", "cli.py", "loop.py"]
     assert len(packages()) <= 18
+
+
+def test_a_folder_has_at_most_fifteen_files() -> None:
+    counts = Counter(path.parent.relative_to(SOURCE).as_posix() for path in sources())
+    assert {folder: count for folder, count in counts.items() if count > 15} == {}
+
+
+def test_a_file_earns_its_door() -> None:
+    """A file under 40 lines that one other file imports would be read with it."""
+    importers = Counter(name for imported in imports().values() for name in imported)
+    files = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in sources()}
+    small = [name for name, path in files.items() if len(path.read_text().splitlines()) < 40]
+    assert [name for name in small if importers[name] == 1] == []
+
+
+def test_imports_are_at_most_twenty_files_deep() -> None:
+    chain = longest_chain(imports())
+    assert len(chain) <= 20, chain
+
+
+def test_no_class_name_is_in_three_packages() -> None:
+    where: dict[str, set[str]] = defaultdict(set)
+    for path in sources():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                where[node.name].add(path.relative_to(SOURCE).parts[0])
+    assert {name: found for name, found in where.items() if len(found) > 2} == {}
+
+
+#: Openings of a docstring that say neither what a function does nor what a thing is.
+UNCLEAR = re.compile(r"(Of|The same|What|Where|How|Why|Which|When|As|For|To|From|In|There|It|Its|After|Before)\b")
+
+
+def test_a_docstring_begins_with_a_verb_or_a_noun() -> None:
+    """Commands' docstrings are their --help, whose words people know; cli.py alone has those."""
+    unclear = [
+        (path.relative_to(SOURCE).as_posix(), name, text.split("\n")[0])
+        for path in sources()
+        if path.name != "cli.py"
+        for name, text in documented(path)
+        if UNCLEAR.match(text)
+    ]
+    assert unclear == []
 
 
 def test_no_import_points_up(copy: Path) -> None:
