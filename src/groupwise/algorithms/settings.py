@@ -18,6 +18,7 @@ from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, Seq
 from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
+from groupwise.core.code.live_code import located
 from groupwise.core.code.user_code import NO_FILES, Files, load, offered_name, raised, use_of
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.files.plain import of_program
@@ -148,6 +149,28 @@ def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:
     values["kl"] = {**kl, **_chosen_by("kl", type(row.kl.estimator)), **_values(row.kl.estimator)}
     values["entropy_coefficient"] = row.entropy_coefficient
     return values
+
+
+def as_keys(row: Algorithm) -> dict[str, Any]:
+    """Make the section [algorithm] of a row: its name, and what differs from the catalog's row of that name.
+
+    What is as the catalog has it is not said, so the run fills it in as it does for the name alone. A part of the
+    user's own is named by its file. Raises UsageError if no other process could find that.
+
+    >>> as_keys(algorithm("grpo", {"trust.epsilon_high": 0.28}))
+    {'name': 'grpo', 'trust': {'epsilon_high': 0.28}}
+    """
+    known = settings(algorithm(row.name))
+    keys: dict[str, Any] = {"name": row.name}
+    for slot, values in settings(row).items():
+        if isinstance(values, Mapping):
+            part = row.kl.estimator if slot == "kl" else getattr(row, slot)
+            changed: Any = _changed(slot, part, values, known[slot])
+            if changed:
+                keys[slot] = changed
+        elif values != known[slot]:
+            keys[slot] = values
+    return keys
 
 
 def describe(part: object) -> str:
@@ -286,3 +309,23 @@ def _checked(where: str, value: Any, kind: type) -> bool | int | float | str:
     if kind is not str and not -LARGEST <= value <= LARGEST:  # NaN is not
         raise UsageError(f"{where} = {brief(value)}: must be {words} from -{LARGEST:g} to {LARGEST:g}")
     return kind(value)
+
+
+def _changed(slot: str, part: object, values: Mapping[str, Any], known: Any) -> dict[str, Any]:
+    """Return the keys of a slot that neither the catalog's row nor the part's defaults give."""
+    key = KIND_KEY.get(slot, "kind")
+    chosen: dict[str, Any] = {}
+    if "use" in values:
+        name = type(part).__name__
+        chosen["use"] = located(type(part))
+        if not chosen["use"]:
+            raise UsageError(
+                f"algorithm.{slot}: {name} is a class of this program, so no other process can have it; write it into "
+                f'a file parts.py and give groupwise.algorithm(NAME, {{"{slot}.use": "parts.py:{name}"}})'
+            )
+    elif values[key] != known[key]:
+        chosen[key] = values[key]
+    fields = {field.name: field.default for field in dataclasses.fields(part)}  # type: ignore[arg-type]
+    usual = {**known, **fields} if chosen else known
+    others = {name: value for name, value in values.items() if name not in (key, "use")}
+    return chosen | {name: value for name, value in others.items() if value != usual[name]}
