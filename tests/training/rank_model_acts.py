@@ -19,10 +19,9 @@ from groupwise.models.value import from_policy
 from groupwise.planning.shard_groups import groups_of, held_bytes
 from groupwise.training.critic import Critic, CriticSettings
 from groupwise.training.learner import Learner, LearnerSettings
-from groupwise.training.mesh import Mesh, Message, Verb, connect, rendezvous
+from groupwise.training.mesh import Mesh, Verb, connect, rendezvous
 from groupwise.training.ranks.followers import LeadingMesh
-from groupwise.training.ranks.reward_scorer import RewardScorer
-from groupwise.training.ranks.verbs import follow, tell
+from groupwise.training.ranks.sharded import RewardScorer
 from tests.laws.rank_cases import bare_batch, policy, scoring_model
 
 #: Tokens of a microbatch, of which there are then several, and an odd number.
@@ -43,14 +42,14 @@ def two_threads(mesh: Mesh) -> Pair:
     valuer = Critic(from_policy(policy(torch.float32)), CriticSettings(tokens_per_microbatch=BUDGET), 4, mesh=mesh)
     bare = dataclasses.replace(bare_batch(), value=None)
     if not mesh.leads:
-        follow(mesh, {Verb.SCORES: lambda m: scorer.take_part(), Verb.VALUES: lambda m: valuer.values(m.batch)})
+        mesh.follow({Verb.SCORES: lambda m: scorer.take_part(), Verb.VALUES: lambda m: valuer.values(m.batch)})
         return [], []
     first = valuer.values(bare)
     with ThreadPoolExecutor(1) as other:
         scores = [other.submit(scorer.scores, token_rows(), [()] * 32) for _ in range(TURNS)]
         values = [valuer.values(bare) for _ in range(TURNS)]
     same = [sum(torch.equal(x, first) for x in values), sum(one.result() == right for one in scores)]
-    tell(mesh, Message(Verb.STOP))
+    mesh.tell(Verb.STOP)
     return same, [TURNS, TURNS]
 
 

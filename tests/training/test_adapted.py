@@ -22,8 +22,7 @@ from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.load import Policy, digest, load_policy
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
 from groupwise.models.tiny import TinySpec
-from groupwise.training.adapted import AdaptedLearner
-from groupwise.training.learner import Learner, LearnerSettings
+from groupwise.training.learner import AdaptedLearner, Learner, LearnerSettings
 from tests.laws.test_split import make_batch
 from tests.moe_policy import save_moe
 

@@ -13,6 +13,7 @@ from groupwise.core.numbers.metrics import Last, Max, Mean, Sum, merge, read
 from groupwise.core.records import UpdateRecord
 from groupwise.diagnostics.updates import loss_metrics, update_metrics
 from groupwise.models.load import load_policy
+from groupwise.training import learner as training_learner
 from groupwise.training.learner import Learner, LearnerSettings
 from groupwise.training.optimizer import Optimizer, Schedule, learning_rate
 from tests.laws.test_split import make_batch
@@ -78,13 +79,13 @@ def test_an_update_moves_along_the_advantage(policy):
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that each forward of a learner will add its number of rows to."""
-    rows, real = list[int](), Learner._forward
+    rows, real = list[int](), training_learner.sequence_logprobs
 
-    def forward(learner, model, micro, *bonus):
-        rows.append(len(micro.index))
-        return real(learner, model, micro, *bonus)
+    def logprobs(backbone, head, tokens, *others, **named):
+        rows.append(len(tokens))
+        return real(backbone, head, tokens, *others, **named)
 
-    monkeypatch.setattr(Learner, "_forward", forward)
+    monkeypatch.setattr(training_learner, "sequence_logprobs", logprobs)
     return rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from groupwise.training.start.muon import COEFFICIENTS, TIMES, Muon, orthogonalised
+from groupwise.training.start.warm_start import COEFFICIENTS, TIMES, Muon, orthogonalised
 
 SHAPES = [(6, 6), (4, 9), (9, 4), (1, 5)]
 

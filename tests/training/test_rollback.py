@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from groupwise.training import checkpoint
-from groupwise.training.rollback import way_back
+from groupwise.training.state import way_back
 
 
 @pytest.fixture(scope="module")

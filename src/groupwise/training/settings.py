@@ -21,9 +21,9 @@ from groupwise.training.checkpoint import CheckpointSettings
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import ReferenceSettings
-from groupwise.training.rollback import Guard, RollbackSettings
 from groupwise.training.start.reward_model import PreferenceSettings
 from groupwise.training.start.warm_start import WarmStart
+from groupwise.training.state import Guard, RollbackSettings
 
 #: Why keys stay as they are in a run that goes on.
 PLACE = Fixed("the run is its folder: rename or move that")
