@@ -141,7 +141,7 @@ class Algorithm:
         return {slot: getattr(self, slot) for slot in slots}
 
     def credit(self, batch: Batch, weights: Sequence[float] | None = None) -> Batch:
-        """Adds `reward`, `advantage`, `returns` and, if a mismatch is corrected, `correction`, each [N,T].
+        """Add `reward`, `advantage`, `returns` and, if a mismatch is corrected, `correction`, each [N,T].
 
         With `weights` [K] the rewards in `reward_scores` are credited one by one, so that one of small spread weighs as
         much as one of large spread: advantage = sum_k weight_k advantage(reward_k).
@@ -175,14 +175,14 @@ class Algorithm:
         return call("advantage", self.advantage, reward, value, mask, group, step_end, *states)
 
     def weigh(self, minibatch: Batch) -> Batch:
-        """Adds `weight` [N,T], made once for the optimizer batch."""
+        """Add `weight` [N,T], made once for the optimizer batch."""
         return minibatch.add(weight=self._weight(minibatch.mask))
 
     def _weight(self, mask: Tensor) -> Tensor:
         return call("aggregate", self.aggregate, mask, count(mask))
 
     def trained_rows(self, minibatch: Batch) -> Tensor:
-        """[N] bool: the rows of a weighted minibatch whose loss can have a gradient.
+        """Find the rows [N] of a weighted minibatch whose loss can have a gradient.
 
         Every surrogate is proportional to the advantage: a row whose advantages are 0, as where all scores of its group
         are equal, trains nothing but a KL term or an entropy bonus.

@@ -81,7 +81,6 @@ def _column(name: str, column: Any, mask: Tensor) -> str:
 
 
 def _detached(name: str, column: Tensor, *inputs: Tensor) -> str:
-    """Tell whether gradients could pass and the column lets none through."""
     if column.requires_grad or not torch.is_grad_enabled() or not any(one.requires_grad for one in inputs):
         return ""
     return f"returned a {name} that is detached from the policy: nothing would train; leave out detach() and no_grad()"

@@ -135,7 +135,6 @@ def lines(row: Algorithm) -> list[tuple[str, str, str]]:
 
 
 def _table(lines: list[tuple[str, str, str]]) -> list[str]:
-    """Put each part on one line, its equation under it."""
     width = max(10, *(len(name) + 1 for name, _, _ in lines))
     return [row for name, part, equation in lines for row in (f"{name:<{width}} {part}", f"{'':<{width}} {equation}")]
 

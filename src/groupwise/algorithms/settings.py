@@ -205,7 +205,6 @@ def _name(kind: type) -> str:
 
 
 def _chosen_by(slot: str, kind: type) -> dict[str, object]:
-    """Return the key that chooses a part's class, and its value."""
     name = _catalog_name(kind) or (offered_name(GROUP, kind) or "").removeprefix(f"{slot}.")
     return {KIND_KEY.get(slot, "kind"): name} if name else {"use": use_of(kind)}
 
@@ -226,7 +225,7 @@ def _kind(slot: str, current: type, values: Mapping[str, object], files: Files) 
 
 
 def _by_slot(settings: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """Dotted or nested keys -> {slot: {field: value}}; a key without a field has the field ''."""
+    """Sort dotted or nested keys -> {slot: {field: value}}; a key without a field has the field ''."""
     slots: dict[str, dict[str, object]] = {}
     for key, value in settings.items():
         slot, _, field = key.partition(".")
@@ -251,7 +250,6 @@ def _rebuild(slot: str, part: object, values: Mapping[str, object], files: Files
 
 
 def _rebuild_kl(kl: KL, values: Mapping[str, object], files: Files) -> KL:
-    """Rebuild the KL term; a key that is not the term's own is its estimator's."""
     own: dict[str, object] = {"beta": kl.beta, "place": kl.place}
     if "beta" in values:
         own["beta"] = _checked("algorithm.kl.beta", values["beta"], float)
@@ -263,7 +261,7 @@ def _rebuild_kl(kl: KL, values: Mapping[str, object], files: Files) -> KL:
 
 
 def _field_types(where: str, kind: Any) -> dict[str, type]:
-    """Name -> type of a part's fields. Raises UsageError if a recipe cannot hold one."""
+    """Return the type of each of a part's fields by its name. Raises UsageError if a recipe cannot hold one."""
     try:
         hints = get_type_hints(kind)
     except Exception as error:
@@ -302,7 +300,6 @@ def _choice(where: str, value: object, choices: Mapping[str, T], others: Sequenc
 
 
 def _checked(where: str, value: Any, kind: type) -> bool | int | float | str:
-    """Convert a field's value to its annotation: bool, int, float or text."""
     accepted, words = FIELDS[kind]
     if not isinstance(value, accepted) or isinstance(value, bool) is not (kind is bool):
         raise UsageError(f"{where} = {brief(value)}: must be {words}")

@@ -42,7 +42,7 @@ class CheckpointSettings(Settings):
 
 
 def folder_of(root: Path, step: int) -> Path:
-    """root/step-000120."""
+    """Return root/step-000120."""
     return root / f"step-{step:06d}"
 
 
@@ -85,7 +85,7 @@ def save(root: Path, step: int, write: Callable[[Path], Mapping[str, str] | None
 
 
 def remove_after(root: Path, step: int) -> None:
-    """Takes away the checkpoints after `step`, the newest first: a kill leaves none that has lost what is before it.
+    """Remove the checkpoints after `step`, the newest first: a kill leaves none that has lost what is before it.
 
     Raises RunError if the disk refuses.
     """

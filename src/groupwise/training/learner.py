@@ -138,7 +138,7 @@ class Learner(TrainedModel):
         return self.mesh.joined(out)
 
     def _read(self, batch: Batch) -> Tensor:
-        """[N] bool: the rows with a token whose log-probability is read; all if routes are recorded."""
+        """Find the rows [N] with a token whose log-probability is read; all if routes are recorded."""
         return batch.mask.any(1) | bool(self.routers)
 
     def _microbatches(self, run: Pass, rows: Tensor) -> Iterator[Microbatch]:

@@ -40,7 +40,7 @@ _NAMED = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Verb(StrEnum):
-    """What the ranks of a run do together."""
+    """Work that the ranks of a run do together."""
 
     ANNOTATE = "annotate"
     UPDATE = "update"
@@ -86,12 +86,12 @@ class Mesh:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, the one that writes files."""
+        """True if this is rank 0, the one that writes files."""
         return self.rank == 0
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other rank."""
+        """True if there is no other rank."""
         return self.size == 1
 
     def dealt(self, items: Sequence[T]) -> Iterator[T | None]:
@@ -289,7 +289,6 @@ def batch_of(lengths: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Batch
 
 
 def _parts(name: str, rows: tuple[Any, ...]) -> dict[str, list[Tensor | None]]:
-    """Return a column of rows as columns of tensors."""
     if name != "support":
         return {name: list(rows)}
     return {f"{name}.{part}": [row and getattr(row, part) for row in rows] for part in ("ids", "start")}

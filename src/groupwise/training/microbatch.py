@@ -54,7 +54,7 @@ class Pass:
 
     @cached_property
     def keys(self) -> Tensor:
-        """[N,T] int64 of the batch's rows: numbers that two of them have in common as long as they are one computation.
+        """Numbers [N,T] int64 that two of the batch's rows have in common as long as they are one computation.
 
         Those are the tokens; on replayed routes, each token with its routes.
         """

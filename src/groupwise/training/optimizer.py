@@ -46,7 +46,7 @@ GIVEN_BACK = 1 << 28
 
 
 class Schedule(StrEnum):
-    """How the learning rate goes on after its warmup."""
+    """Course of the learning rate after its warmup."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -84,7 +84,7 @@ class OptimizerSettings(Settings):
 
 @dataclass(frozen=True)
 class UpdateOutcome:
-    """What became of an optimizer update: the gradient's norm before clipping, and whether the weights moved."""
+    """Outcome of an optimizer update: the gradient's norm before clipping, and whether the weights moved."""
 
     gradient_norm: float
     applied: bool

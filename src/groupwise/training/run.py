@@ -21,8 +21,7 @@ from groupwise.diagnostics.step import StepLog, timeline
 from groupwise.diagnostics.tolerance import Limits
 from groupwise.health.symptoms.base import Finding
 from groupwise.journal.output import Output
-from groupwise.rollout.asynchronous import AsynchronousBatches
-from groupwise.rollout.batches import Batches
+from groupwise.rollout.batches import AsynchronousBatches, Batches
 from groupwise.rollout.collect import Rollout
 from groupwise.training import checkpoint
 from groupwise.training.critic import Critic
@@ -104,7 +103,7 @@ class Training:
 
     @property
     def may_go_back(self) -> bool:
-        """Whether the guard returns the run to a checkpoint, and has not done so too often."""
+        """True if the guard returns the run to a checkpoint, and has not done so too often."""
         return self.settings.guard is Guard.ROLLBACK and len(self.progress.rollbacks) < self.settings.rollback.most
 
     def roll_back(self, folder: Path, alarms: Sequence[Finding]) -> None:

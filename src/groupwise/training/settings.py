@@ -139,10 +139,10 @@ class RunSettings(Settings):
 
     @property
     def reference_is_base(self) -> bool:
-        """Whether a reference, if one is read, is the policy without its adapters, and no copy."""
+        """True if a reference, if one is read, is the policy without its adapters, and no copy."""
         return bool(self.adapter.rank) and self.reference.stays_start
 
     @property
     def old_from_engine(self) -> bool:
-        """Whether logp_old is the engine's, and not measured by the learner."""
+        """True if logp_old is the engine's, and not measured by the learner."""
         return self.logp_old == "engine"

@@ -27,7 +27,7 @@ LONGEST = 300
 
 
 class Guard(StrEnum):
-    """What a run does when an early warning of collapse begins, beside saying it."""
+    """Action of a run when an early warning of collapse begins, beside saying it."""
 
     WARN = "warn"
     STOP = "stop"
@@ -86,7 +86,7 @@ def way_back(root: Path, step: int, every: int, returned_to: int = 0, needed: Se
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """Progress of a run.
 
     step               the last one that is done; while a step runs, that one
     skipped_in_a_row   optimizer updates whose loss or gradient was not finite, since the last that was applied
@@ -124,7 +124,7 @@ class _Stream(BaseModel):
 
 
 class _Saved(BaseModel):
-    """The types of what `RunState.save` writes; what is in the groups that wait is read by their own."""
+    """Types of what `RunState.save` writes; what is in the groups that wait is read by their own."""
 
     step: int = Field(ge=0)
     reference: str
@@ -141,7 +141,7 @@ class _Saved(BaseModel):
 
 @dataclass(frozen=True)
 class RunState:
-    """What a checkpoint saves: weights, optimizers, counters and the stream of prompts.
+    """State that a checkpoint saves: weights, optimizers, counters and the stream of prompts.
 
     folder     holds a folder for each checkpoint, of which the newest `keep` stay
     reference  None where the algorithm reads none
@@ -158,7 +158,7 @@ class RunState:
 
     @property
     def updates(self) -> dict[str, int]:
-        """How many optimizer updates policy and critic have had."""
+        """Optimizer updates that policy and critic have had."""
         critic_updates = self.critic.optimizer.updates if self.critic else 0
         return {"updates": self.learner.optimizer.updates, "critic_updates": critic_updates}
 

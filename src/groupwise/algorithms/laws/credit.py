@@ -15,7 +15,7 @@ from groupwise.core.samples import Sample
 
 
 def _step_ends(batch: Draw, numbers: torch.Generator) -> Tensor:
-    """[N,T] bool: from no to several step ends a completion."""
+    """Draw from no to several step ends a completion, [N,T] bool."""
     return torch.rand(batch.mask.shape, generator=numbers) < 0.4
 
 

@@ -259,7 +259,7 @@ def not_finite(name: str, column: Tensor) -> str:
 
 
 def gradient(total: Tensor, *inputs: Tensor) -> Tensor:
-    """d total / d inputs, added up: inputs that move together. 0 if nothing passes."""
+    """Compute d total / d inputs, added up: inputs that move together. 0 if nothing passes."""
     if not total.requires_grad:
         return torch.zeros_like(inputs[0])
     moved = torch.autograd.grad(total, inputs, allow_unused=True)

@@ -49,7 +49,7 @@ def tried(part: Any) -> Iterator[tuple[Law, str]]:
 
 
 def _undue(slot: str, part: Any, remedy: str) -> str:
-    """Why a part cannot be tried, with what to do: it takes other arguments, or its answer is of another kind."""
+    """Say why a part cannot be tried, with what to do: it takes other arguments, or its answer is of another kind."""
     trial, batch = TRIALS[slot], draw(0, 0.05)
     try:
         answer = trial.call(part, trial.given(batch))

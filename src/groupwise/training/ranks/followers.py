@@ -102,7 +102,6 @@ class LeadingMesh(Mesh):
         return f"rank {' and '.join(still) or '?'} of {self.size} kept the others waiting for {self.seconds:g} seconds"
 
     def _first_ended(self) -> tuple[int, Process, Exit] | None:
-        """Return the first rank that ended of itself, and how."""
         for rank, process in enumerate(self.processes, start=1):
             how = process.exit()
             if how is not None and how.code != LOST_OTHERS:

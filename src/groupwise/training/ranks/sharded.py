@@ -39,9 +39,9 @@ class Sharded(nn.Module):
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, bf16: bool = False) -> None:
-        """bf16  layers are gathered and run in bfloat16 over masters as they are; gradients are added up in float32
+        """Raises UsageError for a model whose layers cannot be found.
 
-        Raises UsageError for a model whose layers cannot be found.
+        bf16  layers are gathered and run in bfloat16 over masters as they are; gradients are added up in float32
         """
         super().__init__()
         self.model = model

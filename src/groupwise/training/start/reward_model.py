@@ -113,7 +113,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class PreferenceReport:
-    """How good a reward model is on held-out pairs, whose prompts it has not been trained on. Ties count half.
+    """Quality of a reward model on held-out pairs, whose prompts it has not been trained on. Ties count half.
 
     accuracy           share of held-out pairs ordered as labelled, wrong labels included
     accuracy_true      share ordered as the true ranking has them; None where that is unknown
@@ -294,7 +294,7 @@ def report_on(
 
 
 def calibration(gap: Tensor) -> tuple[Bin, ...]:
-    """[M] score differences, chosen minus rejected -> BINS equal bins of predicted P(first preferred).
+    """Sort [M] score differences, chosen minus rejected, into BINS equal bins of predicted P(first preferred).
 
     Each pair is seen both ways round: as sigmoid(gap) with the first preferred, and as sigmoid(-gap) with the second.
     """
@@ -310,7 +310,7 @@ def calibration(gap: Tensor) -> tuple[Bin, ...]:
 
 
 def calibration_error(bins: Sequence[Bin]) -> float:
-    """sum of count * |predicted - observed| / sum of count (expected calibration error; Guo et al., 1706.04599)."""
+    """Compute sum of count * |predicted - observed| / sum of count (expected calibration error; 1706.04599)."""
     total = sum(b.count for b in bins)
     gaps = [b.count * abs(b.predicted - b.observed) for b in bins if b.predicted is not None and b.observed is not None]
     return math.fsum(gaps) / total
@@ -339,7 +339,6 @@ def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
 
 
 def _share_above(gap: Tensor) -> float:
-    """Return the share of positive differences, ties counted half, as if a coin decided them."""
     return float(((gap > 0).double() + 0.5 * (gap == 0).double()).mean())
 
 
