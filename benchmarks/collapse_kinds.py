@@ -59,7 +59,7 @@ def weights_late(loads: int) -> AbstractContextManager[Any]:
     The checks of a run name this fault in its second step (docs/checks.md); here the warnings are on their own.
     """
     from groupwise.engines.local.engine import LocalEngine
-    from groupwise.training import reporting
+    from groupwise.training import run as training_run
 
     real, waiting = LocalEngine.load_weights, deque()
 
@@ -70,7 +70,7 @@ def weights_late(loads: int) -> AbstractContextManager[Any]:
 
     stack = ExitStack()
     stack.enter_context(mock.patch.object(LocalEngine, "load_weights", load_weights))
-    stack.enter_context(mock.patch.object(reporting, "require_passed", return_value=None))
+    stack.enter_context(mock.patch.object(training_run, "require_passed", return_value=None))
     return stack
 
 

@@ -32,7 +32,8 @@ from groupwise.engines.local.cache import RowCache
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.health.checks import of_limit
 from groupwise.journal.journal import sound_metrics
-from groupwise.training import checkpoint, reporting
+from groupwise.training import checkpoint
+from groupwise.training import run as training_run
 from sweep import finished
 
 Row = dict[str, Any]
@@ -155,13 +156,13 @@ FAULTS: Mapping[str, Fault] = {
 @contextmanager
 def failed_checks() -> Iterator[list[Check]]:
     """The checks that end a run, as they are required to have passed."""
-    real, failed = reporting.require_passed, []
+    real, failed = training_run.require_passed, []
 
     def require_passed(checks: Sequence[Check], step: int) -> None:
         failed.extend(check for check in checks if check.verdict is CheckVerdict.FAIL)
         real(checks, step)
 
-    with mock.patch.object(reporting, "require_passed", require_passed):
+    with mock.patch.object(training_run, "require_passed", require_passed):
         yield failed
 
 

@@ -14,10 +14,9 @@ from groupwise.diagnostics.groups import generation_metrics
 from groupwise.diagnostics.safeguards import MOST_SKIPPED, collapse_ahead, never_finite, require_scores, require_signal
 from groupwise.diagnostics.step import Expected, StepLog, step_row
 from groupwise.journal.per_token import PerToken
-from groupwise.training.reporting import believed, machine_work, probed, report, say_how_long_a_stop_takes
-from groupwise.training.rollback import Guard
-from groupwise.training.run import Training
+from groupwise.training.run import Training, believed, machine_work, probed, report, say_how_long_a_stop_takes
 from groupwise.training.settings import RunSettings
+from groupwise.training.state import Guard
 
 
 def train(run: Training) -> bool:

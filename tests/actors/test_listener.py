@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from groupwise.actors import listener as listeners
-from groupwise.actors.listener import TOKEN, Listener
+from groupwise.actors import place as places
+from groupwise.actors.place import TOKEN, Listener
 from groupwise.core.channel import pack
 
 
@@ -58,7 +58,7 @@ def test_a_process_is_known_by_its_token_and_its_connection_works(heard: Heard) 
 
 
 def test_whoever_has_no_token_is_sent_away(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "PATIENCE", 0.3)
+    monkeypatch.setattr(places, "SPEAKS", 0.3)
     token = heard.listener.expect()
     wrong = ("0" if token[0] != "0" else "1") + token[1:]
     assert sent_away(heard.call(wrong.encode(), {}))

@@ -28,7 +28,7 @@ from groupwise.algorithms.parts.kl import K2
 from groupwise.algorithms.parts.mismatch import TIS
 from groupwise.algorithms.parts.ratio import TokenRatio
 from groupwise.algorithms.parts.rejection import TokenBand
-from groupwise.algorithms.parts.shaping import Outcome
+from groupwise.algorithms.parts.shaping import OutcomeReward
 from groupwise.algorithms.parts.trust import Clip
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Halves(groupwise.Rejection):
 class Ratio(TokenRatio): pass
 
 @dataclass(frozen=True)
-class Late(Outcome): pass
+class Late(OutcomeReward): pass
 
 @dataclass(frozen=True)
 class Silent(groupwise.Trust):

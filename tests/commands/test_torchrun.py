@@ -8,7 +8,7 @@ import groupwise
 from groupwise.commands.train.torchrun import disagreement, with_given_ranks
 from groupwise.config import recipe
 from groupwise.core.errors import UsageError
-from groupwise.training.ranks.torchrun import GivenRanks, given_ranks
+from groupwise.training.ranks.followers import GivenRanks, given_ranks
 
 TOLD = {
     "RANK": "0",

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 import groupwise
-from groupwise.algorithms.as_keys import as_keys
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts.trust import Clip
-from groupwise.algorithms.settings import algorithm
+from groupwise.algorithms.settings import algorithm, as_keys
 from groupwise.config import recipe as recipes
 from groupwise.config.given import Given, given
 from groupwise.config.resolve import resolve, resolved_recipe

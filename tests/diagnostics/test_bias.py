@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.diagnostics.bias import ratio_excess, tilt
+from groupwise.diagnostics.tolerance import ratio_excess, tilt
 
 
 def counted(share: list[int]) -> tuple[Tensor, Tensor]:

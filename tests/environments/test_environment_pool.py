@@ -13,7 +13,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Sample
 from groupwise.environments.game import Game
-from groupwise.environments.pool import PoolEnvironments
+from groupwise.environments.live import PoolEnvironments
 from groupwise.rewards.pool.work import Limits
 from groupwise.tasks.data.task import Data
 from tests.environments.test_live import said

@@ -33,15 +33,14 @@ from groupwise.models.reward import RewardModel, reward_model_of
 from groupwise.models.shards import own_part, set_unsharded, set_unsharded_state, unsharded
 from groupwise.models.tiny import TinySpec
 from groupwise.models.value import from_policy
-from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.checkpoint import OPTIMIZER
 from groupwise.training.critic import Critic, CriticSettings
-from groupwise.training.learner import Learner, LearnerSettings
+from groupwise.training.learner import AdaptedLearner, Learner, LearnerSettings
 from groupwise.training.mesh import ALONE, Mesh, connect, rendezvous
 from groupwise.training.microbatch import Pass
 from groupwise.training.numerical_noise import Precisions, float32_logprobs, measured_tolerance, sampled_completions
 from groupwise.training.ranks.parts import sha256_of, stored
-from groupwise.training.ranks.reward_scorer import RewardScorer
+from groupwise.training.ranks.sharded import RewardScorer
 from tests.laws import moe_models
 from tests.laws.test_split import make_batch
 

@@ -29,10 +29,12 @@ from groupwise.training.start.pairs import Comparison, flip, ranked, split_by_pr
 from groupwise.training.start.reward_model import (
     PreferenceSettings,
     bradley_terry,
+    calibration,
+    calibration_error,
     gradients,
     rate,
+    report_on,
 )
-from groupwise.training.start.reward_report import calibration, calibration_error, report_on
 
 SMALL = {"vocab_size": 15, "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "pad_token_id": 0}
 DENSE = {**SMALL, "intermediate_size": 16, "num_key_value_heads": 2}

@@ -23,8 +23,7 @@ from groupwise.planning.activations import (
     without_memory,
 )
 from groupwise.planning.live_bytes import LiveBytes
-from groupwise.training.adapted import AdaptedLearner
-from groupwise.training.learner import Learner, LearnerSettings
+from groupwise.training.learner import AdaptedLearner, Learner, LearnerSettings
 
 ROWS = Rows(completions=(3, 3), prompt=20, completion=30)
 CONFIGS = {

@@ -15,7 +15,7 @@ from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import RunError
 from groupwise.core.files.dataclass_json import from_json, to_json
 from groupwise.core.stream import StreamState
-from groupwise.rollout.asynchronous import AsynchronousBatches
+from groupwise.rollout.batches import AsynchronousBatches
 from tests.rollout.test_collect import Impossible
 from tests.rollout.test_segments import ByLengths, keys, rollout_of
 

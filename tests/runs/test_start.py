@@ -22,7 +22,7 @@ from groupwise.journal.journal import read_metrics
 from groupwise.models.load import digest, load_policy
 from groupwise.models.tiny import TinySpec
 from groupwise.training import checkpoint
-from groupwise.training.start.run_policy import RunPolicy, run_policy
+from groupwise.training.start.initial_policy import RunPolicy, run_policy
 from tests.runs.test_run import assert_goes_on, timeless
 from tests.runs.tiny_runs import cut_back, tiny_policy, tiny_run, weights_after
 

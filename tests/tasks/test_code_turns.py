@@ -18,7 +18,7 @@ from groupwise.commands.train.train import resume
 from groupwise.core.environment import Conversation, Reply, fingerprint
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.environments.pool import PoolEnvironments, _Player
+from groupwise.environments.live import PoolEnvironments, _Player
 from groupwise.rewards.pool.work import Limits
 from groupwise.rewards.sandbox.words import LONGEST
 from groupwise.tasks.code import generated

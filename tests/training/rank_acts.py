@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -14,6 +13,7 @@ import torch
 from groupwise.core.errors import UsageError, disk_words
 from groupwise.training.mesh import Mesh, connect, rendezvous
 from groupwise.training.ranks.parts import write_parts
+from tests.training.made import told
 
 #: Seconds that one rank waits for another here.
 DEADLINE = 1.0
@@ -90,16 +90,12 @@ def waits(mesh: Mesh) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("rank", type=int)
-    parser.add_argument("port", type=int)
-    parser.add_argument("folder", type=Path)
-    options = parser.parse_args()
-    if options.rank == 0:
+    rank, port, folder = told()
+    if rank == 0:
         fails_alone()
-    store = rendezvous("127.0.0.1", options.port, 2, leads=False, seconds=30)
-    mesh = connect(store, options.rank, 2, seconds=DEADLINE)
-    (options.folder / f"rank-{options.rank}.json").write_text(json.dumps(acts(mesh, options.folder)))
+    store = rendezvous("127.0.0.1", port, 2, leads=False, seconds=30)
+    mesh = connect(store, rank, 2, seconds=DEADLINE)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(acts(mesh, folder)))
     mesh.close()
 
 

@@ -5,12 +5,10 @@ Rank 0 tells; rank 1 follows. tests/training/test_rank_models.py starts both onc
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 
@@ -19,11 +17,11 @@ from groupwise.models.value import from_policy
 from groupwise.planning.shard_groups import groups_of, held_bytes
 from groupwise.training.critic import Critic, CriticSettings
 from groupwise.training.learner import Learner, LearnerSettings
-from groupwise.training.mesh import Mesh, Message, Verb, connect, rendezvous
+from groupwise.training.mesh import Mesh, Verb, connect, rendezvous
 from groupwise.training.ranks.followers import LeadingMesh
-from groupwise.training.ranks.reward_scorer import RewardScorer
-from groupwise.training.ranks.verbs import follow, tell
+from groupwise.training.ranks.sharded import RewardScorer
 from tests.laws.rank_cases import bare_batch, policy, scoring_model
+from tests.training.made import told
 
 #: Tokens of a microbatch, of which there are then several, and an odd number.
 BUDGET = 70
@@ -43,14 +41,14 @@ def two_threads(mesh: Mesh) -> Pair:
     valuer = Critic(from_policy(policy(torch.float32)), CriticSettings(tokens_per_microbatch=BUDGET), 4, mesh=mesh)
     bare = dataclasses.replace(bare_batch(), value=None)
     if not mesh.leads:
-        follow(mesh, {Verb.SCORES: lambda m: scorer.take_part(), Verb.VALUES: lambda m: valuer.values(m.batch)})
+        mesh.follow({Verb.SCORES: lambda m: scorer.take_part(), Verb.VALUES: lambda m: valuer.values(m.batch)})
         return [], []
     first = valuer.values(bare)
     with ThreadPoolExecutor(1) as other:
         scores = [other.submit(scorer.scores, token_rows(), [()] * 32) for _ in range(TURNS)]
         values = [valuer.values(bare) for _ in range(TURNS)]
     same = [sum(torch.equal(x, first) for x in values), sum(one.result() == right for one in scores)]
-    tell(mesh, Message(Verb.STOP))
+    mesh.tell(Verb.STOP)
     return same, [TURNS, TURNS]
 
 
@@ -75,18 +73,14 @@ CASES: Mapping[str, Callable[[Mesh], Pair]] = {"two threads": two_threads, "held
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("rank", type=int)
-    parser.add_argument("port", type=int)
-    parser.add_argument("folder", type=Path)
-    options = parser.parse_args()
+    rank, port, folder = told()
     torch.set_num_threads(1)
-    store = rendezvous("127.0.0.1", options.port, RANKS, leads=False, seconds=60)
-    mesh = connect(store, options.rank, RANKS, seconds=30)
-    if options.rank == 0:
+    store = rendezvous("127.0.0.1", port, RANKS, leads=False, seconds=60)
+    mesh = connect(store, rank, RANKS, seconds=30)
+    if rank == 0:
         mesh = LeadingMesh(0, RANKS, mesh.device, mesh.shards, mesh.waiting)
     seen = {name: case(mesh) for name, case in CASES.items()}
-    (options.folder / f"rank-{options.rank}.json").write_text(json.dumps(seen))
+    (folder / f"rank-{rank}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
 
 

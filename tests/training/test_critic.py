@@ -21,9 +21,8 @@ from groupwise.core.records import Batch
 from groupwise.diagnostics.updates import value_metrics
 from groupwise.models.value import from_folder, from_policy, token_values
 from groupwise.training.critic import Critic, CriticSettings, clipped
-from groupwise.training.optimizer import Schedule, learning_rate
 from tests.laws.test_split import make_batch
-from tests.training.stepped import norm_of, stepped_with
+from tests.training.made import norm_of, stepped_with
 
 SHAPE = {"vocab_size": 15, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
 CONFIGS = {
@@ -120,14 +119,6 @@ def test_updates_bring_the_values_to_the_returns(policy):
     assert losses[-1] < 0.1 * losses[0]
     done = batch.add(value=critic.values(batch), returns=credited(batch).returns)
     assert read(value_metrics(done))["explained_variance"] > 0.8
-
-
-def test_each_update_is_made_at_the_rate_of_its_schedule(policy):
-    settings = CriticSettings(learning_rate=1e-3, warmup_updates=1, schedule=Schedule.LINEAR)
-    critic = Critic(from_policy(policy.model), settings, 4)
-    for update in range(4):
-        critic.update(credited(make_batch()))
-        assert critic.optimizer.adamw.param_groups[0]["lr"] == learning_rate(settings, update, 4)
 
 
 def test_the_clip_stops_a_value_that_has_moved_far_enough(policy):

@@ -11,9 +11,9 @@ from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Batch, Support
+from groupwise.training.mesh import batch_of, columns_of
 from groupwise.training.ranks.followers import lead
 from groupwise.training.ranks.sharded import require_decoder_layers
-from groupwise.training.ranks.verbs import batch_of, columns_of
 from tests.laws.test_split import make_batch
 
 

@@ -25,41 +25,24 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def test_an_attempt_that_failed_before_does_not_hinder(ranks):
-    """Rank 0 has one behind it, after which torch would count its groups from another number than rank 1."""
-    assert len(ranks) == 2
+#: What a rank that has the number `rank` sees of each act.
+SEEN = {
+    "sums": lambda rank: [pytest.approx(0.3), 1],
+    "not_finite": lambda rank: True,
+    "joined": lambda rank: dict.fromkeys(TENSORS, True),
+    "arrived": lambda rank: dict.fromkeys(TENSORS, True),
+    "plain": lambda rank: True,
+    "all_agree": lambda rank: [True, False, False],
+    "dealt": lambda rank: ([10, 12], [11, None])[rank],
+    "of_each": lambda rank: [{"rank": 0, "text": "é"}, {"rank": 1, "text": "éé"}],
+    "refused": lambda rank: "Is a directory (rank 1)",
+}
 
 
-def test_sums_are_the_same_on_both_and_what_is_not_finite_stays_so(ranks):
-    assert ranks[0]["sums"] == ranks[1]["sums"] == [pytest.approx(0.3), 1]
-    assert ranks[0]["not_finite"]
-    assert ranks[1]["not_finite"]
-
-
-@pytest.mark.parametrize("how", ["joined", "arrived"])
-def test_tensors_arrive_to_the_bit(ranks, how):
-    for rank in ranks:
-        assert rank[how] == dict.fromkeys(TENSORS, True)
-
-
-def test_plain_data_is_rank_0s(ranks):
-    assert [rank["plain"] for rank in ranks] == [True, True]
-
-
-def test_a_decision_is_one_for_all(ranks):
-    assert [rank["all_agree"] for rank in ranks] == [[True, False, False]] * 2
-
-
-def test_items_are_dealt_in_turn_and_both_run_as_many(ranks):
-    assert [rank["dealt"] for rank in ranks] == [[10, 12], [11, None]]
-
-
-def test_what_each_rank_gives_is_known_to_both(ranks):
-    assert [rank["of_each"] for rank in ranks] == [[{"rank": 0, "text": "é"}, {"rank": 1, "text": "éé"}]] * 2
-
-
-def test_a_file_that_one_rank_cannot_write_is_an_error_of_both(ranks):
-    assert [rank["refused"] for rank in ranks] == ["Is a directory (rank 1)"] * 2
+@pytest.mark.parametrize("act", SEEN)
+def test_what_two_ranks_do_together_is_one_thing_on_both_to_the_bit(ranks, act):
+    """Rank 0 has an attempt behind it that failed, after which torch would count groups from another number."""
+    assert [rank[act] for rank in ranks] == [SEEN[act](0), SEEN[act](1)]
 
 
 def test_a_rank_that_does_not_come_is_waited_for_until_the_deadline(ranks):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from groupwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
+from groupwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, learning_rate
 
 
 def quadratic() -> nn.Linear:
@@ -51,3 +51,38 @@ def test_an_update_that_is_not_finite_moves_nothing_and_is_counted(factor):
     assert model.weight.grad is None
     assert model.weight.tolist() == [[3.0, 4.0]]
     assert optimizer.updates == 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule.CONSTANT, [0.5, 1.0, 1.0, 1.0, 1.0]),
+        (Schedule.LINEAR, [0.5, 1.0, 1.0, 0.75, 0.5]),
+        (Schedule.COSINE, [0.5, 1.0, 1.0, 0.5 * (1 + math.cos(math.pi / 4)), 0.5]),
+    ],
+)
+def test_each_update_is_made_at_the_rate_of_its_schedule(schedule, expected):
+    settings = OptimizerSettings(learning_rate=1.0, warmup_updates=2, schedule=schedule)
+    assert [learning_rate(settings, u, 6) for u in range(5)] == pytest.approx(expected)
+    optimizer, seen = Optimizer.from_settings(quadratic(), settings, 6), []
+    for _ in range(5):
+        assert optimizer.begin() == optimizer.adamw.param_groups[0]["lr"]
+        seen.append(optimizer.adamw.param_groups[0]["lr"])
+        optimizer.finish(0.0)
+    assert seen == pytest.approx(expected)
+
+
+def test_the_optimizer_is_adamw_with_every_setting():
+    """x <- x - lr w x - lr m^ / (sqrt(v^) + epsilon), m^ and v^ the bias-corrected means of g and g^2."""
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    settings = OptimizerSettings(learning_rate=0.1, beta1=0.5, beta2=0.75, epsilon=0.3, weight_decay=0.2)
+    optimizer, x, m, v = Optimizer.from_settings(model, settings, 3).adamw, 2.0, 0.0, 0.0
+    with torch.no_grad():
+        model.weight.fill_(x)
+    for update, g in enumerate((3.0, -1.0, 0.5), start=1):
+        model.weight.grad = torch.full_like(model.weight, g)
+        optimizer.step()
+        m, v = 0.5 * m + 0.5 * g, 0.75 * v + 0.25 * g * g
+        step = (m / (1 - 0.5**update)) / (math.sqrt(v / (1 - 0.75**update)) + 0.3)
+        x = x - 0.1 * 0.2 * x - 0.1 * step
+        assert model.weight.item() == pytest.approx(x, rel=1e-12)

@@ -22,7 +22,6 @@ from groupwise.models.load import Policy, prompt_ids
 from groupwise.models.reward import RewardModel, load_reward_model, reward_model_of
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
-from groupwise.training.start.cached_reward_model import cached_reward_model
 from groupwise.training.start.pairs import (
     Comparison,
     Pair,
@@ -33,10 +32,14 @@ from groupwise.training.start.pairs import (
     split_by_prompt,
 )
 from groupwise.training.start.reward_model import (
+    REPORT,
+    PreferenceReport,
     PreferenceSettings,
+    cached_reward_model,
+    read_report,
+    report_on,
     train_reward_model,
 )
-from groupwise.training.start.reward_report import REPORT, PreferenceReport, read_report, report_on
 
 GOOD = {"prompt": "1+2=", "chosen": "3", "rejected": "4"}
 SETTINGS = PreferenceSettings(pairs=24, heldout_pairs=8, epochs=1, batch_size=8)
@@ -63,9 +66,11 @@ class Remainder:
         return float(sum(map(ord, completion)) % self.spread)
 
 
-def opened(folder: Path) -> tuple[RewardModel, PreferenceReport]:
-    """A reward model and its report, from their folder."""
-    return load_reward_model(folder), read_report(folder / REPORT)
+def cached(
+    policy: Policy, cache: Path, settings: PreferenceSettings = SETTINGS, task: Any = None, seed: int = 0, **how: Any
+) -> Path:
+    scorer, sampling = Scorer(task or Remainder(), policy.decode), how.pop("sampling", SHORT)
+    return cached_reward_model(policy, Chat(policy.tokenizer), scorer, sampling, settings, seed, cache, **how)
 
 
 def sevens(count: int, seed: int) -> list[Pair]:
@@ -101,14 +106,10 @@ def sampled(policy: Policy, count: int = 20, noise: float = 0.0, seed: int = 0, 
     return sample_pairs(engine, Scorer(task, policy.decode), prompts, SHORT, 4, count, noise, seed)
 
 
-def test_decidable_pairs_are_learned(policy):
+def test_decidable_pairs_are_learned_and_noise_lowers_the_labelled_accuracy_to_the_ceiling_alone(policy):
     _, report = trained(policy, noise=0.0)
-    assert report.accuracy > 0.9
-    assert report.accuracy == report.accuracy_true
+    assert report.accuracy == report.accuracy_true > 0.9
     assert report.calibration_error < 0.1
-
-
-def test_noise_lowers_the_labelled_accuracy_to_the_ceiling_and_not_the_true_one(policy):
     _, report = trained(policy, noise=0.2, count=1200)
     assert report.accuracy_true is not None
     assert report.labels_right is not None
@@ -217,17 +218,22 @@ def test_impossible_settings_are_refused_by_name(wrong):
         PreferenceSettings(**wrong)
 
 
-def test_the_cache_gives_the_same_model_and_report_without_training(policy, tmp_path):
+def test_the_cache_gives_the_same_model_and_report_without_training_and_nothing_half_made(policy, tmp_path):
     told: list[int] = []
-    make = (policy, Chat(policy.tokenizer), Scorer(Remainder(), policy.decode), SHORT, SETTINGS, 0, tmp_path)
-    model, report = opened(cached_reward_model(*make, on_step=lambda step, steps, loss: told.append(step)))
+
+    def interrupt(step: int, steps: int, loss: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached(policy, tmp_path, on_step=interrupt)
+    assert list(tmp_path.iterdir()) == []
+    folder = cached(policy, tmp_path, on_step=lambda step, steps, loss: told.append(step))
+    model, report = load_reward_model(folder), read_report(folder / REPORT)
     assert told == list(range(1, report.updates + 1)) != []
     assert report.pairs + report.heldout_pairs == 32
     assert report.seconds > 0
-    again, same = opened(cached_reward_model(*make, on_step=lambda step, steps, loss: told.append(-1)))
-    assert same == report
-    assert -1 not in told
-    assert again.scores([(5, 6)], [(7, 1)]) == model.scores([(5, 6)], [(7, 1)]) != [0.0]
+    assert cached(policy, tmp_path, on_step=interrupt) == folder
+    assert model.scores([(5, 6)], [(7, 1)]) != [0.0]
 
 
 def test_a_sampling_that_the_policy_cannot_follow_is_refused_before_pairs_are_drawn(policy, tmp_path):
@@ -238,9 +244,8 @@ def test_a_sampling_that_the_policy_cannot_follow_is_refused_before_pairs_are_dr
             drawn.append(completion)
             return super().score(sample, completion)
 
-    scorer, sampling = Scorer(Watched(), policy.decode), SHORT.replace(stop=["Q"])
     with pytest.raises(UsageError, match=r"sampling\.stop"):
-        cached_reward_model(policy, Chat(policy.tokenizer), scorer, sampling, SETTINGS, 0, tmp_path)
+        cached(policy, tmp_path, task=Watched(), sampling=SHORT.replace(stop=["Q"]))
     assert drawn == []
 
 
@@ -249,10 +254,7 @@ def test_whatever_changes_the_model_has_a_place_of_its_own(policy, tmp_path):
     cache = tmp_path / "cache"
 
     def count(settings: PreferenceSettings = SETTINGS, seed: int = 0, path: Path | None = data, spread: int = 3) -> int:
-        settings = settings.replace(path=path and str(path))
-        cached_reward_model(
-            policy, Chat(policy.tokenizer), Scorer(Remainder(spread), policy.decode), SHORT, settings, seed, cache
-        )
+        cached(policy, cache, settings.replace(path=path and str(path)), Remainder(spread), seed)
         return len(list(cache.iterdir()))
 
     assert count() == count() == 1
@@ -270,28 +272,10 @@ def test_whatever_changes_the_model_has_a_place_of_its_own(policy, tmp_path):
 
 def test_a_file_is_held_out_in_part_and_has_no_ceiling(policy, tmp_path):
     data = write(tmp_path / "pairs.jsonl", *(vars(pair) for pair in sevens(50, seed=0)))
-    asked = policy, Chat(policy.tokenizer), Scorer(Remainder(), policy.decode), SHORT
-    _, report = opened(cached_reward_model(*asked, SETTINGS.replace(heldout_pairs=500, path=str(data)), 0, tmp_path))
+    folder = cached(policy, tmp_path, SETTINGS.replace(heldout_pairs=500, path=str(data)))
+    report = read_report(folder / REPORT)
     assert (report.pairs, report.heldout_pairs) == (40, 10)
     assert report.ceiling is report.accuracy_true is report.share_of_ceiling is None
-
-
-def test_an_interruption_leaves_nothing_in_the_cache(policy, tmp_path):
-    def interrupt(step: int, steps: int, loss: float) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cached_reward_model(
-            policy,
-            Chat(policy.tokenizer),
-            Scorer(Remainder(), policy.decode),
-            SHORT,
-            SETTINGS,
-            0,
-            tmp_path,
-            on_step=interrupt,
-        )
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_no_reward_model_is_named(policy_folder, tmp_path):

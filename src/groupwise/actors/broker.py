@@ -129,7 +129,6 @@ class Broker:
         threading.Thread(target=self._watch, args=(number, actor, index, ended), daemon=True).start()
 
     def _watch(self, number: int, actor: Any, index: int, ended: Any) -> None:
-        """Wait for the end of an actor's process, or of the actor."""
         try:
             how = self._ray.get(ended)
         except Exception as error:  # Ray's are of many classes
@@ -214,7 +213,6 @@ class Host:
 
 
 def _node() -> str:
-    """Name the machine as Ray does."""
     import ray  # pyright: ignore[reportMissingImports]
 
     context = ray.get_runtime_context()

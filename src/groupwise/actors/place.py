@@ -6,6 +6,7 @@
 What a process is asked goes over its connection; how it ended comes through Ray.
 """
 
+import hmac
 import importlib.util
 import itertools
 import os
@@ -22,16 +23,23 @@ from contextlib import suppress
 from typing import Any
 
 from groupwise.actors.broker import OF_THE_RUN
-from groupwise.actors.listener import Listener
 from groupwise.core import VERSION
-from groupwise.core.channel import Channel
+from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import UsageError
 from groupwise.core.peer import Peer, PeerLost
-from groupwise.core.processes.address import Address
+from groupwise.core.processes.address import Address, keep_alive
 from groupwise.core.processes.children import Child, ending
+from groupwise.core.processes.door import Door
 from groupwise.core.processes.place import Exit, Role, last_of
 from groupwise.core.processes.placement import AUTO, LOCAL, PlacementSettings, in_words, resources_in_words
 from groupwise.core.processes.tail import Tail
+
+#: Characters of a caller's token, and seconds in which it must have come.
+TOKEN, SPEAKS = 32, 10.0
+
+#: (token, what the process says of itself, its connection)
+Arrived = Callable[[str, dict[str, Any], Channel], None]
+
 
 #: The module that runs in the broker.
 BROKER = "groupwise.actors.broker"
@@ -143,7 +151,9 @@ class RayPlace:
             self._listener.forget(token)
             if facts is not None and channel is not None:
                 return self._met(role, number, facts, channel)
-            why = self._why_not(number, seconds)
+            how, why = self.exit_of(number, 0.0), f"Ray did not start it within {seconds:g} seconds"
+            if how is not None:
+                why = f"it ended: {how.words}{last_of(self.printed_by(number))}"
             self.end(number)
             if number not in self._lost_by_ray or time.monotonic() + PAUSE > until:
                 raise PeerLost(why)
@@ -201,7 +211,6 @@ class RayPlace:
         return number in self._ends or bool(self._lost)
 
     def _connected(self, counts: Mapping[Role, int]) -> Child:
-        """Start the broker, which joins Ray."""
         settings = self._settings
         bundles = [(role, settings.resources(role)) for role, count in counts.items() for _ in range(count)]
         options = {
@@ -246,14 +255,7 @@ class RayPlace:
             self._arrived[token] = facts, channel
             self._changed.notify_all()
 
-    def _why_not(self, number: int, seconds: float) -> str:
-        how = self.exit_of(number, 0.0)
-        if how is None:
-            return f"Ray did not start it within {seconds:g} seconds"
-        return f"it ended: {how.words}{last_of(self.printed_by(number))}"
-
     def _hear(self, broker: Child) -> None:
-        """Take the news of ends until the broker has ended."""
         while True:
             try:
                 news = broker.receive()
@@ -277,6 +279,59 @@ class RayPlace:
             self._broker.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Listener:
+    """The port at which processes that a run has started elsewhere call back, each known by a token of its own.
+
+    It accepts connections until it is closed. A caller without an expected token is sent away unread.
+
+    address  of the port
+    Raises OSError if it cannot listen at the host.
+    """
+
+    def __init__(self, host: str, arrived: Arrived) -> None:
+        self._arrived = arrived
+        self._expected: set[str] = set()
+        place = Address(host, 0)
+        listening = socket.create_server(place, family=place.family)
+        self.address = Address(host, listening.getsockname()[1])
+        self._door = Door(listening, self._known, self._meet)
+        threading.Thread(target=self._door.serve, name="callers", daemon=True).start()
+
+    def expect(self) -> str:
+        """Make a new token, good for one connection."""
+        token = secrets.token_hex(TOKEN // 2)
+        self._expected.add(token)
+        return token
+
+    def forget(self, token: str) -> None:
+        """Take back a token."""
+        self._expected.discard(token)
+
+    def close(self) -> None:
+        """Stop listening. A second call does nothing."""
+        self._door.close()
+
+    def _known(self, connection: socket.socket) -> str | None:
+        """Read a caller's token; None if it is not one that is expected."""
+        try:
+            given = bytes(Channel(connection).receive_raw(TOKEN, SPEAKS))
+        except (OSError, EOFError):
+            return None
+        token = next((one for one in list(self._expected) if hmac.compare_digest(one.encode(), given)), None)
+        self._expected.discard(token or "")
+        return token
+
+    def _meet(self, token: str, connection: socket.socket, _: tuple[str, int]) -> None:
+        channel = Channel(connection)
+        try:
+            keep_alive(connection)
+            facts = channel.receive(SPEAKS)
+        except (OSError, EOFError, FrameError):
+            channel.close()
+        else:
+            self._arrived(token, facts, channel)
 
 
 def own_token() -> dict[str, str]:

@@ -115,12 +115,6 @@ class Algorithm:
         return self.kl.in_reward or self.corrects
 
     @property
-    def _reads(self) -> set[str]:
-        """The columns of `loss` whose numbers count."""
-        optional = {"logp_ref": self.kl.in_loss, "logp_engine": self.corrects, "entropy": self.entropy_coefficient}
-        return {"logp_live", "logp_old", "advantage", *(name for name, read in optional.items() if read)}
-
-    @property
     def corrections(self) -> tuple[tuple[str, Mismatch], ...]:
         """(slot, part) of those whose product is the correction for an engine that is not the learner."""
         return (("mismatch", self.mismatch), ("rejection", self.rejection))
@@ -147,7 +141,7 @@ class Algorithm:
         return {slot: getattr(self, slot) for slot in slots}
 
     def credit(self, batch: Batch, weights: Sequence[float] | None = None) -> Batch:
-        """Adds `reward`, `advantage`, `returns` and, if a mismatch is corrected, `correction`, each [N,T].
+        """Add `reward`, `advantage`, `returns` and, if a mismatch is corrected, `correction`, each [N,T].
 
         With `weights` [K] the rewards in `reward_scores` are credited one by one, so that one of small spread weighs as
         much as one of large spread: advantage = sum_k weight_k advantage(reward_k).
@@ -155,11 +149,12 @@ class Algorithm:
         reward = call("shaping", self.shaping, batch)
         if self.kl.in_reward:
             reward = reward - self.kl.beta * sampled_kl(batch, self.kl)
+        given = {name: getattr(batch, name) for name in ("value", "mask", "group", "step_end", "step_state")}
         if weights is None:
-            advantage, returns = self._advantage(reward, batch)
+            advantage, returns = self._advantage(reward, **given)
         else:
             scored = [dataclasses.replace(batch, score=score) for score in batch.need("reward_scores").unbind(1)]
-            each = [self._advantage(call("shaping", self.shaping, one), batch) for one in scored]
+            each = [self._advantage(call("shaping", self.shaping, one), **given) for one in scored]
             advantage, returns = (
                 torch.stack([w * column for w, column in zip(weights, columns, strict=True)]).sum(0)
                 for columns in zip(*each, strict=True)
@@ -167,10 +162,7 @@ class Algorithm:
         correction = self._correction(batch.logp_old, batch.logp_engine, batch.mask)
         return batch.add(reward=reward, advantage=advantage, returns=returns, correction=correction)
 
-    def _advantage(self, reward: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self._called(reward, batch.value, batch.mask, batch.group, batch.step_end, batch.step_state)
-
-    def _called(
+    def _advantage(
         self,
         reward: Tensor,
         value: Tensor | None,
@@ -183,14 +175,14 @@ class Algorithm:
         return call("advantage", self.advantage, reward, value, mask, group, step_end, *states)
 
     def weigh(self, minibatch: Batch) -> Batch:
-        """Adds `weight` [N,T], made once for the optimizer batch."""
+        """Add `weight` [N,T], made once for the optimizer batch."""
         return minibatch.add(weight=self._weight(minibatch.mask))
 
     def _weight(self, mask: Tensor) -> Tensor:
         return call("aggregate", self.aggregate, mask, count(mask))
 
     def trained_rows(self, minibatch: Batch) -> Tensor:
-        """[N] bool: the rows of a weighted minibatch whose loss can have a gradient.
+        """Find the rows [N] of a weighted minibatch whose loss can have a gradient.
 
         Every surrogate is proportional to the advantage: a row whose advantages are 0, as where all scores of its group
         are equal, trains nothing but a KL term or an entropy bonus.
@@ -241,8 +233,10 @@ class Algorithm:
         for name, column in (("step_end", ends), ("step_state", states)):
             if column is not None:
                 require_shape(name, column, inside.shape, "[N,T] of the mask:")
-        advantage, _ = self._called(per_token, None, inside, groups, ends, states)
-        return advantage if rewards.dim() == 2 else _last(advantage, inside)
+        advantage, _ = self._advantage(per_token, None, inside, groups, ends, states)
+        if rewards.dim() == 2:
+            return advantage
+        return at_last_token(advantage.new_ones(len(advantage)), inside).mul(advantage).sum(-1)
 
     def loss(
         self,
@@ -272,8 +266,9 @@ class Algorithm:
         more = {name: None if one is None else numbers(name, one, live) for name, one in given.items()}
         columns = {"logp_live": live, "logp_old": old, "advantage": advantage, **more}
         _same_shape(inside, **columns)
+        read = {"logp_ref": self.kl.in_loss, "logp_engine": self.corrects, "entropy": self.entropy_coefficient}
         for name, column in columns.items():
-            if column is not None and name in self._reads:
+            if column is not None and read.get(name, True):
                 require_finite(name, column, inside, "finite numbers are due at every trained token", LARGEST)
         correction = self._correction(old, more.pop("logp_engine"), inside)
         return self.objective(self._weight(inside), live, old, advantage, inside, correction=correction, **more)
@@ -331,11 +326,6 @@ def _per_token(advantage: Tensor, mask: Tensor) -> Tensor:
     if advantage.shape != mask.shape[:1]:
         raise ValueError(f"advantage has shape {tuple(advantage.shape)}; expected [N] or [N,T] of {tuple(mask.shape)}")
     return advantage[:, None].expand(mask.shape)
-
-
-def _last(per_token: Tensor, mask: Tensor) -> Tensor:
-    """[N,T] -> [N]: the value at the row's last trained token, 0 without any."""
-    return at_last_token(per_token.new_ones(len(per_token)), mask).mul(per_token).sum(-1)
 
 
 def _same_shape(mask: Tensor, **columns: Tensor | None) -> None:

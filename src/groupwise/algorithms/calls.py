@@ -36,30 +36,13 @@ def call(slot: str, part: Any, *given: Any) -> Any:
     return answer
 
 
-def of_shaping(answer: Any, batch: Any) -> str:
-    """Say what is wrong with a reward [N,T]; a row without a score may hold anything."""
-    return _column("reward", answer, batch.mask & ~batch.score.isnan()[:, None])
-
-
-def of_filter(answer: Any, group: Any) -> str:
-    """Say what is wrong with a verdict."""
+def _of_filter(answer: Any, group: Any) -> str:
     pair = isinstance(answer, tuple) and len(answer) == 2
     good = pair and isinstance(answer[0], bool) and isinstance(answer[1], Signal)
     return "" if good else f"returned {answer!r}; a groupwise.Verdict(bool, Signal) is due"
 
 
-def of_advantage(answer: Any, reward: Tensor, value: Any, mask: Tensor, *rest: Any) -> str:
-    """Say what is wrong with advantages and returns [N,T]."""
-    return _pair(("advantage", "returns"), answer, mask)
-
-
-def of_ratio(answer: Any, live: Tensor, old: Tensor, mask: Tensor) -> str:
-    """Say what is wrong with a log-ratio [N,T]."""
-    return _column("log_ratio", answer, mask) or _detached("log_ratio", answer, live)
-
-
-def of_trust(answer: Any, log_ratio: Tensor, advantage: Tensor, live: Tensor, mask: Tensor) -> str:
-    """Say what is wrong with a surrogate: the value [N,T] moves with the policy, the share [N,T] is from 0 to 1."""
+def _of_trust(answer: Any, log_ratio: Tensor, advantage: Tensor, live: Tensor, mask: Tensor) -> str:
     if wrong := _pair(("value", "share"), answer, mask):
         return wrong
     value, share = answer
@@ -67,42 +50,16 @@ def of_trust(answer: Any, log_ratio: Tensor, advantage: Tensor, live: Tensor, ma
     return _detached("value", value, log_ratio, live) or ("returned a share outside of 0 to 1" if outside else "")
 
 
-def of_mismatch(answer: Any, old: Tensor, engine: Tensor, mask: Tensor) -> str:
-    """Say what is wrong with a correction [N,T], which is detached."""
+def _of_mismatch(answer: Any, old: Tensor, engine: Tensor, mask: Tensor) -> str:
     if wrong := _column("correction", answer, mask):
         return wrong
     return "returned a correction with a gradient; detach it" if answer.requires_grad else ""
 
 
-def of_rejection(answer: Any, old: Tensor, engine: Tensor, mask: Tensor) -> str:
-    """Say what is wrong with a rejection's answer [N,T], which is 1 or 0."""
-    if wrong := of_mismatch(answer, old, engine, mask):
+def _of_rejection(answer: Any, old: Tensor, engine: Tensor, mask: Tensor) -> str:
+    if wrong := _of_mismatch(answer, old, engine, mask):
         return wrong
     return "" if bool(((answer == 0) | (answer == 1))[mask].all()) else "accepted a token by a number other than 0 or 1"
-
-
-def of_kl(answer: Any, live: Tensor, ref: Tensor, token_log_ratio: Tensor) -> str:
-    """Say what is wrong with an estimate [N,T]."""
-    return _column("kl", answer, torch.ones_like(live, dtype=torch.bool)) or _detached("kl", answer, live)
-
-
-def of_aggregate(answer: Any, mask: Tensor, totals: Any) -> str:
-    """Say what is wrong with weights [N,T]."""
-    return _column("weight", answer, mask)
-
-
-#: By slot: (answer, what the part was given) -> what is wrong with the answer, in words; "" where nothing is.
-ANSWERS: Mapping[str, Callable[..., str]] = {
-    "shaping": of_shaping,
-    "filter": of_filter,
-    "advantage": of_advantage,
-    "ratio": of_ratio,
-    "trust": of_trust,
-    "mismatch": of_mismatch,
-    "rejection": of_rejection,
-    "kl": of_kl,
-    "aggregate": of_aggregate,
-}
 
 
 def _pair(names: tuple[str, str], answer: Any, mask: Tensor) -> str:
@@ -124,7 +81,23 @@ def _column(name: str, column: Any, mask: Tensor) -> str:
 
 
 def _detached(name: str, column: Tensor, *inputs: Tensor) -> str:
-    """Tell whether gradients could pass and the column lets none through."""
     if column.requires_grad or not torch.is_grad_enabled() or not any(one.requires_grad for one in inputs):
         return ""
     return f"returned a {name} that is detached from the policy: nothing would train; leave out detach() and no_grad()"
+
+
+#: By slot: (answer, what the part was given) -> what is wrong with the answer, in words; "" if nothing is.
+ANSWERS: Mapping[str, Callable[..., str]] = {
+    # A row without a score may hold anything.
+    "shaping": lambda answer, batch: _column("reward", answer, batch.mask & ~batch.score.isnan()[:, None]),
+    "filter": _of_filter,
+    "advantage": lambda answer, reward, value, mask, *rest: _pair(("advantage", "returns"), answer, mask),
+    "ratio": lambda answer, live, old, mask: _column("log_ratio", answer, mask) or _detached("log_ratio", answer, live),
+    "trust": _of_trust,
+    "mismatch": _of_mismatch,
+    "rejection": _of_rejection,
+    "kl": lambda answer, live, *rest: (
+        _column("kl", answer, torch.ones_like(live, dtype=torch.bool)) or _detached("kl", answer, live)
+    ),
+    "aggregate": lambda answer, mask, totals: _column("weight", answer, mask),
+}

@@ -70,14 +70,13 @@ def compare(name: str, other: str) -> str:
 
 
 def page() -> str:
-    """docs/algorithms.md."""
-    return PAGE.format(overview=overview(), notation=NOTATION) + "".join(map(_section, CATALOG.values()))
-
-
-def _section(row: Algorithm) -> str:
-    cells = [(slot, f"`{part}`", equation.replace("|", "\\|")) for slot, part, equation in lines(row)]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
-    return SECTION.format(row=row, objective=objective(row), table=table)
+    """Make docs/algorithms.md."""
+    sections = []
+    for row in CATALOG.values():
+        cells = [(slot, f"`{part}`", equation.replace("|", "\\|")) for slot, part, equation in lines(row)]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
+        sections.append(SECTION.format(row=row, objective=objective(row), table=table))
+    return PAGE.format(overview=overview(), notation=NOTATION) + "".join(sections)
 
 
 def objective(row: Algorithm) -> str:
@@ -118,14 +117,13 @@ def _short(slot: str, row: Algorithm) -> str:
     kind = describe(part).partition("(")[0]
     fields = [(f.name, getattr(part, f.name), f.default) for f in dataclasses.fields(part)]  # type: ignore[arg-type]
     shown = [(name, value) for name, value, default in fields if value != default or (slot == "trust" and value)]
-    values = [name if value is True else f"{name} {_plain(value)}" for name, value in shown]
+    values = [
+        name if value is True else f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in shown
+    ]
     if kind == "none" or (slot == "shaping" and kind == "outcome" and not values):
         return ""
     return f"{kind} ({', '.join(values)})" if values else kind
-
-
-def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def lines(row: Algorithm) -> list[tuple[str, str, str]]:
@@ -137,7 +135,6 @@ def lines(row: Algorithm) -> list[tuple[str, str, str]]:
 
 
 def _table(lines: list[tuple[str, str, str]]) -> list[str]:
-    """Put each part on one line, its equation under it."""
     width = max(10, *(len(name) + 1 for name, _, _ in lines))
     return [row for name, part, equation in lines for row in (f"{name:<{width}} {part}", f"{'':<{width}} {equation}")]
 

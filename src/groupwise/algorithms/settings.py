@@ -18,6 +18,7 @@ from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, Seq
 from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
+from groupwise.core.code.live_code import located
 from groupwise.core.code.user_code import NO_FILES, Files, load, offered_name, raised, use_of
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.files.plain import of_program
@@ -150,6 +151,28 @@ def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:
     return values
 
 
+def as_keys(row: Algorithm) -> dict[str, Any]:
+    """Make the section [algorithm] of a row: its name, and what differs from the catalog's row of that name.
+
+    What is as the catalog has it is not said, so the run fills it in as it does for the name alone. A part of the
+    user's own is named by its file. Raises UsageError if no other process could find that.
+
+    >>> as_keys(algorithm("grpo", {"trust.epsilon_high": 0.28}))
+    {'name': 'grpo', 'trust': {'epsilon_high': 0.28}}
+    """
+    known = settings(algorithm(row.name))
+    keys: dict[str, Any] = {"name": row.name}
+    for slot, values in settings(row).items():
+        if isinstance(values, Mapping):
+            part = row.kl.estimator if slot == "kl" else getattr(row, slot)
+            changed: Any = _changed(slot, part, values, known[slot])
+            if changed:
+                keys[slot] = changed
+        elif values != known[slot]:
+            keys[slot] = values
+    return keys
+
+
 def describe(part: object) -> str:
     """Describe a part as the recipe does: its kind and its fields."""
     if isinstance(part, KL):
@@ -182,7 +205,6 @@ def _name(kind: type) -> str:
 
 
 def _chosen_by(slot: str, kind: type) -> dict[str, object]:
-    """Return the key that chooses a part's class, and its value."""
     name = _catalog_name(kind) or (offered_name(GROUP, kind) or "").removeprefix(f"{slot}.")
     return {KIND_KEY.get(slot, "kind"): name} if name else {"use": use_of(kind)}
 
@@ -203,7 +225,7 @@ def _kind(slot: str, current: type, values: Mapping[str, object], files: Files) 
 
 
 def _by_slot(settings: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """Dotted or nested keys -> {slot: {field: value}}; a key without a field has the field ''."""
+    """Sort dotted or nested keys -> {slot: {field: value}}; a key without a field has the field ''."""
     slots: dict[str, dict[str, object]] = {}
     for key, value in settings.items():
         slot, _, field = key.partition(".")
@@ -228,7 +250,6 @@ def _rebuild(slot: str, part: object, values: Mapping[str, object], files: Files
 
 
 def _rebuild_kl(kl: KL, values: Mapping[str, object], files: Files) -> KL:
-    """Rebuild the KL term; a key that is not the term's own is its estimator's."""
     own: dict[str, object] = {"beta": kl.beta, "place": kl.place}
     if "beta" in values:
         own["beta"] = _checked("algorithm.kl.beta", values["beta"], float)
@@ -240,7 +261,7 @@ def _rebuild_kl(kl: KL, values: Mapping[str, object], files: Files) -> KL:
 
 
 def _field_types(where: str, kind: Any) -> dict[str, type]:
-    """Name -> type of a part's fields. Raises UsageError if a recipe cannot hold one."""
+    """Return the type of each of a part's fields by its name. Raises UsageError if a recipe cannot hold one."""
     try:
         hints = get_type_hints(kind)
     except Exception as error:
@@ -279,10 +300,29 @@ def _choice(where: str, value: object, choices: Mapping[str, T], others: Sequenc
 
 
 def _checked(where: str, value: Any, kind: type) -> bool | int | float | str:
-    """Convert a field's value to its annotation: bool, int, float or text."""
     accepted, words = FIELDS[kind]
     if not isinstance(value, accepted) or isinstance(value, bool) is not (kind is bool):
         raise UsageError(f"{where} = {brief(value)}: must be {words}")
     if kind is not str and not -LARGEST <= value <= LARGEST:  # NaN is not
         raise UsageError(f"{where} = {brief(value)}: must be {words} from -{LARGEST:g} to {LARGEST:g}")
     return kind(value)
+
+
+def _changed(slot: str, part: object, values: Mapping[str, Any], known: Any) -> dict[str, Any]:
+    """Return the keys of a slot that neither the catalog's row nor the part's defaults give."""
+    key = KIND_KEY.get(slot, "kind")
+    chosen: dict[str, Any] = {}
+    if "use" in values:
+        name = type(part).__name__
+        chosen["use"] = located(type(part))
+        if not chosen["use"]:
+            raise UsageError(
+                f"algorithm.{slot}: {name} is a class of this program, so no other process can have it; write it into "
+                f'a file parts.py and give groupwise.algorithm(NAME, {{"{slot}.use": "parts.py:{name}"}})'
+            )
+    elif values[key] != known[key]:
+        chosen[key] = values[key]
+    fields = {field.name: field.default for field in dataclasses.fields(part)}  # type: ignore[arg-type]
+    usual = {**known, **fields} if chosen else known
+    others = {name: value for name, value in values.items() if name not in (key, "use")}
+    return chosen | {name: value for name, value in others.items() if value != usual[name]}

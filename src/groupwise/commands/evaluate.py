@@ -44,8 +44,7 @@ from groupwise.models.chat.template_checks import check_chat, require_no_fatal
 from groupwise.models.load import Policy, load_policy, model_folder
 from groupwise.models.reward import load_reward_model
 from groupwise.rollout.collect import Judge, problem_values
-from groupwise.training.start.initial_policy import HUB_ID
-from groupwise.training.start.run_policy import RunPolicy, is_run, run_policy
+from groupwise.training.start.initial_policy import HUB_ID, RunPolicy, is_run, run_policy
 
 RESULTS, COMPLETIONS = "results.json", "completions.jsonl"
 #: Where evaluations go that have no place of their own, in the current directory.

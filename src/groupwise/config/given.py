@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
-from groupwise.algorithms.as_keys import as_keys
 from groupwise.algorithms.settings import algorithm as row
+from groupwise.algorithms.settings import as_keys
 from groupwise.config.recipe import Recipe, find, named_table, parse, require_overrides, set_key
 from groupwise.core.code.live_code import extracted, located, require_as_in_its_file
 from groupwise.core.code.user_code import Files, Source

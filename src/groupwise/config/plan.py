@@ -27,10 +27,10 @@ from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import START, ReferenceSettings
-from groupwise.training.rollback import Guard
 from groupwise.training.start.initial_policy import TINY
 from groupwise.training.start.reward_model import SAMPLED_PAIRS, PreferenceSettings
 from groupwise.training.start.warm_start import TRAINED_RATES
+from groupwise.training.state import Guard
 
 #: Places in the run folder: of the reward model, and of the policies that came from other runs, which go on.
 REWARD_MODEL, OWN_START, OWN_REFERENCE, OWN_CRITIC = "reward_model", "start", "reference", "critic_start"

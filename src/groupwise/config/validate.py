@@ -23,10 +23,9 @@ from groupwise.rollout.scoring import RewardWeights, has_answers
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.critic import CriticSettings
 from groupwise.training.reference import START
-from groupwise.training.rollback import Guard
-from groupwise.training.start.initial_policy import check_model
+from groupwise.training.start.initial_policy import check_model, run_policy
 from groupwise.training.start.reward_model import SAMPLED_PAIRS
-from groupwise.training.start.run_policy import run_policy
+from groupwise.training.state import Guard
 
 #: Completions of a step, and of an evaluation, at most: each is held in memory.
 MOST_COMPLETIONS = 2**20

@@ -15,8 +15,7 @@ from groupwise.core.errors import CheckFailed
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Group, Prompt
 from groupwise.core.settings import Changeable, Settings
-from groupwise.diagnostics.bias import Estimate, ratio_excess, tilt
-from groupwise.diagnostics.tolerance import SIGMAS, Limits, NumericalNoise, Tolerance
+from groupwise.diagnostics.tolerance import SIGMAS, Estimate, Limits, NumericalNoise, Tolerance, ratio_excess, tilt
 from groupwise.health.checks import (
     AGE_IS_BOUNDED,
     ENGINE_IS_LOADED,
@@ -89,12 +88,10 @@ def worst(checks: Sequence[Check]) -> list[Check]:
     """Choose one check per name: a failed one before any other, then the one with the largest value."""
     by_name: dict[str, Check] = {}
     for check in checks:
-        by_name[check.name] = max(by_name.get(check.name, check), check, key=_rank)
+        before = by_name.setdefault(check.name, check)
+        ranks = [(one.failed, -math.inf if math.isnan(one.value) else one.value) for one in (before, check)]
+        by_name[check.name] = check if ranks[1] > ranks[0] else before
     return list(by_name.values())
-
-
-def _rank(check: Check) -> tuple[bool, float]:
-    return check.failed, -math.inf if math.isnan(check.value) else check.value
 
 
 def live_equals_old(logp_live: Tensor, logp_old: Tensor | None, mask: Tensor, rounding: NumericalNoise | None) -> Check:
@@ -277,7 +274,6 @@ def _gap(invariant: Invariant, difference: Tensor, rounding: NumericalNoise | No
 
 
 def _bias(invariant: Invariant, estimate: Estimate, allowed: float) -> Check:
-    """Check |estimate| against what noise may do to it and SIGMAS of its own standard errors."""
     if estimate.points < FEWEST_POINTS:
         return _unmeasured(invariant, f"it would rest on {estimate.points:.0f} tokens, of {FEWEST_POINTS} needed")
     return _check(invariant, abs(estimate.value), allowed + SIGMAS * estimate.error)

@@ -22,7 +22,7 @@ def group_metrics(groups: Sequence[Group], measure: Measure = Measure(), tools: 
         **_measured_metrics(groups, measure),
         **_part_metrics(groups),
         **_source_metrics(groups, measure),
-        **_fault_metrics(completions),
+        **_counted("faults", [c.fault for c in completions if c.fault]),
         **episode_metrics(completions, measure, tools),
         "score_mean": mean_of(scores),
         "length_mean": mean_of([c.length for c in completions]),
@@ -112,7 +112,6 @@ def in_words(groups: Sequence[Group], by_score: bool, batch: Batch, algorithm: A
 
 
 def _alike(groups: Sequence[Group], rewards: Sequence[Sequence[float]], by_score: bool) -> str:
-    """Tell what all of the groups have in common."""
     if any(map(differ, rewards)):
         return "no completion is preferred to another"
     if not by_score:
@@ -149,7 +148,6 @@ def _part_metrics(groups: Sequence[Group]) -> dict[str, Value]:
 
 
 def _source_metrics(groups: Sequence[Group], measure: Measure) -> dict[str, Value]:
-    """Measure each source, if a task mixes several: the mean of what is measured, and the pass rate."""
     values: dict[str, list[float]] = {}
     passed: dict[str, list[bool]] = {}
     for group in groups:
@@ -164,10 +162,8 @@ def _source_metrics(groups: Sequence[Group], measure: Measure) -> dict[str, Valu
     return {**means, **rates}
 
 
-def _fault_metrics(completions: Sequence[Completion]) -> dict[str, Value]:
-    """Count the completions that could not be scored, by cause and scorer: "timeout in task"."""
-    causes = [c.fault for c in completions if c.fault]
-    return {f"faults.{cause}": Sum(causes.count(cause)) for cause in sorted(set(causes))}
+def _counted(name: str, causes: Sequence[str]) -> dict[str, Value]:
+    return {f"{name}.{cause}": Sum(count) for cause, count in sorted(Counter(causes).items())}
 
 
 def _deviation(scores: Sequence[float]) -> float:
@@ -189,16 +185,10 @@ def episode_metrics(completions: Sequence[Completion], measure: Measure, tools: 
         "turns_max": Max(longest),
         "answer_tokens_mean": mean_of([len(episode.tokens) - episode.length for episode in episodes]),
         **{f"ended.{why}": Sum(sum(episode.ended is why for episode in episodes)) for why in Ended},
-        **_turn_fault_metrics(episodes),
+        **_counted("turn_faults", [turn.fault for episode in episodes for turn in episode.turns if turn.fault]),
         **_tool_metrics(episodes, tools),
         **{name: value for turn in range(longest) for name, value in _turn_metrics(episodes, turn, measure).items()},
     }
-
-
-def _turn_fault_metrics(episodes: Sequence[Completion]) -> dict[str, Value]:
-    """Count the turns that an environment gave no answer to, by cause."""
-    causes = [turn.fault for episode in episodes for turn in episode.turns if turn.fault]
-    return {f"turn_faults.{cause}": Sum(causes.count(cause)) for cause in sorted(set(causes))}
 
 
 def _tool_metrics(episodes: Sequence[Completion], tools: Sequence[str]) -> dict[str, Value]:

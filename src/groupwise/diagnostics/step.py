@@ -82,7 +82,10 @@ class RoutingLog:
         if self._replay is not ReplayFrom.NONE:
             self.checks.append(replayed_are_used(max(value.read() for value in used.values())))
         drift = self._drift(minibatch, seen, seen.routing)
-        return {**used, **drift, **_removed(minibatch, seen.routing, self._replay)}
+        if self._replay is ReplayFrom.NONE or minibatch.routes is None:
+            return {**used, **drift}
+        own, replayed = (at_trained(rows, minibatch.mask) for rows in (seen.routing.own, minibatch.routes))
+        return {**used, **drift, **replay_metrics(own, replayed, seen.routing.live)}
 
     def metrics(self, newest: int) -> Metrics:
         """Measure the whole batch, once it has trained; `newest` is the version of the weights that sampled it."""
@@ -112,13 +115,6 @@ def used_metrics(minibatch: Batch, routing: RoutingRecord, replay: ReplayFrom) -
     if replay is ReplayFrom.ENGINE and minibatch.routes_engine is not None:
         changed["routing.used_engine_changed"] = Max(difference(routing.used, minibatch.routes_engine))
     return changed
-
-
-def _removed(minibatch: Batch, routing: RoutingRecord, replay: ReplayFrom) -> dict[str, Value]:
-    if replay is ReplayFrom.NONE or minibatch.routes is None:
-        return {}
-    own, replayed = (at_trained(rows, minibatch.mask) for rows in (routing.own, minibatch.routes))
-    return replay_metrics(own, replayed, routing.live)
 
 
 class StepLog:

@@ -16,7 +16,7 @@ from groupwise.core.environment import Reply, Says
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.files.jsonl import writable
 from groupwise.core.numbers.seeds import derive
-from groupwise.core.reward import Cause, ScoreResult
+from groupwise.core.reward import Cause
 from groupwise.core.samples import Attempt, Sample
 from groupwise.core.task import Starting, Starts
 from groupwise.environments.calls import calls_in, without_end
@@ -217,7 +217,11 @@ class _Called:
     def with_outcome(self, reply: Reply) -> Reply:
         """Complete the last answer with what is known at the end."""
         results = [score_result(self._finish(self._inner.get_reward()))] if self._rewards_itself else []
-        results += [] if self._reward is None else [self._read(self._reward)]
+        if self._reward is not None:  # a function of TRL's, which is asked about the only episode of its batch
+            episode = {"environments": [self._inner], "completions": [self._messages]}
+            attempt = Attempt(self._sample, self._messages[-1]["content"] if self._messages else "")
+            ((result,),) = replace(self._reward, settings=episode).score([attempt], self._finish)
+            results.append(result)
         wrong = next((one for one in results if one.cause is not None or not one.votes), None)
         if wrong is not None:
             detail = f"its reward: {wrong.detail or 'None, no number'}"
@@ -231,15 +235,7 @@ class _Called:
     def _rewards_itself(self) -> bool:
         return callable(getattr(self._inner, "get_reward", None))
 
-    def _read(self, reward: Bound) -> ScoreResult:
-        """Ask a reward function of TRL's about this episode, the only one of its batch."""
-        episode = {"environments": [self._inner], "completions": [self._messages]}
-        attempt = Attempt(self._sample, self._messages[-1]["content"] if self._messages else "")
-        ((result,),) = replace(reward, settings=episode).score([attempt], self._finish)
-        return result
-
     def _rewarded(self, messages: Sequence[Says], said: str) -> Reply:
-        """Make the answer with the reward of this turn."""
         if self._rewards_itself or self._reward is not None:
             return _spoken(messages, 0.0, False, "")
         if hasattr(self._inner, "reward") and not callable(self._inner.reward):
@@ -329,14 +325,12 @@ def _methods(kind: type | None) -> dict[str, Callable[..., Any]]:
 
 
 def _tools(kind: type | None, tools: Sequence[Callable[..., Any]]) -> tuple[Tool, ...]:
-    """List all tools, as they are before there is an instance. Raises UsageError."""
     what = "" if kind is None else f"task.use: {kind.__name__} has no step(text), so its public methods are tools"
     own = [(method, what) for method in _methods(kind).values()]
     return as_tools([*own, *((tool, "task.tools") for tool in tools)])
 
 
 def _require_form(kind: type | None, tools: Sequence[Callable[..., Any]]) -> None:
-    """Raises UsageError if a class has neither `step` nor tools, or both."""
     if kind is None:
         if not tools:
             raise UsageError("task.use and task.tools are both missing: name a class, or functions that are tools")
@@ -352,7 +346,6 @@ def _require_form(kind: type | None, tools: Sequence[Callable[..., Any]]) -> Non
 
 
 def _require_reads(reward: Callable[..., Any], kind: type | None) -> None:
-    """Raises UsageError if there is no environment that a reward function could read, or it reads none."""
     if kind is None or has_step(kind):
         why = "tools alone have no environment" if kind is None else f"{kind.__name__} rewards its turns in step(text)"
         raise UsageError(f"task.reward: set, but {why}; a reward of texts is a table [rewards.NAME]")

@@ -132,7 +132,6 @@ def _opens_a_call(thoughts: str) -> bool:
 
 
 def _values(text: str, at: int) -> tuple[list[Call | Malformed], int] | None:
-    """Read JSON values, one after the other."""
     calls: list[Call | Malformed] = []
     while (begin := _VALUE.match(text, at)) and len(calls) <= MOST_CALLS:
         value, at = _decoded(text, begin.end())
@@ -143,7 +142,6 @@ def _values(text: str, at: int) -> tuple[list[Call | Malformed], int] | None:
 
 
 def _function(text: str, at: int) -> tuple[list[Call | Malformed], int] | None:
-    """Read `<function=name>`, with JSON or with tagged parameters inside."""
     begin = _FUNCTION.match(text, at)
     if begin is None:
         return None
@@ -159,7 +157,6 @@ def _function(text: str, at: int) -> tuple[list[Call | Malformed], int] | None:
 
 
 def _named(text: str, at: int) -> tuple[list[Call | Malformed], int] | None:
-    """Read `name[ARGS]{...}`."""
     begin = _NAMED.match(text, at)
     if begin is None:
         return None

@@ -121,6 +121,5 @@ class Game:
 
 
 def _names(use: str, tools: tuple[str, ...], reward: str = "") -> list[tuple[str, str]]:
-    """List (key of the recipe, name) of each."""
     every = [("task.use", use), *(("task.tools", name) for name in tools), ("task.reward", reward)]
     return [(key, name) for key, name in every if name]

@@ -85,7 +85,6 @@ class Tool:
         return parameters
 
     def _arguments(self, call: Call) -> dict[str, Any]:
-        """Check the arguments of a call. Raises ValueError for the first that is wrong."""
         if not isinstance(call.arguments, Mapping):
             raise ValueError(f"the arguments of {self.name} must be an object of names and values")
         for name in call.arguments:
@@ -231,15 +230,10 @@ def fits(value: Any, hint: Any) -> bool:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return any(type(value) is type(one.value) and value == one.value for one in kind)
     if kind in (list, tuple):
-        return isinstance(value, list) and _all_fit(value, kind, inner)
+        each = inner[:1] * len(value) if kind is list and isinstance(value, list) else inner
+        return isinstance(value, list) and (not inner or (len(value) == len(each) and all(map(fits, value, each))))
     if kind is dict:
         return isinstance(value, Mapping) and (len(inner) < 2 or all(fits(one, inner[1]) for one in value.values()))
     if kind is float:
         return type(value) in (int, float)
     return type(value) is (NoneType if kind is None else kind)
-
-
-def _all_fit(values: Sequence[Any], kind: type, inner: Sequence[Any]) -> bool:
-    if kind is list:
-        return not inner or all(fits(value, inner[0]) for value in values)
-    return not inner or (len(values) == len(inner) and all(map(fits, values, inner)))

@@ -90,7 +90,7 @@ class Rollout:
 
     @property
     def by_score(self) -> bool:
-        """Whether the task's own score is all that trains."""
+        """True if the task's own score is all that trains."""
         return self.judge is None and self.scorer.by_score
 
     def collect(self, wanted: int, during: Callable[[str], None] = lambda phase: None) -> RolloutResult:
@@ -178,7 +178,7 @@ class Rollout:
 
     @property
     def segment(self) -> Segment:
-        """How a round samples."""
+        """Sampling of a round."""
         return Segment(self.samples_per_prompt, self.sampling, self.turn_tokens)
 
 
@@ -297,7 +297,7 @@ class EvaluationSettings(Distribution):
 
 @dataclass(frozen=True)
 class HeldoutAnswers:
-    """What an evaluation sampled: the groups, and what rewards logged of their calls."""
+    """Answers that an evaluation sampled: the groups, and what rewards logged of their calls."""
 
     groups: Sequence[Group]
     logged: Logged
@@ -357,7 +357,6 @@ def problem_values(groups: Sequence[Group], measure: Measure) -> dict[str, float
 
 
 def _reward_means(completions: Sequence[Completion]) -> dict[str, float]:
-    """Return the mean score of each reward that trains, over the completions that it votes on."""
     scores: dict[str, list[float]] = {}
     for completion in completions:
         for name, score in completion.reward_scores:
@@ -366,7 +365,6 @@ def _reward_means(completions: Sequence[Completion]) -> dict[str, float]:
 
 
 def _by(groups: Sequence[Group], name: Callable[[Sample], str]) -> dict[str, list[Group]]:
-    """Sort groups by the names of their samples."""
     named: dict[str, list[Group]] = {}
     for group in groups:
         named.setdefault(name(group.prompt.sample), []).append(group)

@@ -30,7 +30,6 @@ from groupwise.core.environment import (
     Reply,
     Says,
     Spoken,
-    ToolCall,
     fingerprint,
 )
 from groupwise.core.errors import UsageError
@@ -80,7 +79,7 @@ class Episode:
 
     @property
     def live(self) -> bool:
-        """Whether it goes on."""
+        """True if it goes on."""
         return self.completion is None or self.completion.ended is None
 
 
@@ -141,7 +140,6 @@ class Episodes:
         return episodes
 
     def _with_opening(self, prompt: Prompt, opening: Reply) -> Prompt:
-        """Return the prompt with what the environment says at first."""
         text = "".join(message.text for message in opening.messages)
         if not text:
             return prompt
@@ -150,7 +148,11 @@ class Episodes:
 
     def _turn(self, live: Sequence[Episode], how: Segment) -> None:
         """Play one turn of each episode; environments answer what has ended while other episodes are being sampled."""
-        requests = list(_requests(live, how, self.limits))
+        requests: list[tuple[Request, list[Episode]]] = []
+        for _, group in itertools.groupby(live, key=lambda episode: episode.place[:2]):
+            of_prompt = list(group)  # their first turn is one request
+            for together in [[one] for one in of_prompt] if of_prompt[0].turns else [of_prompt]:
+                requests.append((_request(together[0], how, self.limits, samples=len(together)), together))
 
         def hears(done: Finished) -> None:
             self._say(requests[done.request][1][done.sample], done.tokens)
@@ -169,7 +171,6 @@ class Episodes:
         self._close(live)
 
     def _say(self, episode: Episode, tokens: tuple[int, ...]) -> None:
-        """Hands what the policy said to the environment."""
         last = len(episode.turns) + 1 == self.limits.turns
         before = episode.conversation
         episode.conversation = replace(before, said=(*before.said, self.decode(tokens)), last=last)
@@ -181,7 +182,9 @@ class Episodes:
         if episode.opening.cause is not None:
             reply = episode.opening
         if reply.cause is not None and not reply.calls:
-            reply = replace(reply, calls=self._unanswered(episode, reply))
+            tools, said = self.environments.tools, episode.conversation.said
+            calls = calls_in(without_end(said[-1])) if tools and said else []
+            reply = replace(reply, calls=unanswered(calls, tools, reply))
         episode.seconds += reply.seconds if reply.cause is None else 0.0
         ended, before = self._why_over(episode, reply), Before(())
         if ended is None:
@@ -197,12 +200,6 @@ class Episodes:
         episode.completion = _with_before(completion, before)
         episode.state, episode.ticket = reply.state or episode.state, None
 
-    def _unanswered(self, episode: Episode, reply: Reply) -> list[ToolCall]:
-        """Return the calls of the turn that a fault left without an answer; none where there are no tools."""
-        tools, said = self.environments.tools, episode.conversation.said
-        calls = calls_in(without_end(said[-1])) if tools and said else []
-        return unanswered(calls, tools, reply)
-
     def _close(self, live: Sequence[Episode]) -> None:
         """Add what the environment says at the end of episodes that end where it took them to go on."""
         cut_off = [
@@ -216,7 +213,7 @@ class Episodes:
             episode.completion = _with_outcome(completion, reply)
 
     def _why_over(self, episode: Episode, reply: Reply) -> Ended | None:
-        """Why the episode is over with this answer; None if it goes on if there are tokens left."""
+        """Say why the episode is over with this answer; None if it goes on as long as there are tokens."""
         limits = self.limits
         if reply.cause is not None and (limits.on_fault == "mask" or episode.opening.cause is not None):
             return Ended.FAULT
@@ -253,16 +250,7 @@ def with_text(sample: Sample, text: str) -> Sample:
     return replace(sample, prompt=sample.prompt + text, messages=(*before, {**last, "content": last["content"] + text}))
 
 
-def _requests(live: Sequence[Episode], how: Segment, limits: EpisodeLimits) -> Iterator[tuple[Request, list[Episode]]]:
-    """Yield the engine's requests of a turn, and whose: the first turn of a prompt's episodes is one request."""
-    for _, group in itertools.groupby(live, key=lambda episode: episode.place[:2]):
-        episodes = list(group)
-        for together in [[episode] for episode in episodes] if episodes[0].turns else [episodes]:
-            yield _request(together[0], how, limits, samples=len(together)), together
-
-
 def _request(episode: Episode, how: Segment, limits: EpisodeLimits, samples: int) -> Request:
-    """Ask for an episode's next turn, of what the episode has left."""
     number, before, prompt = len(episode.turns), episode.completion, episode.prompt.tokens
     left = how.sampling.max_new_tokens - (0 if before is None else len(before.tokens))
     grows = before is None or not before.spans[-1].anew
@@ -298,7 +286,6 @@ def _with_outcome(completion: Completion, reply: Reply) -> Completion:
 
 
 def _with_before(completion: Completion, before: Before) -> Completion:
-    """Return an episode with the ids between two turns behind it."""
     end = len(completion.tokens)
     span = Span(end, end + len(before.ids), False, completion.spans[-1].version, before.anew)
     return replace(
@@ -315,7 +302,6 @@ def _finish(ended: Ended) -> str:
 
 
 def _cohort(number: int, cohort: Cohort, episodes: Sequence[Episode]) -> Cohort:
-    """Return a cohort with its episodes; its prompts have their openings."""
     own = [episode for episode in episodes if episode.place[0] == number]
     groups = [list(group) for _, group in itertools.groupby(own, key=lambda episode: episode.place[1])]
     return replace(

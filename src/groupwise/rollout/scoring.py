@@ -131,12 +131,12 @@ class Scorer:
         return Logged.of(logged)
 
     def take_unshown(self) -> list[str]:
-        """Faults of kinds that were not shown yet, with the user's own traceback where there is one."""
+        """Hand out faults of kinds that were not shown yet, with the user's own traceback where there is one."""
         unshown, self._unshown = self._unshown, []
         return unshown
 
     def take_seconds(self) -> float | None:
-        """Seconds that processes have scored since the last call, all of them together; None if there are none."""
+        """Hand out the seconds that processes have scored since the last call, all together; None if there are none."""
         if self.pool is None:
             return None
         before, self._seconds = self._seconds, self.pool.seconds
@@ -149,12 +149,12 @@ class Scorer:
 
     @property
     def has_answers(self) -> bool:
-        """Whether the task has a score of its own."""
+        """True if the task has a score of its own."""
         return has_answers(self.task)
 
     @property
     def by_score(self) -> bool:
-        """Whether the task's own score is all that trains."""
+        """True if the task's own score is all that trains."""
         return self.has_answers and {name for name, weight in self.rewards.weights.items() if weight} <= {TASK}
 
     @property
@@ -219,7 +219,7 @@ class ScoringRound:
         self._tickets: dict[tuple[int, int], dict[str, int]] = {}
 
     def begin(self, done: Finished) -> None:
-        """Begins the slow scores of a completion that has ended."""
+        """Begin the slow scores of a completion that has ended."""
         at = done.request, done.sample
         text = self.scorer.decode(done.tokens)
         attempt = Attempt(self.prompts[done.request].sample, text, done.finish, done.tokens)
@@ -285,7 +285,7 @@ def with_learned(completion: Completion, learned: float, rewards: RewardWeights)
 
 
 def fault(results: Mapping[str, ScoreResult], completion: Completion) -> str:
-    """Why a score is missing, the first one: "timeout in task"; "" if none is.
+    """Say why a score is missing, the first one: "timeout in task"; "" if none is.
 
     >>> one = Completion.of_one_turn((5,), (-0.5,), "stop", version=0)
     >>> results = {"task": ScoreResult(cause=Cause.TIMEOUT), "mine": ScoreResult(1.0)}
@@ -305,7 +305,7 @@ def _named(cause: Cause, name: str, completion: Completion) -> str:
 def _steps_at_tokens(
     steps: Sequence[tuple[int, float]], completion: Completion, decode: Callable[[tuple[int, ...]], str]
 ) -> tuple[tuple[int, float], ...]:
-    """Ends in the text to ends in the tokens: a step ends with the token that brings its last character.
+    """Turn ends in the text into ends in the tokens: a step ends with the token that brings its last character.
 
     Searched by the length of decoded prefixes, which assumes of the tokenizer only that text grows with tokens.
     Raises ValueError for an end outside the text.

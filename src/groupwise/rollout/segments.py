@@ -16,7 +16,6 @@ one segment.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -89,12 +88,19 @@ def advance(
     """
     limit = segment.sampling.max_new_tokens
     pieces = list(_pieces(cohorts, segment))
-    hears = None
-    if on_finish is not None:
-        for done in _ended(cohorts[0], limit):
-            on_finish(done)
-        hears = partial(_pass_on, on_finish, pieces, limit)
-    answers = engine.generate([piece.request for piece in pieces], segment.sampling, hears)
+    for i, group in enumerate(cohorts[0].completions if on_finish else ()):
+        for j, completion in enumerate(group):
+            if on_finish is not None and not goes_on(completion, limit):
+                on_finish(Finished(i, j, completion.tokens, completion.finish))
+
+    def hears(done: Finished) -> None:
+        """Tell of a completion of the first cohort that has ended, whole and by its number there."""
+        piece = pieces[done.request]
+        tokens = (*(piece.before.tokens if piece.before else ()), *done.tokens)
+        if on_finish is not None and piece.cohort == 0 and (done.finish != "length" or len(tokens) == limit):
+            on_finish(Finished(piece.prompt, piece.sample + done.sample, tokens, done.finish))
+
+    answers = engine.generate([piece.request for piece in pieces], segment.sampling, on_finish and hears)
     completions = [[list(group) for group in cohort.completions or [()] * len(cohort.prompts)] for cohort in cohorts]
     for piece, answer in zip(pieces, answers, strict=True):
         group = completions[piece.cohort][piece.prompt]
@@ -136,6 +142,14 @@ def joined(before: Completion, new: Completion) -> Completion:
             spans[-1] = replace(last, stop=later.stop)
         else:
             spans.append(later)
+    support = None
+    if before.support is not None and new.support is not None:
+        start = torch.cat([before.support.start, new.support.start[1:] + before.support.start[-1]])
+        support = Support(torch.cat([before.support.ids, new.support.ids]), start)
+    routes = None
+    if before.routes is not None and new.routes is not None:
+        # The pass over what was there already has routes of its own, under other weights; those of the draws stay.
+        routes = torch.cat([before.routes, new.routes[len(before.routes) :]])
     return replace(
         before,
         tokens=before.tokens + new.tokens,
@@ -143,20 +157,12 @@ def joined(before: Completion, new: Completion) -> Completion:
         finish=new.finish,
         stop=new.stop,
         spans=tuple(spans),
-        support=None if before.support is None or new.support is None else _joined(before.support, new.support),
-        # The pass over what was there already has routes of its own, under other weights; those of the draws stay.
-        routes=None
-        if before.routes is None or new.routes is None
-        else torch.cat([before.routes, new.routes[len(before.routes) :]]),
+        support=support,
+        routes=routes,
     )
 
 
-def _joined(before: Support, new: Support) -> Support:
-    return Support(torch.cat([before.ids, new.ids]), torch.cat([before.start, new.start[1:] + before.start[-1]]))
-
-
 def _pieces(cohorts: Sequence[Cohort], segment: Segment) -> Iterator[SegmentRequest]:
-    """Yield what a segment asks for, the oldest cohort first."""
     limit = segment.sampling.max_new_tokens
     most = min(segment.tokens or limit, limit)
     for number, cohort in enumerate(cohorts):
@@ -170,19 +176,3 @@ def _pieces(cohorts: Sequence[Cohort], segment: Segment) -> Iterator[SegmentRequ
                     tokens = (*prompt.tokens, *begun.tokens)
                     request = Request(tokens, 1, seed, min(most, limit - count), first=j, drawn=count)
                     yield SegmentRequest(number, i, j, begun, request)
-
-
-def _ended(cohort: Cohort, limit: int) -> Iterator[Finished]:
-    """Yield the completions of a cohort that have ended."""
-    for i, group in enumerate(cohort.completions):
-        for j, completion in enumerate(group):
-            if not goes_on(completion, limit):
-                yield Finished(i, j, completion.tokens, completion.finish)
-
-
-def _pass_on(on_finish: OnFinish, pieces: Sequence[SegmentRequest], limit: int, done: Finished) -> None:
-    """Tell of a completion of the first cohort that has ended, whole and by its number there."""
-    piece = pieces[done.request]
-    tokens = (*(piece.before.tokens if piece.before else ()), *done.tokens)
-    if piece.cohort == 0 and (done.finish != "length" or len(tokens) == limit):
-        on_finish(Finished(piece.prompt, piece.sample + done.sample, tokens, done.finish))

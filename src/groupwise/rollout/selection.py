@@ -1,7 +1,7 @@
 """A task's problems as a run uses them: those whose prompts fit, and how long the longest is."""
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from groupwise.core.errors import UsageError
@@ -15,7 +15,7 @@ LOOKED_AT, DRAWN = 32, 256
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """What becomes of long prompts.
+    """Treatment of long prompts.
 
     tokens     of a prompt at most; 0: any number
     truncates  whether longer ones lose their first tokens; else they are left out
@@ -38,7 +38,7 @@ class PromptLimit:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a run trains on and is evaluated on.
+    """Problems that a run trains on and is evaluated on.
 
     train    the training problems, or the task itself where it makes them one by one
     heldout  the problems of an evaluation; none where nothing is evaluated
@@ -113,10 +113,11 @@ def _fitting(
 
 
 def _longest(train: Sequence[Sample] | Streams, heldout: Sequence[Sample], encode: Encode) -> int:
-    """Tokens of the longest prompt. Texts are gone through one by one: a file may be larger than memory."""
+    """Count the tokens of the longest prompt. Texts are gone through one by one: a file may be larger than memory."""
     drawn = (train.draw(i, 0, {}) for i in range(DRAWN)) if isinstance(train, Streams) else train
-    return max(len(encode(s)) for s in [*_longest_texts(drawn), *_longest_texts(heldout)])
+    texts = [heapq.nlargest(LOOKED_AT, some, key=_size) for some in (drawn, heldout)]
+    return max(len(encode(sample)) for some in texts for sample in some)
 
 
-def _longest_texts(samples: Iterable[Sample]) -> list[Sample]:
-    return heapq.nlargest(LOOKED_AT, samples, key=lambda s: len(s.prompt) + len(str(s.messages)) + len(str(s.tools)))
+def _size(sample: Sample) -> int:
+    return len(sample.prompt) + len(str(sample.messages)) + len(str(sample.tools))

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from groupwise.core.errors import RunError, UsageError, disk_words
-from groupwise.core.files.atomic import open_regular, remove
+from groupwise.core.files.atomic import make_folder, open_regular, remove
 from groupwise.core.files.json_text import json_value
 from groupwise.core.settings import Changeable, Settings
 from groupwise.training.mesh import ALONE, Mesh
@@ -41,7 +42,7 @@ class CheckpointSettings(Settings):
 
 
 def folder_of(root: Path, step: int) -> Path:
-    """root/step-000120."""
+    """Return root/step-000120."""
     return root / f"step-{step:06d}"
 
 
@@ -84,7 +85,7 @@ def save(root: Path, step: int, write: Callable[[Path], Mapping[str, str] | None
 
 
 def remove_after(root: Path, step: int) -> None:
-    """Takes away the checkpoints after `step`, the newest first: a kill leaves none that has lost what is before it.
+    """Remove the checkpoints after `step`, the newest first: a kill leaves none that has lost what is before it.
 
     Raises RunError if the disk refuses.
     """
@@ -203,3 +204,22 @@ def seal(folder: Path, hashed: Mapping[str, str] = MappingProxyType({})) -> None
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def cached_folder(folder: Path, write: Callable[[Path], object], what: str, note: Callable[[str], None]) -> None:
+    """Let `write` fill a folder that is not there yet; one that does not match its hashes is made again, with a `note`.
+
+    Raises RunError, naming `what`, if the disk refuses.
+    """
+    if folder.is_dir() and (damage := damaged(folder, needed=())):
+        note(f"cache        {what} in {folder} is damaged ({damage}); it is made again")
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise RunError(f"{folder}: {what} cannot be removed: {disk_words(error)}; remove the folder") from None
+
+    def sealed(target: Path) -> None:
+        write(target)
+        seal(target)
+
+    make_folder(folder, sealed, what)

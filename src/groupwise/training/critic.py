@@ -15,7 +15,7 @@ from groupwise.core.records import Batch
 from groupwise.core.settings import Changeable, Location
 from groupwise.models.value import POLICY_START, token_values
 from groupwise.training import checkpoint
-from groupwise.training.mesh import ALONE, Mesh, Message, Verb
+from groupwise.training.mesh import ALONE, Mesh, Verb
 from groupwise.training.optimizer import OptimizerSettings, TrainedModel, place
 
 
@@ -45,8 +45,8 @@ class Critic(TrainedModel):
         self.clip = settings.clip
 
     def values(self, batch: Batch) -> Tensor:
-        """V(s_t) [N,T] in reward units, on the CPU without gradient, 0 where masked."""
-        with self.mesh.together(Message(Verb.VALUES, batch)), reproducible(self.device), torch.no_grad():
+        """Compute V(s_t) [N,T] in reward units, on the CPU without gradient, 0 where masked."""
+        with self.mesh.together(Verb.VALUES, batch), reproducible(self.device), torch.no_grad():
             out = torch.zeros(batch.tokens.shape, dtype=self.precision)
             for index, micro in self._microbatches(batch):
                 place(out, index, self._forward(micro))
@@ -56,7 +56,7 @@ class Critic(TrainedModel):
         return self.dealt(batch, microbatches(batch.length, self.tokens_per_microbatch))
 
     def gradients(self, minibatch: Batch, tokens: int) -> tuple[float, int]:
-        """Adds the minibatch's gradient to the parameters -> its loss, and its tokens that the clip holds back.
+        """Add the minibatch's gradient to the parameters -> its loss, and its tokens that the clip holds back.
 
         `tokens` are the trained tokens of the whole optimizer batch, of which this may be a part: parts add up.
         """
@@ -75,7 +75,7 @@ class Critic(TrainedModel):
     def update(self, minibatch: Batch) -> dict[str, Value]:
         """Make one optimizer update; skip and count it if loss or gradient is not finite. Reads value and returns."""
         tokens = int(minibatch.mask.sum())
-        with self.mesh.together(Message(Verb.UPDATE_CRITIC, minibatch)):
+        with self.mesh.together(Verb.UPDATE_CRITIC, minibatch):
             self.optimizer.begin()
             loss, held = self.gradients(minibatch, tokens)
             outcome = self.optimizer.finish(loss)
@@ -87,26 +87,26 @@ class Critic(TrainedModel):
         }
 
     def save(self, folder: Path) -> dict[str, str]:
-        """Parameters and optimizer, into a checkpoint's folder -> the hashes of the files that ranks wrote."""
+        """Save parameters and optimizer into a checkpoint's folder -> the hashes of the files that ranks wrote."""
         adamw, names = self.optimizer.adamw, (checkpoint.CRITIC, checkpoint.CRITIC_OPTIMIZER)
-        with self.mesh.together(Message(Verb.SAVE_CRITIC, others={"folder": str(folder)})):
+        with self.mesh.together(Verb.SAVE_CRITIC, folder=folder):
             hashes = checkpoint.write_parameters(folder, self.model, names[0], self.mesh)
             return hashes | checkpoint.write_optimizer(folder, self.model, adamw, names[1], self.mesh)
 
     def restore(self, folder: Path, updates: int) -> None:
-        """Parameters and optimizer as a checkpoint has them, bit for bit, after `updates` updates."""
-        with self.mesh.together(Message(Verb.RESTORE_CRITIC, others={"folder": str(folder), "updates": updates})):
+        """Put parameters and optimizer back as a checkpoint has them, bit for bit, after `updates` updates."""
+        with self.mesh.together(Verb.RESTORE_CRITIC, folder=folder, updates=updates):
             checkpoint.read_parameters(folder, self.model, checkpoint.CRITIC)
             checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER)
             self.optimizer.updates = updates
 
     def _forward(self, micro: Batch) -> Tensor:
-        with self.autocast(), self.fused.running():
+        with self.fused.running():
             return self.run(self.model, lambda: token_values(self.model, micro.tokens, micro.mask))
 
 
 def clipped(value: Tensor, value_old: Tensor, returns: Tensor, mask: Tensor, clip: float) -> Tensor:
-    """[N,T] each -> [N,T] bool: where the clipped branch of the value loss is the larger one, and its gradient 0.
+    """Find where the clipped branch of the value loss is the larger one, and its gradient 0. [N,T] each -> [N,T] bool.
 
     >>> old, moved = torch.zeros(1, 3), torch.tensor([[0.5, 0.1, -0.5]])
     >>> clipped(moved, old, torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool), 0.2)

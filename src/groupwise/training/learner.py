@@ -1,8 +1,9 @@
-"""The learner: frozen log-probabilities for a batch, and one optimizer update on a minibatch."""
+"""The learner: frozen log-probabilities for a batch, and one optimizer update on a minibatch; and that of adapters."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,10 +12,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
-from groupwise.core.collate import collate
+from groupwise.core.collate import collate, microbatches
 from groupwise.core.numbers.reproducible import reproducible
+from groupwise.core.prefixes import prefix_microbatches
 from groupwise.core.records import Batch, Group, UpdateRecord, UpdateResult
 from groupwise.core.settings import Changeable
+from groupwise.models.adapters.files import read_adapters, write_adapters
+from groupwise.models.adapters.lora import Adapters
+from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.compiled import CompiledLayers
 from groupwise.models.forward.forwards import recomputed
@@ -27,7 +32,7 @@ from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
 from groupwise.models.shards import set_unsharded, set_unsharded_state, unsharded, unsharded_state
 from groupwise.training import checkpoint
-from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Message, Verb
+from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Verb
 from groupwise.training.microbatch import Microbatch, Pass
 from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, TrainedModel, place
 
@@ -96,56 +101,59 @@ class Learner(TrainedModel):
         self.held_logits = HELD_ELEMENTS if settings.held_logits == AUTO else settings.held_logits
 
     def annotate(self, batch: Batch, old: bool, ref: bool) -> Batch:
-        """Adds `logp_old` and `logp_ref` [N,T] without gradient, each only where it is read.
+        """Add `logp_old` and `logp_ref` [N,T] without gradient, each only if it is read.
 
-        With experts also `routes`: those of the very pass that makes logp_old, or of one made for them where only they
-        are read. With the engine's replayed there, `routes_own` says what the routers would have chosen.
+        With experts also `routes`: those of the very pass that makes logp_old, or of one made for them if only they are
+        read. With the engine's replayed there, `routes_own` says what the routers would have chosen.
         """
-        with self.mesh.together(Message(Verb.ANNOTATE, batch, {"old": old, "ref": ref})), torch.no_grad():
+        with self.mesh.together(Verb.ANNOTATE, batch, old=old, ref=ref), torch.no_grad():
             logp_old, routed = self._under_old_policy(batch, old)
             logp_ref = self.reference_logprobs(batch) if ref else None
         return batch.add(logp_old=logp_old, logp_ref=logp_ref, **routed)
 
     def _under_old_policy(self, batch: Batch, old: bool) -> tuple[Tensor | None, dict[str, RowRoutes]]:
-        """logp_old where it is read, and the columns of routes."""
         from_engine = self.routing.replay is ReplayFrom.ENGINE
         if not old and not self.routing.reads_routes:
             return None, {}
         run = Pass(self.model, batch, self.routers, replayed="routes_engine" if from_engine else None)
         if not old and run.replayed is not None:
             return None, {"routes": run.replayed}
-        logp, seen = self._logprobs(self.model, run), run.record(self.mesh)
+        logp, seen = self._logprobs(run), run.record(self.mesh)
         own = {"routes_own": seen.own} if seen and from_engine else {}
         return logp if old else None, {"routes": seen.used, **own} if seen else {}
 
     def reference_logprobs(self, batch: Batch) -> Tensor | None:
-        """[N,T] nats under the reference; None if there is none."""
+        """Compute [N,T] nats under the reference; None if there is none."""
         return None if self.reference is None else self.logprobs(self.reference, batch)
 
     def logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """[N,T] nats on the CPU, 0 where masked."""
-        return self._logprobs(model, Pass(model, batch))
+        """Compute [N,T] nats on the CPU, 0 where masked."""
+        return self._logprobs(Pass(model, batch))
 
-    def _logprobs(self, model: nn.Module, run: Pass) -> Tensor:
+    def _logprobs(self, run: Pass) -> Tensor:
         out = torch.zeros(run.batch.tokens.shape, dtype=self.precision)
         for micro in self._microbatches(run, self._read(run.batch)):
-            with self._forward(model, micro) as (logp, _):
+            with self._forward(micro) as (logp, _):
                 place(out, micro.index, logp)
         return self.mesh.joined(out)
 
     def _read(self, batch: Batch) -> Tensor:
-        """[N] bool: the rows with a token whose log-probability is read; all where routes are recorded."""
-        return torch.ones(len(batch), dtype=torch.bool) if self.routers else batch.mask.any(1)
+        """Find the rows [N] with a token whose log-probability is read; all if routes are recorded."""
+        return batch.mask.any(1) | bool(self.routers)
 
     def _microbatches(self, run: Pass, rows: Tensor) -> Iterator[Microbatch]:
         """Yield this rank's microbatches of rows [N] bool of a pass; on every rank as many, the last of some idle."""
-        parts = run.parts(rows.nonzero()[:, 0], self.tokens_per_microbatch, self.in_line)
-        for index, columns in self.dealt(run.batch, parts):
-            yield Microbatch(run, index, columns, self.in_line)
+        index, most = rows.nonzero()[:, 0], self.tokens_per_microbatch
+        length = run.batch.length[index]
+        parts = prefix_microbatches(run.keys[index], length, most) if self.in_line else microbatches(length, most)
+        for own, columns in self.dealt(run.batch, [index[part] for part in parts]):
+            yield Microbatch(run, own, columns, self.in_line)
 
     def completion_logprobs(self, groups: Sequence[Group], pad: int) -> list[Tensor]:
-        """[tokens] nats of each completion in order, under the weights as they are, and on the engine's experts
-        where they are known: this compares weights, and a choice between two equal experts may fall either way.
+        """Compute [tokens] nats of each completion in order, under the weights as they are.
+
+        They are on the engine's experts where these are known: this compares weights, and a choice between two equal
+        experts may fall either way.
         """
         scored = [
             Group(group.prompt, tuple(dataclasses.replace(c, score=0.0) for c in group.completions)) for group in groups
@@ -154,55 +162,52 @@ class Learner(TrainedModel):
         return [row[inside] for row, inside in zip(self.logprobs_now(batch), batch.mask, strict=True)]
 
     def logprobs_now(self, batch: Batch) -> Tensor:
-        """[N,T] nats under the weights as they are, on the engine's experts where they are known."""
+        """Compute [N,T] nats under the weights as they are, on the engine's experts where they are known."""
         known = self.routers and batch.routes_engine
         run = Pass(self.model, batch, self.routers, replayed="routes_engine" if known else None)
-        with self.mesh.together(Message(Verb.LOGPROBS, batch)), torch.no_grad():
-            return self._logprobs(self.model, run)
+        with self.mesh.together(Verb.LOGPROBS, batch), torch.no_grad():
+            return self._logprobs(run)
 
     def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord | None]:
-        """Adds the minibatch's gradient to the parameters; any split adds up to the same. -> the loss, what it saw.
+        """Add the minibatch's gradient to the parameters; any split adds up to the same. -> the loss, what it saw.
 
-        Where no row has a gradient that gradient is 0, on which an optimizer with momentum moves on. Nothing is run
-        for it, but one row in the first update: which parameters have a gradient is not known before.
+        If no row has a gradient that gradient is 0, on which an optimizer with momentum moves on. Nothing is run for
+        it, but one row in the first update: which parameters have a gradient is not known before.
         """
-        trained = algorithm.trained_rows(minibatch) | bool(self.routing.losses)
-        if not trained.any() and self.optimizer.set_gradient_to_zero():
+        losses = self.routing.losses
+        trained = algorithm.trained_rows(minibatch) | bool(losses)
+        nothing = not trained.any()
+        if nothing and self.optimizer.set_gradient_to_zero():
             return 0.0, None
         exact = {"logp_live": self.precision}
         seen = {name: torch.zeros(minibatch.tokens.shape, dtype=exact.get(name)) for name in SEEN}
         replayed = None if self.routing.replay is ReplayFrom.NONE else "routes"
-        run = Pass(self.model, minibatch, self.routers, replayed, self.routing.losses)
+        run = Pass(self.model, minibatch, self.routers, replayed, losses)
+        # Rows with a gradient, or the shortest one; then those that are run for the record alone.
+        with_gradient = torch.arange(len(trained)) == minibatch.length.argmin() if nothing else trained
+        without = torch.zeros_like(trained) if nothing else self._read(minibatch) & ~trained
         loss, bonus = 0.0, algorithm.entropy_coefficient != 0
-        for trains, micro in self._trained_and_others(run, trained):
-            with torch.set_grad_enabled(trains), self._forward(self.model, micro, bonus) as (live, entropy):
-                out = self._objective(algorithm, micro.rows, live, entropy)
-                value = micro.with_router_losses(out.value)
-                if trains:
-                    value.backward()
-            loss += value.item()
-            for name, column in zip(SEEN, (live, out.log_ratio, out.share, entropy, out.kl), strict=True):
-                if column is not None:
-                    place(seen[name], micro.index, column)
+        for trains, rows in ((True, with_gradient), (False, without)):
+            for micro in self._microbatches(run, rows):
+                with torch.set_grad_enabled(trains), self._forward(micro, bonus) as (live, entropy):
+                    out = self._objective(algorithm, micro.rows, live, entropy)
+                    value = micro.with_router_losses(out.value)
+                    if trains:
+                        value.backward()
+                loss += value.item()
+                for name, column in zip(SEEN, (live, out.log_ratio, out.share, entropy, out.kl), strict=True):
+                    if column is not None:
+                        place(seen[name], micro.index, column)
         (loss,) = self.mesh.sums([loss])
-        if not trained.any():
+        if nothing:
             return loss, None
         seen = {name: self.mesh.joined(column) for name, column in seen.items()}
         kl, routed = seen.pop("kl"), run.record(self.mesh)
         return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routed)
 
-    def _trained_and_others(self, run: Pass, trained: Tensor) -> Iterator[tuple[bool, Microbatch]]:
-        """Yield microbatches of rows with a gradient, or of the shortest row, then those run for the record alone."""
-        rows = {True: trained, False: self._read(run.batch) & ~trained}
-        if not trained.any():
-            rows = {True: torch.arange(len(trained)) == run.batch.length.argmin()}
-        for trains, some in rows.items():
-            for micro in self._microbatches(run, some):
-                yield trains, micro
-
     def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
         """Make one optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
-        with self.mesh.together(Message(Verb.UPDATE, minibatch, {"factor": self.optimizer.factor})):
+        with self.mesh.together(Verb.UPDATE, minibatch, factor=self.optimizer.factor):
             rate = self.optimizer.begin()
             loss, seen = self.gradients(minibatch, algorithm)
             outcome = self.optimizer.finish(loss)
@@ -210,7 +215,7 @@ class Learner(TrainedModel):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter by its name, as an engine takes them, gathered one at a time if they are in shards."""
-        with self.mesh.together(Message(Verb.WEIGHTS)):
+        with self.mesh.together(Verb.WEIGHTS):
             yield from self.unsharded_weights()
 
     def unsharded_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -220,18 +225,18 @@ class Learner(TrainedModel):
     def renew_reference(self) -> None:
         """Give the reference, a model of its own, the policy's weights of now."""
         own = dict(self._own_reference.named_parameters())
-        with self.mesh.together(Message(Verb.RENEW_REFERENCE)):
+        with self.mesh.together(Verb.RENEW_REFERENCE):
             for name, weight in self.unsharded_weights():
                 set_unsharded(own[name], weight)
 
     def save_reference(self, folder: Path, name: str) -> dict[str, str]:
         """Save the reference's weights into a checkpoint's folder -> the hashes of the files that ranks wrote."""
-        with self.mesh.together(Message(Verb.SAVE_REFERENCE, others={"folder": str(folder), "name": name})):
+        with self.mesh.together(Verb.SAVE_REFERENCE, folder=folder, name=name):
             return checkpoint.write_parameters(folder, self._own_reference, name, self.mesh)
 
     def restore_reference(self, folder: Path, name: str) -> None:
         """Put the reference back as a checkpoint has it, bit for bit. Raises ValueError if it does not fit."""
-        with self.mesh.together(Message(Verb.RESTORE_REFERENCE, others={"folder": str(folder), "name": name})):
+        with self.mesh.together(Verb.RESTORE_REFERENCE, folder=folder, name=name):
             checkpoint.read_parameters(folder, self._own_reference, name)
 
     @property
@@ -240,29 +245,33 @@ class Learner(TrainedModel):
         return self.reference
 
     def save(self, folder: Path, tokenizer: Any) -> dict[str, str]:
-        """Save the policy, as `from_pretrained` loads it, and its optimizer into a checkpoint's folder -> the hashes of
-        the files that ranks wrote. Rank 0 writes the policy.
+        """Save the policy and its optimizer into a checkpoint's folder -> the hashes of the files that ranks wrote.
+
+        Rank 0 writes the policy, as `from_pretrained` loads it; of adapters these alone.
         """
-        with self.mesh.together(Message(Verb.SAVE, others={"folder": str(folder)})):
-            weights = None if self.mesh.alone else unsharded_state(self.model, holds=self.mesh.leads)
-            if self.mesh.leads:
-                save_policy(self.model, tokenizer, folder / checkpoint.POLICY, weights)
+        with self.mesh.together(Verb.SAVE, folder=folder):
+            self._write_policy(folder / checkpoint.POLICY, tokenizer)
             return checkpoint.write_optimizer(folder, self.model, self.optimizer.adamw, mesh=self.mesh)
 
     def restore(self, folder: Path, updates: int) -> None:
-        """Put policy and optimizer back as a checkpoint has them, bit for bit, after `updates` updates.
-
-        The policy is loaded as a model, because the files of some name weights otherwise than the model does, such as
-        each expert by itself where the model holds them as one.
-        """
-        with self.mesh.together(Message(Verb.RESTORE, others={"folder": str(folder), "updates": updates})):
-            saved = load_policy(folder / checkpoint.POLICY).model.state_dict()
-            if self.mesh.alone:
-                self.model.load_state_dict(saved)
-            else:
-                set_unsharded_state(self.model, saved)
+        """Put policy and optimizer back as a checkpoint has them, bit for bit, after `updates` updates."""
+        with self.mesh.together(Verb.RESTORE, folder=folder, updates=updates):
+            self._read_policy(folder / checkpoint.POLICY)
             checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw)
             self.optimizer.updates = updates
+
+    def _write_policy(self, folder: Path, tokenizer: Any) -> None:
+        weights = None if self.mesh.alone else unsharded_state(self.model, holds=self.mesh.leads)
+        if self.mesh.leads:
+            save_policy(self.model, tokenizer, folder, weights)
+
+    def _read_policy(self, folder: Path) -> None:
+        # As a model: the files of some name weights otherwise, such as each expert by itself that the model has as one.
+        saved = load_policy(folder).model.state_dict()
+        if self.mesh.alone:
+            self.model.load_state_dict(saved)
+        else:
+            set_unsharded_state(self.model, saved)
 
     def _objective(self, algorithm: Algorithm, micro: Batch, live: Tensor, entropy: Tensor) -> LossOut:
         old = live.detach() if micro.logp_old is None else micro.logp_old
@@ -278,32 +287,69 @@ class Learner(TrainedModel):
         )
 
     @contextmanager
-    def _forward(
-        self, model: nn.Module, micro: Microbatch, entropy_gradient: bool = False
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _forward(self, micro: Microbatch, entropy_gradient: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Run a microbatch, and its backward inside; yields its log-probabilities and entropies [n,T]."""
-
-        def logprobs() -> tuple[Tensor, Tensor]:
-            return sequence_logprobs(
-                *halves(model),
-                micro.rows.tokens,
-                micro.rows.mask,
-                self.temperature,
-                micro.rows.support,
-                entropy_gradient,
-                micro.layout,
-                chunk_elements=self.chunk_logits,
-                held_elements=self.held_logits,
-                adjustment=self.adjustment,
-            )
-
-        backbone, _ = halves(model)
+        run, rows = micro.run, micro.rows
+        logprobs = partial(
+            sequence_logprobs,
+            *(run.backbone, run.head, rows.tokens, rows.mask, self.temperature, rows.support, entropy_gradient),
+            layout=micro.layout,
+            chunk_elements=self.chunk_logits,
+            held_elements=self.held_logits,
+            adjustment=self.adjustment,
+        )
         with reproducible(self.device), self.fused.running(), ExitStack() as stack:
             if micro.layout.line is not None:
-                stack.enter_context(in_line(backbone))
+                stack.enter_context(in_line(run.backbone))
             if self.recompute and torch.is_grad_enabled():
-                stack.enter_context(recomputed(backbone))
-            stack.enter_context(micro.routed())
-            with self.autocast():
-                logp, entropy = self.run(model, logprobs)
-            yield logp, entropy
+                stack.enter_context(recomputed(run.backbone))
+            if run.routers:
+                stack.enter_context(micro.routed())
+            yield self.run(run.model, logprobs)
+
+
+class AdaptedLearner(Learner):
+    """Trains A and B of W + alpha/r B A alone, at rate_factor times the learning rate.
+
+    The policy is frozen, and with its adapters off it is the reference: there is no second copy of it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        adapter: AdapterSettings,
+        seed: int,
+        settings: LearnerSettings,
+        temperature: float,
+        total_updates: int,
+        routing: RoutingSettings = RoutingSettings(),
+        routers: Sequence[Router] = (),
+        reference: nn.Module | None = None,
+        adjustment: Adjustment = UNADJUSTED,
+        mesh: Mesh = ALONE,
+    ) -> None:
+        """Inject adapters into the model; `seed` is the run's, of which their random numbers are a function.
+
+        reference  another one than the model with its adapters off
+        """
+        self.adapters = Adapters(model, adapter, seed)
+        faster = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
+        super().__init__(model, reference, faster, temperature, total_updates, routing, routers, adjustment, mesh)
+
+    def reference_logprobs(self, batch: Batch) -> Tensor | None:
+        """Compute [N,T] nats under the reference: a model of its own, or this one with its adapters off."""
+        if self.reference is not None:
+            return super().reference_logprobs(batch)
+        with self.adapters.off():
+            return self.logprobs(self.model, batch)
+
+    def unsharded_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every weight as an engine takes it, the adapters merged into it."""
+        return self.adapters.merged()
+
+    def _write_policy(self, folder: Path, tokenizer: Any) -> None:
+        # The base stays where it came from.
+        write_adapters(folder, self.adapters, self.model.name_or_path, self.mesh.leads)
+
+    def _read_policy(self, folder: Path) -> None:
+        read_adapters(folder, self.adapters)

@@ -1,11 +1,16 @@
 """The ranks of a run: processes that hold one model's shards together and share its microbatches.
 
 Every rank calls the same methods in the same order. A mesh of one process, ALONE, sends nothing anywhere.
+
+Rank 0 runs the loop. Before it does something that takes all ranks it tells the others a verb and the whole batch that
+it works on. They wait for the next verb, however long rank 0 samples, and do the same with the same batch. What passes
+is JSON and raw tensors.
 """
 
+import dataclasses
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from groupwise.core.errors import UsageError, one_line, shortened
 from groupwise.core.files.tensor_layout import DTYPES
 from groupwise.core.processes.address import Address
-from groupwise.core.records import Batch
+from groupwise.core.records import Batch, Support
 
 T = TypeVar("T")
 
@@ -35,7 +40,7 @@ _NAMED = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Verb(StrEnum):
-    """What the ranks of a run do together."""
+    """Work that the ranks of a run do together."""
 
     ANNOTATE = "annotate"
     UPDATE = "update"
@@ -56,7 +61,7 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """A verb, the batch that it works on where there is one, and what else it needs: what JSON can hold."""
+    """A verb, the batch that it works on if there is one, and what else it needs: what JSON can hold."""
 
     verb: Verb
     batch: Batch | None = None
@@ -81,16 +86,16 @@ class Mesh:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, the one that writes files."""
+        """True if this is rank 0, the one that writes files."""
         return self.rank == 0
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other rank."""
+        """True if there is no other rank."""
         return self.size == 1
 
     def dealt(self, items: Sequence[T]) -> Iterator[T | None]:
-        """Item i for rank i mod size, in order; None if this rank has none left and another still has one.
+        """Yield item i on rank i mod size, in order; None if this rank has none left and another still has one.
 
         >>> [list(Mesh(rank, size=2).dealt("abc")) for rank in (0, 1)]
         [['a', 'c'], ['b', None]]
@@ -108,7 +113,7 @@ class Mesh:
         return total.tolist()
 
     def joined(self, part: Tensor) -> Tensor:
-        """Tensors that are 0 but in places of one rank each -> their sum on every rank, exact to the bit.
+        """Add tensors up that are 0 but in places of one rank each -> the sum on every rank, exact to the bit.
 
         The sum is of bytes, so that NaN, infinity and -0.0 arrive as they are.
         """
@@ -123,10 +128,10 @@ class Mesh:
         return self.sums([float(yes)])[0] == self.size
 
     def plain(self, value: Any) -> Any:
-        """Rank 0's value on every rank, which waits for it without a deadline: what JSON can hold."""
+        """Give every rank rank 0's value, which it waits for without a deadline: what JSON can hold."""
         if self.alone:
             return value
-        text = bytearray(as_text(value)) if self.leads else bytearray()
+        text = bytearray(json.dumps(value, default=str).encode()) if self.leads else bytearray()
         length = torch.tensor([len(text)])
         dist.broadcast(length, 0, group=self.waiting)
         data = torch.frombuffer(text or bytearray(int(length)), dtype=torch.uint8)
@@ -150,10 +155,10 @@ class Mesh:
         return [json.loads(table[rank, :size].numpy().tobytes()) for rank, size in enumerate(sizes)]
 
     def tensors(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Rank 0's tensors on every rank, on the CPU, one at a time; what the others give is not read."""
+        """Give every rank rank 0's tensors, on the CPU, one at a time; what the others give is not read."""
         if self.alone:
             return dict(named)
-        layout = self.plain(layout_of(named))
+        layout = self.plain([(name, DTYPES[x.dtype], list(x.shape)) for name, x in named.items()])
         arrived = {}
         for name, dtype, shape in layout:
             own = named[name] if self.leads else torch.empty(shape, dtype=_NAMED[dtype])
@@ -164,7 +169,7 @@ class Mesh:
         return arrived
 
     def share_weights(self, model: nn.Module) -> None:
-        """Rank 0's weights and buffers in a whole model of every rank, one at a time; buffers in rank 0's types."""
+        """Put rank 0's weights and buffers, in its types, into a whole model of every rank, one at a time."""
         for entry in model.state_dict(keep_vars=True).values():
             arrived = self.tensors({"": entry} if self.leads else {})[""]
             if not self.leads:
@@ -178,28 +183,36 @@ class Mesh:
         """Let the ranks work together inside; a mesh with followers says in words which of them is lost."""
         return nullcontext()
 
-    def together(self, message: Message) -> AbstractContextManager[None]:
-        """Let every rank do inside what the message says: a mesh with followers tells them (ranks/followers.py)."""
+    def together(self, verb: Verb, batch: Batch | None = None, **others: Any) -> AbstractContextManager[None]:
+        """Let every rank do inside what the verb says: a mesh with followers tells them (ranks/followers.py)."""
         return nullcontext()
 
+    def tell(self, verb: Verb, batch: Batch | None = None, **others: Any) -> None:
+        """Say it to all other ranks, as rank 0; a path arrives as text."""
+        plain, tensors = (None, {}) if batch is None else columns_of(batch)
+        self.plain({"verb": verb, "others": others, "batch": plain})
+        if batch is not None:
+            self.tensors(tensors)
+
+    def hear(self) -> Message:
+        """Wait, as another rank, for what rank 0 says next."""
+        said = self.plain(None)
+        batch = None if said["batch"] is None else batch_of(said["batch"], self.tensors({}))
+        return Message(Verb(said["verb"]), batch, said["others"])
+
+    def follow(self, verbs: Mapping[Verb, Callable[[Message], object]]) -> None:
+        """Do, as another rank, what rank 0 says, until it says stop."""
+        while (message := self.hear()).verb is not Verb.STOP:
+            verbs[message.verb](message)
+
     def close(self) -> None:
-        """Leaves the other ranks. A mesh of one has none to leave."""
+        """Leave the other ranks. A mesh of one has none to leave."""
         if not self.alone:
             dist.destroy_process_group()
 
 
 #: A process by itself.
 ALONE = Mesh()
-
-
-def as_text(value: Any) -> bytes:
-    """Return a plain value as it passes from rank to rank."""
-    return json.dumps(value).encode()
-
-
-def layout_of(named: Mapping[str, Tensor]) -> list[tuple[str, str, list[int]]]:
-    """Return what is said of tensors before they pass: name, type and shape of each."""
-    return [(name, DTYPES[x.dtype], list(x.shape)) for name, x in named.items()]
 
 
 def rendezvous(host: str, port: int, size: int, leads: bool, seconds: float = DEADLINE) -> TCPStore:
@@ -246,3 +259,36 @@ def connect(store: Store, rank: int, size: int, device: str = "cpu", seconds: fl
     patience = timedelta(seconds=seconds) if rank == 0 else timedelta(days=FOREVER)
     waiting = dist.new_group(backend="gloo", timeout=patience)
     return Mesh(rank, size, device, shards, waiting if isinstance(waiting, ProcessGroup) else None)
+
+
+def columns_of(batch: Batch) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return a batch as what JSON can hold and tensors: rows of different length lie one behind the other."""
+    lengths: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for column in dataclasses.fields(batch):
+        value = getattr(batch, column.name)
+        if isinstance(value, Tensor):
+            tensors[column.name] = value
+        for part, rows in _parts(column.name, value).items() if isinstance(value, tuple) else ():
+            present = [row for row in rows if row is not None]
+            lengths[part] = [None if row is None else len(row) for row in rows]
+            tensors[part] = torch.cat(present) if present else torch.empty(0)
+    return lengths, tensors
+
+
+def batch_of(lengths: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Batch:
+    """Return the batch that `columns_of` took apart, to the bit."""
+    columns: dict[str, Any] = {name: x for name, x in tensors.items() if name not in lengths}
+    for name, each in lengths.items():
+        rows = iter(tensors[name].split([length for length in each if length is not None]))
+        columns[name] = tuple(None if length is None else next(rows) for length in each)
+    ids, starts = columns.pop("support.ids", None), columns.pop("support.start", None)
+    if ids is not None and starts is not None:
+        columns["support"] = tuple(None if a is None else Support(a, b) for a, b in zip(ids, starts, strict=True))
+    return Batch(**columns)
+
+
+def _parts(name: str, rows: tuple[Any, ...]) -> dict[str, list[Tensor | None]]:
+    if name != "support":
+        return {name: list(rows)}
+    return {f"{name}.{part}": [row and getattr(row, part) for row in rows] for part in ("ids", "start")}

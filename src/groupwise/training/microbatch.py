@@ -7,9 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from groupwise.core.collate import microbatches
 from groupwise.core.errors import RunError
-from groupwise.core.prefixes import prefix_microbatches
 from groupwise.core.records import Batch, RoutingRecord
 from groupwise.models.forward.heads import halves
 from groupwise.models.forward.layout import packed, padded
@@ -36,7 +34,8 @@ class Pass:
         replayed: str | None = None,
         losses: RouterLosses | None = None,
     ) -> None:
-        self.backbone, self.batch, self.routers = halves(model)[0], batch, routers
+        self.model, self.batch, self.routers = model, batch, routers
+        self.backbone, self.head = halves(model)
         self.replayed = routes_to_replay(batch, replayed, routers) if replayed else None
         self.losses = losses or {}
         self.sums = dict.fromkeys(self.losses, 0.0)
@@ -55,7 +54,7 @@ class Pass:
 
     @cached_property
     def keys(self) -> Tensor:
-        """[N,T] int64 of the batch's rows: numbers that two of them have in common as long as they are one computation.
+        """Numbers [N,T] int64 that two of the batch's rows have in common as long as they are one computation.
 
         Those are the tokens; on replayed routes, each token with its routes.
         """
@@ -68,12 +67,6 @@ class Pass:
             pairs = zip(ids[: len(routes)].tolist(), chosen, strict=True)
             row[: len(routes)] = torch.tensor([numbers.setdefault(pair, len(numbers)) for pair in pairs])
         return keys
-
-    def parts(self, rows: Tensor, most: int, in_line: bool) -> list[Tensor]:
-        """Split some of the batch's rows into microbatches of at most `most` tokens -> the row numbers of each."""
-        length = self.batch.length[rows]
-        parts = prefix_microbatches(self.keys[rows], length, most) if in_line else microbatches(length, most)
-        return [rows[part] for part in parts]
 
     def record(self, mesh: Mesh) -> RoutingRecord | None:
         """Return what the routers did, once every row was in a microbatch of some rank; None for a dense model."""
@@ -95,7 +88,7 @@ class Microbatch:
     """
 
     def __init__(self, run: Pass, index: Tensor, rows: Batch, in_line: bool) -> None:
-        self.index, self.rows, self._run = index, rows, run
+        self.index, self.rows, self.run = index, rows, run
         self._logits: list[Tensor] = []
         if in_line:
             keys = run.keys[index] if len(index) else None
@@ -106,8 +99,8 @@ class Microbatch:
     @contextmanager
     def routed(self) -> Iterator[None]:
         """Run the microbatch's forward, and its backward, inside: on the routes to replay, and its routes recorded."""
-        run, replay = self._run, None
-        if not run.routers or not len(self.index):
+        run, replay = self.run, None
+        if not len(self.index):
             yield
             return
         with ExitStack() as stack:
@@ -131,7 +124,7 @@ class Microbatch:
 
         They are means over the tokens of rows: a prompt that is run once counts as often as it has completions.
         """
-        run = self._run
+        run = self.run
         if not run.losses or not len(self.index):
             return loss
         places = self.layout.place[self.layout.run]

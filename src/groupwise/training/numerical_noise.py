@@ -20,8 +20,7 @@ from transformers import AutoModelForCausalLM
 from groupwise.core.engine import Engine, Precision, Request, Sampling
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Group, Prompt
-from groupwise.diagnostics.bias import tilt
-from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, NumericalNoise, Tolerance
+from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, NumericalNoise, Tolerance, tilt
 from groupwise.models.files.meta_device import description, model_like
 from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy
@@ -35,7 +34,7 @@ PROMPTS, SAMPLES, TOKENS = 8, 2, 32
 
 @dataclass(frozen=True)
 class Precisions:
-    """What each side of a comparison computes in; the reference's is that of its weights, None where there is none."""
+    """Precision of each side of a comparison; the reference's is that of its weights, None if there is none."""
 
     learner: Precision
     engine: Precision
@@ -43,7 +42,7 @@ class Precisions:
 
     @property
     def exact(self) -> bool:
-        """Whether every side is float32."""
+        """True if every side is float32."""
         return {self.learner, self.engine, self.reference} <= {"fp32", None}
 
 
@@ -128,7 +127,7 @@ class UnshardedPolicy:
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Takes the weights as they are now, one after another; nothing where it is the learner's own model."""
+        """Take the weights as they are now, one after another; nothing if it is the learner's own model."""
         if not self.gathered:
             return
         own, buffers = dict(self.model.named_parameters()), dict(self._learner.model.named_buffers())
@@ -159,7 +158,6 @@ def _with_model(learner: Learner, model: torch.nn.Module, precision: Precision) 
 def _logprobs(
     learner: Learner, prompts: Sequence[Prompt], pad: int, completions: Sequence[tuple[Completion, ...]]
 ) -> Tensor:
-    """[M] nats of every token of every completion."""
     groups = [Group(prompt, own) for prompt, own in zip(prompts, completions, strict=True)]
     return torch.cat([logp for group in groups for logp in learner.completion_logprobs([group], pad)])
 

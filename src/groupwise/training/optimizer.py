@@ -33,7 +33,7 @@ OnStep = Callable[[int, int, float], None]
 
 
 def silent(step: int, steps: int, loss: float) -> None:
-    """Shows no progress."""
+    """Show no progress."""
 
 
 #: The setting that is picked from the free memory, and the tokens of a microbatch where nobody picks.
@@ -46,7 +46,7 @@ GIVEN_BACK = 1 << 28
 
 
 class Schedule(StrEnum):
-    """How the learning rate goes on after its warmup."""
+    """Course of the learning rate after its warmup."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -84,7 +84,7 @@ class OptimizerSettings(Settings):
 
 @dataclass(frozen=True)
 class UpdateOutcome:
-    """What became of an optimizer update: the gradient's norm before clipping, and whether the weights moved."""
+    """Outcome of an optimizer update: the gradient's norm before clipping, and whether the weights moved."""
 
     gradient_norm: float
     applied: bool
@@ -93,7 +93,7 @@ class UpdateOutcome:
 class Optimizer:
     """A model's AdamW with its `rate` (number of the update, from 0 -> learning rate), gradient limit and count.
 
-    factor  times the rate: below 1 after a return from a collapse (training/rollback.py)
+    factor  times the rate: below 1 after a return from a collapse (training/state.py)
     mesh    the ranks that hold the model's shards: one norm, and one decision, for all of them
 
     rate = optimizer.begin()
@@ -130,14 +130,14 @@ class Optimizer:
         return cls(model, adamw, partial(learning_rate, settings, total=total_updates), settings.clip_norm, mesh)
 
     def begin(self) -> float:
-        """Clears the gradient and sets the learning rate of the next update -> that rate."""
+        """Clear the gradient and set the learning rate of the next update -> that rate."""
         rate = self.factor * self._rate(self.updates)
         set_rate(self.adamw, rate)
         self.adamw.zero_grad(set_to_none=True)
         return rate
 
     def set_gradient_to_zero(self) -> bool:
-        """Gives each parameter that a gradient has moved before one of 0 -> whether there is any such parameter."""
+        """Give each parameter that a gradient has moved before one of 0 -> whether there is any such parameter."""
         moved = [parameter for parameter, moments in self.adamw.state.items() if moments]
         gradients = _zeros(moved) if self._mesh.alone else map(torch.zeros_like, moved)
         for parameter, gradient in zip(moved, gradients, strict=True):
@@ -146,7 +146,11 @@ class Optimizer:
 
     def finish(self, loss: float) -> UpdateOutcome:
         """Make one update with the gradient, which is freed; skipped, and counted, if it or the loss is not finite."""
-        norm = self._clip()
+        parameters = self._model.parameters()
+        if self._mesh.alone:
+            norm = float(nn.utils.clip_grad_norm_(parameters, self._clip_norm or math.inf))
+        else:
+            norm = clip_gradients(parameters, self._clip_norm, self._mesh)
         applied = self._mesh.all_agree(math.isfinite(loss) and math.isfinite(norm))
         if applied:
             self.adamw.step()
@@ -155,12 +159,6 @@ class Optimizer:
             give_back()
         self.updates += 1
         return UpdateOutcome(norm, applied)
-
-    def _clip(self) -> float:
-        """Scales the gradient down to its limit -> its norm before."""
-        if self._mesh.alone:
-            return float(nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm or math.inf))
-        return clip_gradients(self._model.parameters(), self._clip_norm, self._mesh)
 
 
 def _zeros(parameters: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -178,7 +176,7 @@ def _zeros(parameters: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 class TrainedModel:
-    """What learner and critic share: a model with its optimizer, which sees a batch in microbatches on its device.
+    """A model with its optimizer, which sees a batch in microbatches on its device: what learner and critic share.
 
     mesh       the ranks that hold the model in shards, each of which is dealt some of the microbatches
     bf16       computes in bfloat16 over float32 master weights
@@ -200,14 +198,15 @@ class TrainedModel:
         self.tokens_per_microbatch = MOST_TOKENS if chosen == AUTO else chosen
 
     def shard(self, model: nn.Module) -> None:
-        """Puts a model that this one runs in shards over the mesh; in one process it stays whole."""
+        """Put a model that this one runs in shards over the mesh; in one process it stays whole."""
         if not self.mesh.alone:
             self._sharded[model] = Sharded(model, self.mesh, self.bf16)
 
     def run(self, model: nn.Module, compute: Callable[[], T]) -> T:
-        """Return what `compute` returns, which may use all of the model's parameters."""
+        """Return what `compute` returns, in the precision of this model; it may use all of the model's parameters."""
         sharded = self._sharded.get(model)
-        return compute() if sharded is None else sharded.run(compute)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            return compute() if sharded is None else sharded.run(compute)
 
     def dealt(self, batch: Batch, parts: Sequence[Tensor]) -> Iterator[tuple[Tensor, Batch]]:
         """Yield this rank's parts of the batch, rows on the model's device, each with its row indices.
@@ -220,13 +219,9 @@ class TrainedModel:
             moved = {name: x.to(self.device, non_blocking=True) for name, x in columns.items()}
             yield index, dataclasses.replace(rows, **moved)
 
-    def autocast(self) -> torch.autocast:
-        """Let the model compute inside in the precision that it was given."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
-
 
 def place(table: Tensor, index: Tensor, part: Tensor) -> None:
-    """Writes [n,t] of the rows `index` into a table [N,T]; what an idle microbatch gave is written nowhere."""
+    """Write [n,t] of the rows `index` into a table [N,T]; what an idle microbatch gave is written nowhere."""
     table[index, : part.shape[1]] = part[: len(index)].detach().to("cpu", table.dtype)
 
 

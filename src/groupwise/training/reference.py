@@ -31,7 +31,7 @@ class ReferenceSettings(Settings):
 
     @property
     def stays_start(self) -> bool:
-        """Whether it is the policy that the run starts from, to the end."""
+        """True if it is the policy that the run starts from, to the end."""
         return self.model == START and self.every == 0
 
 
@@ -50,11 +50,11 @@ class Reference:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What a checkpoint must have for the run to go back to it: its weights, once they are not the first ones."""
+        """Files that a checkpoint needs for the run to go back to it: its weights, once they are not the first ones."""
         return (WEIGHTS,) if self.returns and self.model is not None and self.step else ()
 
     def renew(self, step: int, learner: Learner) -> bool:
-        """Takes the policy's weights after `step`, where that is one of those that it is renewed after -> whether."""
+        """Take the policy's weights after `step`, if it is renewed after that one -> whether it is."""
         if self.model is None or not self.every or step % self.every:
             return False
         learner.renew_reference()

@@ -1,33 +1,41 @@
-"""A run that is built: its settings, what acts in it, how far it is; saved and put back as one."""
+"""A run that is built: its settings, what acts in it, how far it is; saved and put back as one.
+
+And what a step of it says: its checks, what is wrong with it, what the machine did, and how long a stop takes.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.engine import Engine
 from groupwise.core.machine.clock import BEFORE, LOST, Clock
 from groupwise.core.processes.stop import Stop
-from groupwise.core.records import Evaluation, Group
-from groupwise.diagnostics.checks import Probe
+from groupwise.core.records import Batch, Evaluation, Group
+from groupwise.core.stream import RolloutResult, Sampled
+from groupwise.diagnostics.checks import Check, Probe, no_older, not_asked, require_passed
+from groupwise.diagnostics.groups import in_words
+from groupwise.diagnostics.step import StepLog, timeline
 from groupwise.diagnostics.tolerance import Limits
 from groupwise.health.symptoms.base import Finding
 from groupwise.journal.output import Output
-from groupwise.rollout.asynchronous import AsynchronousBatches
-from groupwise.rollout.batches import Batches
+from groupwise.rollout.batches import AsynchronousBatches, Batches
 from groupwise.rollout.collect import Rollout
 from groupwise.training import checkpoint
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
-from groupwise.training.rollback import Guard, Rollback
 from groupwise.training.settings import RunSettings
-from groupwise.training.state import Progress, RunState
+from groupwise.training.state import Guard, Progress, Rollback, RunState, way_back
+
+#: Seconds that a stop takes without its being said.
+PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
 class Components:
-    """What acts in a run.
+    """Parts that act in a run.
 
     batches          the rollout's, a step each
     limits           what numerical noise may do to the checks' comparisons
@@ -84,11 +92,18 @@ class Training:
 
     def way_back(self) -> Path | None:
         """Return the checkpoint to go back to from warnings of this step."""
-        return self.components.state.way_back(self.progress, self.settings.checkpoint.every)
+        state, rollbacks = self.components.state, self.progress.rollbacks
+        return way_back(
+            state.folder,
+            self.progress.step,
+            self.settings.checkpoint.every,
+            returned_to=rollbacks[-1].to_step if rollbacks else 0,
+            needed=state.reference.files if state.reference is not None else (),
+        )
 
     @property
     def may_go_back(self) -> bool:
-        """Whether the guard returns the run to a checkpoint, and has not done so too often."""
+        """True if the guard returns the run to a checkpoint, and has not done so too often."""
         return self.settings.guard is Guard.ROLLBACK and len(self.progress.rollbacks) < self.settings.rollback.most
 
     def roll_back(self, folder: Path, alarms: Sequence[Finding]) -> None:
@@ -126,3 +141,60 @@ class Training:
 def seconds_of_training(seconds: Mapping[str, float]) -> float:
     """Return the seconds of a step by phase, without what came before the first step."""
     return math.fsum(value for name, value in seconds.items() if name not in BEFORE)
+
+
+def say_how_long_a_stop_takes(run: Training, seconds: Mapping[str, float]) -> None:
+    """Say so if a step is long: a stop waits for its end, and what ends runs by a signal may not."""
+    step = seconds_of_training(seconds)
+    if step > PATIENCE:
+        run.output.say(
+            run.progress.step,
+            f"a step takes {step:.0f} s, and Ctrl-C or SIGTERM waits for its end; a kill before that would lose what "
+            f"came after the last checkpoint (checkpoint.every = {run.settings.checkpoint.every})",
+        )
+
+
+def believed(run: Training, log: StepLog, result: RolloutResult) -> list[Check]:
+    """Make the step's checks; if one fails, again after measuring the noise of today's policy."""
+    limits = run.components.limits
+    checks = log.checks(limits.tolerance)
+    if any(check.failed for check in checks) and measured_again(run, result.groups):
+        checks = log.checks(limits.tolerance)
+    groups = (*result.generated, *result.groups) if run.settings.rollout.free is not None else result.generated
+    return [*checks, no_older(groups, newest=run.progress.step - 1, most=run.settings.most_age)]
+
+
+def probed(run: Training) -> Check:
+    """Check whether the engine has the learner's weights; if it seems not to, again after measuring the noise."""
+    checks, probe = run.settings.checks, run.components.probe
+    if not checks.asks(run.progress.step):
+        return not_asked(checks.probe_every)
+    probe.ask()
+    check = probe.judge()
+    return probe.judge() if check.failed and measured_again(run, probe.groups, probe_alone=True) else check
+
+
+def measured_again(run: Training, groups: Sequence[Group], probe_alone: bool = False) -> bool:
+    """Measure rounding on these completions, and say so -> whether the limits are wider than they were."""
+    limits = run.components.limits
+    wider = limits.measure_again(groups, probe_alone)
+    for line in limits.tolerance.lines() if wider else ():
+        run.output.say(run.progress.step, f"tolerance measured again: {line}")
+    return wider
+
+
+def report(run: Training, result: RolloutResult, batch: Batch, checks: list[Check]) -> None:
+    """Say why a step has nothing to prefer, and the checks once; stop where one failed."""
+    step, parts = run.progress.step, run.components
+    if words := in_words(result.generated, parts.rollout.by_score, batch, parts.algorithm):
+        run.output.say(step, words)
+    if step == run.settings.waiting_steps + 1:
+        run.output.checks(step, checks)
+    require_passed(checks, step)
+
+
+def machine_work(run: Training, sampled: Sampled) -> dict[str, Any]:
+    """Return what the machine did in the step that has ended: who worked when, and with which trouble."""
+    work = timeline(run.clock.take_extents(), beside=run.components.batches.take_extents())
+    ahead = {} if sampled.ahead_seconds is None else {"ahead_seconds": round(sampled.ahead_seconds, 6)}
+    return {"timeline": work, "engine_restarts": run.components.engine.restarts, **ahead}

@@ -21,9 +21,9 @@ from groupwise.training.checkpoint import CheckpointSettings
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import ReferenceSettings
-from groupwise.training.rollback import Guard, RollbackSettings
 from groupwise.training.start.reward_model import PreferenceSettings
 from groupwise.training.start.warm_start import WarmStart
+from groupwise.training.state import Guard, RollbackSettings
 
 #: Why keys stay as they are in a run that goes on.
 PLACE = Fixed("the run is its folder: rename or move that")
@@ -139,10 +139,10 @@ class RunSettings(Settings):
 
     @property
     def reference_is_base(self) -> bool:
-        """Whether a reference, if one is read, is the policy without its adapters, and no copy."""
+        """True if a reference, if one is read, is the policy without its adapters, and no copy."""
         return bool(self.adapter.rank) and self.reference.stays_start
 
     @property
     def old_from_engine(self) -> bool:
-        """Whether logp_old is the engine's, and not measured by the learner."""
+        """True if logp_old is the engine's, and not measured by the learner."""
         return self.logp_old == "engine"

@@ -1,29 +1,92 @@
 """How far a run is, what a checkpoint holds of it, and how it is put back there."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.files.dataclass_json import from_json, to_json
+from groupwise.core.settings import Changeable, Settings
 from groupwise.core.stream import StreamState
+from groupwise.health.symptoms.base import RECENT
 from groupwise.training import checkpoint
+from groupwise.training.checkpoint import damaged, folder_of, steps
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
+from groupwise.training.ranks.parts import is_stored
 from groupwise.training.reference import Reference
-from groupwise.training.rollback import Rollback, rate_after, way_back
 
 #: Characters of a library's message that are shown: it may list every tensor of a model.
 LONGEST = 300
 
 
+class Guard(StrEnum):
+    """Action of a run when an early warning of collapse begins, beside saying it."""
+
+    WARN = "warn"
+    STOP = "stop"
+    ROLLBACK = "rollback"
+
+
+class RollbackSettings(Settings):
+    """The section [rollback], of a run with guard = "rollback".
+
+    most         times that the run goes back; the next early warning stops it
+    rate_factor  times the policy's learning rate, from each return on
+    """
+
+    most: Changeable[int] = Field(default=2, ge=1, le=100)
+    rate_factor: Changeable[float] = Field(default=0.3, gt=0, lt=1)
+
+
+class Rollback(BaseModel):
+    """One return of a run to a checkpoint, as state.json, about.json and summary.json have it.
+
+    from_step    the step with which the warnings began
+    to_step      the step after which the run went on
+    warnings     the names of the findings
+    rate_factor  times the policy's learning rate from here on, beside those of earlier returns
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    from_step: int = Field(ge=1)
+    to_step: int = Field(ge=0)
+    warnings: list[str]
+    rate_factor: float = Field(gt=0, lt=1)
+
+    def __str__(self) -> str:
+        return f"from step {self.from_step} to {self.to_step}"
+
+
+def rate_after(rollbacks: Sequence[Rollback]) -> float:
+    """Return what the policy's learning rate is multiplied by after these returns."""
+    return math.prod(rollback.rate_factor for rollback in rollbacks)
+
+
+def way_back(root: Path, step: int, every: int, returned_to: int = 0, needed: Sequence[str] = ()) -> Path | None:
+    """Return the newest good checkpoint from before the steps that a warning at `step` speaks of; None without one.
+
+    Only checkpoints that a run makes whoever stops it count, after each `every` steps and before the first: a run that
+    was stopped and gone on with returns to where it would have without the stop.
+
+    returned_to  the step that the run last went back to: no warning spoke of it, so it serves again
+    needed       tensors that it must have, by the name of their file
+    """
+    last = max(step - RECENT, returned_to)
+    regular = (folder_of(root, before) for before in reversed(steps(root)) if before <= last and before % every == 0)
+    whole = (folder for folder in regular if not damaged(folder))
+    return next((folder for folder in whole if all(is_stored(folder, name) for name in needed)), None)
+
+
 @dataclass
 class Progress:
-    """How far a run is.
+    """Progress of a run.
 
     step               the last one that is done; while a step runs, that one
     skipped_in_a_row   optimizer updates whose loss or gradient was not finite, since the last that was applied
@@ -42,11 +105,11 @@ class Progress:
 
     @property
     def rate_factor(self) -> float:
-        """What the policy's learning rate is multiplied by."""
+        """Factor on the policy's learning rate."""
         return rate_after(self.rollbacks)
 
     def count(self, applied: bool) -> int:
-        """Updates skipped in a row, this one included."""
+        """Count an update -> how many were skipped in a row, this one included."""
         self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
         return self.skipped_in_a_row
 
@@ -61,7 +124,7 @@ class _Stream(BaseModel):
 
 
 class _Saved(BaseModel):
-    """The types of what `RunState.save` writes; what is in the groups that wait is read by their own."""
+    """Types of what `RunState.save` writes; what is in the groups that wait is read by their own."""
 
     step: int = Field(ge=0)
     reference: str
@@ -78,7 +141,7 @@ class _Saved(BaseModel):
 
 @dataclass(frozen=True)
 class RunState:
-    """What a checkpoint saves: weights, optimizers, counters and the stream of prompts.
+    """State that a checkpoint saves: weights, optimizers, counters and the stream of prompts.
 
     folder     holds a folder for each checkpoint, of which the newest `keep` stay
     reference  None where the algorithm reads none
@@ -95,7 +158,7 @@ class RunState:
 
     @property
     def updates(self) -> dict[str, int]:
-        """How many optimizer updates policy and critic have had."""
+        """Optimizer updates that policy and critic have had."""
         critic_updates = self.critic.optimizer.updates if self.critic else 0
         return {"updates": self.learner.optimizer.updates, "critic_updates": critic_updates}
 
@@ -135,34 +198,27 @@ class RunState:
         saved = checkpoint.steps(self.folder)
         return f"The checkpoint of step {saved[-1]} is kept" if saved else "No checkpoint was saved yet"
 
-    def way_back(self, progress: Progress, every: int) -> Path | None:
-        """Return the checkpoint to go back to from a warning at the run's step; `every` steps have one."""
-        returned_to = progress.rollbacks[-1].to_step if progress.rollbacks else 0
-        needed = self.reference.files if self.reference is not None else ()
-        return way_back(self.folder, progress.step, every, returned_to=returned_to, needed=needed)
-
     def restore(self, folder: Path, rollbacks: Sequence[Rollback] | None = None) -> tuple[Progress, StreamState]:
-        """Puts learner and critic where a checkpoint left them, bit for bit -> the run's progress and stream then.
+        """Put learner and critic where a checkpoint left them, bit for bit -> the run's progress and stream then.
 
-        rollbacks  the returns so far where this is one; None: those that the checkpoint has
-        Raises UsageError if the reference is another one than at the start, or where the checkpoint does not fit
-        what the recipe makes.
+        rollbacks  the returns so far, if this is one; None: those that the checkpoint has
+        Raises UsageError if the reference is another one than at the start, or the checkpoint does not fit what the
+        recipe makes.
         """
         try:
             state = checkpoint.read_state(folder)
             saved = _Saved.model_validate(state, strict=True)
-            returns = tuple(saved.rollbacks if rollbacks is None else rollbacks)
             if self.reference is not None:
-                self._restore_reference(self.reference, folder, state)
-            self.learner.restore(folder, state["updates"])
+                self._restore_reference(self.reference, folder, saved)
+            self.learner.restore(folder, saved.updates)
             if self.critic is not None:
-                self.critic.restore(folder, state["critic_updates"])
+                self.critic.restore(folder, saved.critic_updates)
             progress = Progress(
-                step=state["step"],
-                skipped_in_a_row=state["skipped_in_a_row"],
-                seconds_before=state["seconds_total"],
-                seconds_training=state["seconds_training"],
-                rollbacks=returns,
+                step=saved.step,
+                skipped_in_a_row=saved.skipped_in_a_row,
+                seconds_before=saved.seconds_total,
+                seconds_training=saved.seconds_training,
+                rollbacks=tuple(saved.rollbacks if rollbacks is None else rollbacks),
                 owes_evaluation=saved.owes_evaluation,
             )
             return progress, from_json(StreamState, state["stream"])
@@ -172,11 +228,11 @@ class RunState:
                 "resume with the recipe and the model that it had"
             ) from None
 
-    def _restore_reference(self, reference: Reference, folder: Path, state: Mapping[str, Any]) -> None:
+    def _restore_reference(self, reference: Reference, folder: Path, saved: _Saved) -> None:
         """Put the reference back. One that was never renewed is in no checkpoint: it is made or loaded again."""
-        if not state["reference_step"] and state["reference"] != reference.digest:
+        if not saved.reference_step and saved.reference != reference.digest:
             raise UsageError(
-                f"{folder}: the run's reference was policy {state['reference']}, and what is made or loaded now is "
+                f"{folder}: the run's reference was policy {saved.reference}, and what is made or loaded now is "
                 f"{reference.digest}; resume with the model folder, library versions and number of threads that it had"
             )
-        reference.restore(folder, state["reference_step"], self.learner)
+        reference.restore(folder, saved.reference_step, self.learner)

@@ -18,7 +18,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.processes.place import HERE
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Sample
-from groupwise.environments.pool import PoolEnvironments
+from groupwise.environments.live import PoolEnvironments
 from groupwise.rewards.functions.user import User
 from groupwise.rewards.pool import remote, served
 from groupwise.rewards.pool.pool import Pool

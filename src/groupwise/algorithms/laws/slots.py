@@ -6,34 +6,31 @@ from typing import Any
 
 from torch import Tensor
 
-from groupwise.algorithms.laws import advantage, aggregate, every, filters, kl, ratio, shaping, trust
-from groupwise.algorithms.laws.columns import Trial
+from groupwise.algorithms.laws import credit, loss
 from groupwise.algorithms.laws.draws import Draw, draw
-from groupwise.algorithms.laws.law import Law, raised
+from groupwise.algorithms.laws.law import EVERY, Law, Trial, raised
 from groupwise.algorithms.own_parts import BASES, slot_of
 
 LAWS: Mapping[str, tuple[Law, ...]] = {
-    "shaping": shaping.LAWS,
-    "filter": filters.LAWS,
-    "advantage": advantage.LAWS,
-    "ratio": ratio.RATIO_LAWS,
-    "trust": trust.LAWS,
-    "mismatch": ratio.MISMATCH_LAWS,
-    "rejection": ratio.REJECTION_LAWS,
-    "kl": kl.LAWS,
-    "aggregate": aggregate.LAWS,
+    "shaping": credit.SHAPING_LAWS,
+    "filter": credit.FILTER_LAWS,
+    "advantage": credit.ADVANTAGE_LAWS,
+    "ratio": loss.RATIO_LAWS,
+    "trust": loss.TRUST_LAWS,
+    "mismatch": loss.MISMATCH_LAWS,
+    "rejection": loss.REJECTION_LAWS,
+    "kl": loss.KL_LAWS,
+    "aggregate": loss.AGGREGATE_LAWS,
 }
-
-
 TRIALS: Mapping[str, Trial] = {
-    "shaping": shaping.TRIAL,
-    "advantage": advantage.TRIAL,
-    "ratio": ratio.RATIO,
-    "trust": trust.TRIAL,
-    "mismatch": ratio.MISMATCH,
-    "rejection": ratio.MISMATCH,
-    "kl": kl.TRIAL,
-    "aggregate": aggregate.TRIAL,
+    "shaping": credit.SHAPING,
+    "advantage": credit.ADVANTAGE,
+    "ratio": loss.RATIO,
+    "trust": loss.TRUST,
+    "mismatch": loss.MISMATCH,
+    "rejection": loss.MISMATCH,
+    "kl": loss.KL,
+    "aggregate": loss.AGGREGATE,
 }
 
 
@@ -43,7 +40,7 @@ def tried(part: Any) -> Iterator[tuple[Law, str]]:
     If the answer is none of the slot's, the law that says so is broken, and those after it are not tried.
     """
     slot = slot_of(type(part))
-    of_all, (first, *others) = LAWS[slot][: len(every.LAWS)], LAWS[slot][len(every.LAWS) :]
+    of_all, (first, *others) = LAWS[slot][: len(EVERY)], LAWS[slot][len(EVERY) :]
     yield from ((law, law.broken(part)) for law in of_all)
     undue = _undue(slot, part, first.remedy) if slot in TRIALS else ""
     yield first, undue or first.broken(part)
@@ -52,10 +49,10 @@ def tried(part: Any) -> Iterator[tuple[Law, str]]:
 
 
 def _undue(slot: str, part: Any, remedy: str) -> str:
-    """Why a part cannot be tried, with what to do: it takes other arguments, or its answer is of another kind."""
+    """Say why a part cannot be tried, with what to do: it takes other arguments, or its answer is of another kind."""
     trial, batch = TRIALS[slot], draw(0, 0.05)
     try:
-        answer = trial.call(part, trial.given(part, batch))
+        answer = trial.call(part, trial.given(batch))
     except Exception as error:
         names = ", ".join(list(inspect.signature(BASES[slot].__call__).parameters)[1:])
         return f"{raised(error)}. It is called as part({names}), on batches of any size: mend the line that raises."

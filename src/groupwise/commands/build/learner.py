@@ -27,15 +27,11 @@ from groupwise.models.moe.settings import routers_to_record
 from groupwise.models.precision import keep_few_products
 from groupwise.models.reward import RewardModel
 from groupwise.rollout.collect import Judge
-from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.critic import Critic
-from groupwise.training.learner import Learner, LearnerSettings
+from groupwise.training.learner import AdaptedLearner, Learner, LearnerSettings
 from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
-from groupwise.training.ranks.followers import LOST_OTHERS, lead, of_ranks
-from groupwise.training.ranks.reward_scorer import RewardScorer
-from groupwise.training.ranks.sharded import require_decoder_layers
-from groupwise.training.ranks.torchrun import given_ranks, lead_given
-from groupwise.training.ranks.verbs import follow
+from groupwise.training.ranks.followers import LOST_OTHERS, given_ranks, lead, lead_given, of_ranks
+from groupwise.training.ranks.sharded import RewardScorer, require_decoder_layers
 
 MODULE = "groupwise.commands.build.learner"
 
@@ -156,7 +152,7 @@ def take_part(mesh: Mesh) -> None:
             keep_few_products()
         verbs = _verbs(plan.recipe, plan.algorithm, mesh, frozenset(run["eos"]), run["pad"])
         give_back()  # of the models that were whole here
-        follow(mesh, verbs)
+        mesh.follow(verbs)
         mesh.close()
     except GroupwiseError as error:
         sys.exit(f"error: {error}")

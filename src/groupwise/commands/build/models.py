@@ -20,9 +20,8 @@ from groupwise.rollout.scoring import Scorer
 from groupwise.training.critic import CriticSettings
 from groupwise.training.optimizer import OnStep
 from groupwise.training.reference import START, Reference, frozen_copy
-from groupwise.training.rollback import Guard
-from groupwise.training.start.cached_reward_model import cached_reward_model
-from groupwise.training.start.reward_report import REPORT, read_report
+from groupwise.training.start.reward_model import REPORT, cached_reward_model, read_report
+from groupwise.training.state import Guard
 
 
 def reference_copy(recipe: Recipe, policy: Policy, start: str, longest: int, folder: Path, note: Note) -> Reference:

@@ -22,8 +22,7 @@ from groupwise.training.checkpoint import CHECKPOINTS, steps
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
 from groupwise.training.reference import Reference
-from groupwise.training.rollback import Guard
-from groupwise.training.state import RunState
+from groupwise.training.state import Guard, RunState
 
 #: Bytes of a trained number in a checkpoint, float32: its weight, and two moments of AdamW.
 BYTES = 12

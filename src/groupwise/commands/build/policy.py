@@ -23,8 +23,7 @@ from groupwise.models.adapters.targets import adapted_weights
 from groupwise.models.load import Policy, load_policy, save_policy
 from groupwise.training import checkpoint
 from groupwise.training.optimizer import OnStep, silent
-from groupwise.training.start.initial_policy import starting_policy
-from groupwise.training.start.run_policy import RunPolicy, run_policy
+from groupwise.training.start.initial_policy import RunPolicy, run_policy, starting_policy
 
 #: Function that says a line.
 Note = Callable[[str], None]

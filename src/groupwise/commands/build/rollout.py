@@ -17,8 +17,7 @@ from groupwise.core.records import Evaluation, Group
 from groupwise.core.reward import TASK
 from groupwise.core.task import Task
 from groupwise.engines.requests import local_limit
-from groupwise.environments.live import InlineEnvironments
-from groupwise.environments.pool import PoolEnvironments
+from groupwise.environments.live import InlineEnvironments, PoolEnvironments
 from groupwise.models.chat.glue import Glue
 from groupwise.models.chat.history import LaterPrompts, thinking_of
 from groupwise.models.chat.prompts import Chat
@@ -30,8 +29,7 @@ from groupwise.models.moe.record import routers
 from groupwise.rewards.pool.pool import Pool, ScorePool
 from groupwise.rewards.pool.remote import Note, RemotePool
 from groupwise.rewards.pool.work import Limits
-from groupwise.rollout.asynchronous import AsynchronousBatches
-from groupwise.rollout.batches import Batches
+from groupwise.rollout.batches import AsynchronousBatches, Batches
 from groupwise.rollout.collect import Judge, Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.scoring import RewardWeights, Scorer

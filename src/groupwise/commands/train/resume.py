@@ -18,7 +18,7 @@ from groupwise.journal.journal import METRICS, SUMMARY, Journal, read_log, sound
 from groupwise.journal.recipe_file import COPY, RECIPE, as_written, whole_recipe
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.optimizer import learning_rate
-from groupwise.training.rollback import Guard, Rollback, rate_after
+from groupwise.training.state import Guard, Rollback, rate_after
 
 #: What log.txt says of a checkpoint that was made at another step than every so many.
 SAVED = re.compile(r"stopped after step \d+, saved|\bSaved\b")

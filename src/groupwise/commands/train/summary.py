@@ -13,9 +13,9 @@ from groupwise.health.measure import measured
 from groupwise.journal.journal import read_problems, sound_metrics
 from groupwise.reports.folder.heldout import change_of, with_problems
 from groupwise.training import checkpoint
-from groupwise.training.rollback import Guard
 from groupwise.training.run import Training
-from groupwise.training.start.reward_report import REPORT, read_report
+from groupwise.training.start.reward_model import REPORT, read_report
+from groupwise.training.state import Guard
 
 #: What the names of a step's totals begin with.
 TOTAL = "logged_total."

@@ -18,7 +18,7 @@ from groupwise.config.changes import differences
 from groupwise.config.recipe import Recipe
 from groupwise.core import VERSION
 from groupwise.core.errors import GroupwiseError, UsageError
-from groupwise.training.ranks.torchrun import GivenRanks, given_ranks, join_given
+from groupwise.training.ranks.followers import GivenRanks, given_ranks, join_given
 
 #: Seconds that a rank which has nothing to say waits for the end of rank 0, so that torchrun does not end that first.
 ENDS = 20.0

@@ -1,20 +1,27 @@
-"""The other ranks of a run: started by rank 0, told what to do, and named where one is lost."""
+"""Rank 0's mesh: the other ranks of a run, told what to do, and named if one is lost.
 
+Rank 0 starts them (`lead`), or torchrun has (`lead_given`), which tells each process who it is by environment
+variables. `given_ranks` alone reads these.
+"""
+
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
-from threading import RLock
+from threading import Event, RLock
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from groupwise.core.errors import ProcessLost, UsageError
+from groupwise.core.errors import ProcessLost, UsageError, one_line, shortened
 from groupwise.core.peer import PeerLost
 from groupwise.core.processes.place import HERE, Exit, Place, Process, Role, last_line, started
-from groupwise.training.mesh import Mesh, Message, Verb, connect, rendezvous
-from groupwise.training.ranks.verbs import tell
+from groupwise.core.records import Batch
+from groupwise.training.mesh import Mesh, Verb, connect, rendezvous
 
 #: Seconds that a rank has to import what it needs, and to end once it is told to.
 STARTS, ENDS = 120.0, 5.0
@@ -22,38 +29,36 @@ STARTS, ENDS = 120.0, 5.0
 SETTLED = 3.0
 #: The exit code of a rank that ended because another one did.
 LOST_OTHERS = 3
-#: Where the system has no room for as many processes.
+#: The way out if the system has no room for as many processes.
 MORE_PROCESSES = ", or for more processes and open files of the system's (ulimit -u, ulimit -n)"
-
-
-@dataclass(frozen=True)
-class Follower:
-    """Another rank: its number, and its process."""
-
-    rank: int
-    process: Process
+#: What torchrun tells, and what says that it is torchrun which keeps the place where ranks meet.
+VARIABLES, KEEPS_STORE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "TORCHELASTIC_USE_AGENT_STORE"
+#: Seconds that a rank waits for rank 0 to load a run: torch counts milliseconds in 32 bits, which are 24 days.
+PATIENCE = 20 * 86400.0
+#: The key under which rank 0 says how long one rank may keep the others waiting.
+SECONDS = "seconds"
 
 
 @dataclass(frozen=True)
 class LeadingMesh(Mesh):
     """Rank 0's mesh: whatever it does together with the others, it tells them first.
 
-    followers  ranks 1 and on
+    processes  of ranks 1 and on
     seconds    that one may keep the others waiting
     go_on      what a person can do after a rank was lost
     turn       held while the ranks do something: a thread that samples ahead scores with them too
     """
 
-    followers: tuple[Follower, ...] = ()
+    processes: tuple[Process, ...] = ()
     seconds: float = 0.0
     go_on: str = ""
     turn: AbstractContextManager[Any] = field(default_factory=RLock, repr=False, compare=False)
 
     @contextmanager
-    def together(self, message: Message) -> Iterator[None]:
-        """Let every rank do inside what the message says. Raises ProcessLost, with the rank, if one is lost."""
+    def together(self, verb: Verb, batch: Batch | None = None, **others: Any) -> Iterator[None]:
+        """Let every rank do inside what the verb says. Raises ProcessLost, with the rank, if one is lost."""
         with self.turn, self.answering():
-            tell(self, message)
+            self.tell(verb, batch, **others)
             yield
 
     @contextmanager
@@ -62,75 +67,77 @@ class LeadingMesh(Mesh):
         try:
             yield
         except BaseException as error:
-            for follower in self.followers:
-                follower.process.lost = True  # the others are in the middle of something, and would not hear of a stop
+            self._give_up()
             if not isinstance(error, RuntimeError) or not of_ranks(error):
                 raise
-            raise ProcessLost(lost_rank(self.followers, self.size, self.seconds), self.go_on) from None
+            raise ProcessLost(self._loss(), self.go_on) from None
 
     def close(self) -> None:
-        """Tells the others to stop, and ends those that do not. Again does nothing."""
-        processes = [follower.process for follower in self.followers]
-        if all(process.usable for process in processes):
+        """Tell the others to stop, and end those that do not. A second call does nothing."""
+        if all(process.usable for process in self.processes):
             with suppress(RuntimeError):
-                tell(self, Message(Verb.STOP))
-            for process in processes:
+                self.tell(Verb.STOP)
+            for process in self.processes:
                 with suppress(PeerLost):
                     process.receive(ENDS)
-        if any(not process.closed for process in processes):
-            for process in processes:
+        if any(not process.closed for process in self.processes):
+            for process in self.processes:
                 process.close()
             super().close()
+
+    def _give_up(self) -> None:
+        """Speak to no rank any more: they are in the middle of something, and would not hear of a stop."""
+        for process in self.processes:
+            process.lost = True
+
+    def _loss(self) -> str:
+        """Say which rank was lost, and how. Those that wait for it end of themselves; one that stalls does not."""
+        until = time.monotonic() + SETTLED
+        while time.monotonic() < until and self._first_ended() is None:
+            time.sleep(0.05)
+        if first := self._first_ended():
+            rank, process, how = first
+            return f"rank {rank} of {self.size} ended: {how.words}{last_line(process)}"
+        still = [str(rank) for rank, process in enumerate(self.processes, start=1) if process.exit() is None]
+        return f"rank {' and '.join(still) or '?'} of {self.size} kept the others waiting for {self.seconds:g} seconds"
+
+    def _first_ended(self) -> tuple[int, Process, Exit] | None:
+        for rank, process in enumerate(self.processes, start=1):
+            how = process.exit()
+            if how is not None and how.code != LOST_OTHERS:
+                return rank, process, how
+        return None
 
 
 def lead(
     module: str, options: Mapping[str, Any], size: int, seconds: float, go_on: str, place: Place = HERE
 ) -> LeadingMesh:
-    """Starts the other `size` - 1 ranks, each running a module's `main`, and meets them.
+    """Start the other `size` - 1 ranks, each running a module's `main`, and meet them.
 
     Raises UsageError if one cannot be started, or ends before it is there.
     """
     store = rendezvous(place.host, 0, size, leads=True, seconds=STARTS)
     shared = {**options, "host": place.host, "port": store.port, "size": size, "seconds": seconds}
     makers = [partial(_started, place, rank, module, {**shared, "rank": rank}) for rank in range(1, size)]
-    followers = [Follower(rank, process) for rank, process in enumerate(started(makers), start=1)]
+    processes = tuple(started(makers))
     try:
-        for follower in followers:
-            _arrived(follower)
+        for rank, process in enumerate(processes, start=1):
+            try:
+                process.receive(STARTS)  # once it has imported what it needs
+            except PeerLost as gone:
+                words = f"learner.ranks: rank {rank} did not start: {gone}{last_line(process)}"
+                raise UsageError(words) from None
         own = connect(store, 0, size, seconds=seconds)
     except BaseException:
-        for follower in followers:
-            follower.process.close()
+        for process in processes:
+            process.close()
         raise
-    return LeadingMesh(0, size, own.device, own.shards, own.waiting, tuple(followers), seconds, go_on)
-
-
-def lost_rank(followers: Sequence[Follower], size: int, seconds: float) -> str:
-    """Say which rank was lost, and how. Those that wait for it in vain end of themselves; one that stalls does not."""
-    _wait_for_ends(followers)
-    if first := _ended(followers):
-        follower, how = first
-        return f"rank {follower.rank} of {size} ended: {how.words}{last_line(follower.process)}"
-    still = [str(follower.rank) for follower in followers if follower.process.exit() is None]
-    return f"rank {' and '.join(still) or '?'} of {size} kept the others waiting for {seconds:g} seconds"
+    return LeadingMesh(0, size, own.device, own.shards, own.waiting, processes, seconds, go_on)
 
 
 def of_ranks(error: RuntimeError) -> bool:
     """Return whether an error says that another rank is gone or late; torch has no class for those of gloo."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
-
-
-def _ended(followers: Sequence[Follower]) -> tuple[Follower, Exit] | None:
-    """Return the first that ended of itself, and how."""
-    exits = ((follower, follower.process.exit()) for follower in followers)
-    return next(((f, how) for f, how in exits if how is not None and how.code != LOST_OTHERS), None)
-
-
-def _wait_for_ends(followers: Sequence[Follower]) -> None:
-    """Gives ranks that were killed, or that lost another one, the time to end."""
-    until = time.monotonic() + SETTLED
-    while time.monotonic() < until and _ended(followers) is None:
-        time.sleep(0.05)
 
 
 def _started(place: Place, rank: int, module: str, options: Mapping[str, Any]) -> Process:
@@ -142,10 +149,90 @@ def _started(place: Place, rank: int, module: str, options: Mapping[str, Any]) -
         raise UsageError(words) from None
 
 
-def _arrived(follower: Follower) -> None:
-    """Waits until a rank has imported what it needs. Raises UsageError if it has not."""
-    try:
-        follower.process.receive(STARTS)
-    except PeerLost as gone:
-        words = f"learner.ranks: rank {follower.rank} did not start: {gone}{last_line(follower.process)}"
-        raise UsageError(words) from None
+@dataclass(frozen=True)
+class GivenRanks:
+    """This process as torchrun has started it: its number, how many there are, and where they meet."""
+
+    rank: int
+    size: int
+    host: str
+    port: int
+
+    def store(self, seconds: float = PATIENCE) -> Store:
+        """Reach the place where the ranks meet, which torchrun keeps; what is asked for there is waited for so long.
+
+        Raises UsageError if it cannot be reached.
+        """
+        try:
+            store = TCPStore(self.host, self.port, self.size, is_master=False, timeout=timedelta(seconds=seconds))
+        except RuntimeError as error:  # torch's own, which has no finer class
+            words = shortened(one_line(error))
+            raise UsageError(f"torchrun's meeting point {self.host}:{self.port} cannot be reached: {words}") from None
+        return PrefixStore("groupwise", store)
+
+
+@dataclass(frozen=True)
+class GivenMesh(LeadingMesh):
+    """Rank 0's mesh of processes that torchrun has started, and ends when one of them does.
+
+    lost  set once a rank is lost
+    left  set once the others are left
+    """
+
+    lost: Event = field(default_factory=Event)
+    left: Event = field(default_factory=Event)
+
+    def close(self) -> None:
+        """Tell the others to stop. A second call does nothing."""
+        if self.left.is_set():
+            return
+        if not self.lost.is_set():
+            with suppress(RuntimeError):
+                self.tell(Verb.STOP)
+        self.left.set()
+        Mesh.close(self)
+
+    def _give_up(self) -> None:
+        self.lost.set()
+
+    def _loss(self) -> str:
+        late = f"or kept the others waiting for {self.seconds:g} seconds"
+        return f"one of {self.size} ranks ended, {late}: torchrun says which"
+
+
+def given_ranks(environment: Mapping[str, str] | None = None) -> GivenRanks | None:
+    """Read what torchrun tells this process; None if it has not started it, or has started no other.
+
+    Raises UsageError if something else tells it the same, and the ranks have nowhere to meet.
+
+    >>> variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    >>> given_ranks({**variables, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    GivenRanks(rank=1, size=2, host='localhost', port=29500)
+    """
+    variables = os.environ if environment is None else environment
+    if any(not variables.get(name) for name in VARIABLES) or variables["WORLD_SIZE"] == "1":
+        return None
+    rank, size, host, port = (variables[name] for name in VARIABLES)
+    if not (rank + size + port).isdecimal() or variables.get(KEEPS_STORE) != "True":
+        raise UsageError(
+            f"RANK = {rank}, WORLD_SIZE = {size}: these variables are set, and not by torchrun; start the ranks with "
+            "torchrun, or with learner.ranks and without the variables"
+        )
+    return GivenRanks(int(rank), int(size), host, int(port))
+
+
+def lead_given(given: GivenRanks, seconds: float, go_on: str) -> GivenMesh:
+    """Make rank 0's mesh of the ranks that torchrun has started, once every one of them is there.
+
+    Raises UsageError if they do not come.
+    """
+    store = given.store()
+    store.set(SECONDS, str(seconds))
+    own = connect(store, 0, given.size, seconds=seconds)
+    return GivenMesh(0, given.size, own.device, own.shards, own.waiting, seconds=seconds, go_on=go_on)
+
+
+def join_given(given: GivenRanks) -> Mesh:
+    """Join the mesh as another rank that torchrun has started, which waits until rank 0 has loaded a run."""
+    store = given.store()
+    return connect(store, given.rank, given.size, seconds=float(store.get(SECONDS)))

@@ -25,7 +25,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from groupwise.core.files.tensor_layout import LENGTH, Layout, header, layout
+from groupwise.core.files.tensor_layout import LENGTH, header, layout
 from groupwise.models.shards import first_rows, own_part, with_own_part
 from groupwise.training.mesh import Mesh
 
@@ -66,7 +66,6 @@ class Stored:
         return with_own_part(x, own.to(x.device))
 
     def _rows(self, name: str, first: int, stop: int) -> Tensor:
-        """Return the rows from `first` on up to `stop`, put together from the files that have some of them."""
         place = self.places[name]
         bounds = place.rows or (0, place.shape[0])
         parts = [
@@ -93,7 +92,10 @@ def write_parts(folder: Path, name: str, tensors: Mapping[str, Tensor], mesh: Me
         if words:
             raise OSError(number, f"{words} (rank {rank})")
     if mesh.leads:
-        entries = {key: {"shape": list(x.shape), "rows": list(_rows_of(x))} for key, x in tensors.items()}
+        entries = {
+            key: {"shape": list(x.shape), "rows": list(first_rows(x)) if isinstance(x, DTensor) else []}
+            for key, x in tensors.items()
+        }
         (folder / _layout(name)).write_text(json.dumps({"ranks": mesh.size, "tensors": entries}, indent=1))
     return {file: digest for file, (digest, _, _) in zip(files, said, strict=True)}
 
@@ -112,7 +114,11 @@ def stored(folder: Path, name: str) -> Iterator[Stored]:
     shared = folder / _layout(name)
     with ExitStack() as stack:
         if not shared.exists():
-            places = {key: ShardedTensor(entry.shape) for key, entry in _layout_of(folder / name).places.items()}
+            with (folder / name).open("rb") as file:
+                start = file.read(LENGTH)
+                size = min(int.from_bytes(start, "little"), (folder / name).stat().st_size)
+                entries = layout(start + file.read(size)).places  # in the order in which they were written
+            places = {key: ShardedTensor(entry.shape) for key, entry in entries.items()}
             yield Stored(places, [stack.enter_context(safe_open(folder / name, "pt"))])
             return
         known = json.loads(shared.read_bytes())
@@ -127,13 +133,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         file.write(header(tensors))
         for tensor in tensors.values():
             file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-
-
-def _layout_of(path: Path) -> Layout:
-    """Read what a file holds, in the order in which it was written. Raises ValueError if it is no such file."""
-    with path.open("rb") as file:
-        start = file.read(LENGTH)
-        return layout(start + file.read(min(int.from_bytes(start, "little"), path.stat().st_size)))
 
 
 def sha256_of(path: Path) -> str:
@@ -159,10 +158,6 @@ def _written(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, int, str]:
         return sha256_of(path), 0, ""
     except OSError as error:
         return "", error.errno or 0, error.strerror or str(error)
-
-
-def _rows_of(x: Tensor) -> tuple[int, ...]:
-    return first_rows(x) if isinstance(x, DTensor) else ()
 
 
 def _file(name: str, rank: int, size: int) -> str:

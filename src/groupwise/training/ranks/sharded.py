@@ -1,5 +1,6 @@
-"""A model in shards by FSDP2: each rank holds a part of every parameter, of its gradient and of its optimizer's state.
+"""A model in shards by FSDP2, and a reward model that scores so.
 
+Each rank holds a part of every parameter, of its gradient and of its optimizer's state.
 A decoder layer is a group of parameters that is gathered when the layer runs, and let go behind it. What lies around
 the layers (embedding, final norm, head) is one more group, because a tied head is the embedding. Gradients are added up
 over the ranks and not averaged: weights of the loss are made once for the whole optimizer batch.
@@ -9,19 +10,26 @@ it is called on, and a checkpoint's config.json would name that class.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from groupwise.core.collate import NO_ROWS
 from groupwise.core.errors import UsageError
+from groupwise.core.machine.free_memory import give_back
+from groupwise.models.reward import RewardModel, Tokens
 from groupwise.models.shards import own_part
-from groupwise.training.mesh import Mesh
+from groupwise.training.mesh import ALONE, Mesh, Verb
 
 T = TypeVar("T")
+
+#: Rows of an idle rank, beside others that have a batch of rows left: their score is read by nothing.
+IDLE: Sequence[Tokens] = ((0,),)
 
 
 class Sharded(nn.Module):
@@ -31,9 +39,9 @@ class Sharded(nn.Module):
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, bf16: bool = False) -> None:
-        """bf16  layers are gathered and run in bfloat16 over masters as they are; gradients are added up in float32
+        """Raises UsageError for a model whose layers cannot be found.
 
-        Raises UsageError for a model whose layers cannot be found.
+        bf16  layers are gathered and run in bfloat16 over masters as they are; gradients are added up in float32
         """
         super().__init__()
         self.model = model
@@ -43,7 +51,10 @@ class Sharded(nn.Module):
         self.norms = nn.ModuleList([norm for layer in layers for norm in norms_of(layer)])
         apart = set(self.norms.parameters())
         for layer in layers:
-            policy = _policy(layer, bf16)
+            policy, weight = MixedPrecisionPolicy(), next(layer.parameters()).dtype
+            if bf16 and weight != torch.bfloat16:
+                # Autocast goes on inside; what enters stays as it is, such as a float32 residual.
+                policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=weight, cast_forward_inputs=False)
             fully_shard(layer, mesh=mesh.shards, mp_policy=policy, ignored_params=apart, reshard_after_forward=True)
         fully_shard(self, mesh=mesh.shards, reshard_after_forward=False)
         for module in self.modules():
@@ -76,7 +87,7 @@ def require_decoder_layers(model: nn.Module, ranks: int) -> list[nn.Module]:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float, mesh: Mesh) -> float:
-    """Scales the gradients down to the norm `limit`; 0 leaves them -> their norm before, over all ranks.
+    """Scale the gradients down to the norm `limit`; 0 leaves them -> their norm before, over all ranks.
 
     As torch.nn.utils.clip_grad_norm_ does in one process; of a model in shards its float() is that of one rank's part.
     """
@@ -98,17 +109,37 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 def norms_of(layer: nn.Module) -> list[nn.Module]:
     """Return the modules of a layer that have vectors alone, as norms do; they go with what lies around the layers."""
-    return [module for module in layer.modules() if _is_norm(module)]
+    leaves = [(module, [*module._parameters.values()]) for module in layer.modules() if not module._modules]
+    return [module for module, own in leaves if own and all(p is not None and p.dim() == 1 for p in own)]
 
 
-def _is_norm(module: nn.Module) -> bool:
-    own = list(module._parameters.values())
-    return bool(own) and not module._modules and all(p is not None and p.dim() == 1 for p in own)
+class RewardScorer:
+    """Scores with a reward model, of which each rank holds a part, and scores some of the batches.
 
+    A row's score has the bits that `RewardModel.scores` gives in one process: its batch is the same, on whichever rank.
+    """
 
-def _policy(layer: nn.Module, bf16: bool) -> MixedPrecisionPolicy:
-    """Return a layer's arithmetic. Autocast goes on inside; what enters stays as it is, such as a float32 residual."""
-    weight: Tensor = next(layer.parameters())
-    if not bf16 or weight.dtype == torch.bfloat16:
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=weight.dtype, cast_forward_inputs=False)
+    def __init__(self, reward: RewardModel, mesh: Mesh = ALONE) -> None:
+        """Put the model in shards if the mesh has several ranks. Raises UsageError as `Sharded` does."""
+        self.model, self.mesh, self._reward = reward.model, mesh, reward
+        self._sharded = None if mesh.alone else Sharded(reward.model, mesh)
+
+    def scores(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[float]:
+        """Return one score a row, reward units, in the order given. Raises ValueError as `RewardModel.scores` does."""
+        rows = self._reward.rows(prompts, completions)
+        with self.mesh.together(Verb.SCORES):
+            return self.take_part(rows)
+
+    def take_part(self, rows: Sequence[Tokens] = ()) -> list[float]:
+        """Score rank 0's rows, on every rank; what the others give is not read."""
+        rows = [tuple(row) for row in self.mesh.plain(list(rows))]
+        out = torch.zeros(len(rows))
+        with torch.no_grad():
+            for part in self.mesh.dealt(self._reward.batches(rows)):
+                index, own = (NO_ROWS, IDLE) if part is None else (part, [rows[i] for i in part.tolist()])
+                forward = partial(self._reward.forward, own)
+                scores = forward() if self._sharded is None else self._sharded.run(forward)
+                out[index] = scores[: len(index)].cpu().float()
+        # What a pass leaves with the C library has other sizes than what an update takes, and would stay beside it.
+        give_back()
+        return self.mesh.joined(out).tolist()

@@ -1,26 +1,49 @@
-"""The policy a run starts from: a tiny one or a folder's, warm-started, cached by everything that determines it."""
+"""The policy a run starts from: a tiny one, a folder's or another run's, warm-started, and cached by everything that
+determines it.
+
+A warm start of a trained model is to lose nothing: demonstrations that it has not been shown say how far it goes.
+"""
 
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from pydantic import BaseModel
+from torch import nn
+
 from groupwise.core.code.user_code import source_of
+from groupwise.core.collate import microbatches
 from groupwise.core.errors import UsageError
-from groupwise.core.task import Demonstrates, Identified, Task
+from groupwise.core.numbers.reproducible import reproducible
+from groupwise.core.numbers.seeds import stream
+from groupwise.core.task import Demonstrates, Demonstration, Identified, Task
+from groupwise.journal.recipe_file import RECIPE
+from groupwise.models.adapters.lora import Adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat.history import thinking_of
 from groupwise.models.chat.prompts import Chat, ChatSettings
 from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
 from groupwise.models.tiny import ByteSpec, MoeSpec, TinySpec
-from groupwise.training.optimizer import OnStep
-from groupwise.training.start import imitation
-from groupwise.training.start.cache import cached_folder
-from groupwise.training.start.imitation import IMITATION, Imitation, imitate
-from groupwise.training.start.run_policy import run_policy
-from groupwise.training.start.warm_start import WarmStart, fingerprint, warm_start
+from groupwise.training.checkpoint import cached_folder
+from groupwise.training.optimizer import OnStep, silent
+from groupwise.training.start.warm_start import (
+    Example,
+    WarmStart,
+    cross_entropy,
+    encoded,
+    fingerprint,
+    pad_of,
+    trained_tokens,
+    updates,
+    warm_start,
+)
 
 TINY = {
     "tiny-dense": TinySpec(),
@@ -44,6 +67,80 @@ TINY = {
 
 #: owner/name, as model hubs have it; a relative path would be a folder that exists.
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+_WITH_STEP = re.compile(r"(.+):([0-9]{1,15})", re.DOTALL)
+
+#: What a folder of a warm-started policy says of it.
+IMITATION = "warm_start.json"
+#: Demonstrations that are held out: this share of the different ones, and so many at most.
+SHARE, MOST = 0.1, 64
+#: Times that the held-out loss is measured; how far above its least it may be, by a share, or by nats a token; and of
+#: how many measurements in a row that is too far: at the largest rate a loss may rise and fall again.
+TIMES, RISE, LEAST_RISE, PATIENCE = 10, 0.1, 0.02, 2
+#: Tokens that go through the model at once, padding included.
+TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class RunPolicy:
+    """The policy of a run folder after a step; None stands for its newest good checkpoint.
+
+    A run that starts from it copies it: the other run removes its old checkpoints as it goes on.
+    """
+
+    run: Path
+    step: int | None
+
+    def __str__(self) -> str:
+        return str(self.run) if self.step is None else f"{self.run}:{self.step}"
+
+
+def run_policy(text: str) -> RunPolicy | None:
+    """Return what RUN or RUN:STEP names; None if it is no run, but a folder of a model, a name or nothing at all."""
+    if is_run(text):
+        return RunPolicy(Path(text), None)
+    match = _WITH_STEP.fullmatch(text)
+    return RunPolicy(Path(match[1]), int(match[2])) if match and is_run(match[1]) else None
+
+
+def is_run(folder: str) -> bool:
+    """Return whether a folder is one of a run; "" is none, also where the current directory has a recipe.toml."""
+    return (
+        bool(folder)
+        and os.path.lexists(os.path.join(folder, RECIPE))
+        and not os.path.lexists(os.path.join(folder, "config.json"))
+    )
+
+
+class Imitation(BaseModel):
+    """Outcome of a warm start of a trained model; losses of held-out demonstrations, nats a token.
+
+    heldout      how many are held out
+    before       the loss under the model as it was
+    after        the loss under the weights that are kept, which is the least that was measured
+    kept         the step that these are of
+    last         the step after which it ended, and the loss then
+    steps        how many it was to have
+    """
+
+    heldout: int
+    before: float
+    after: float
+    kept: int
+    last: tuple[int, float]
+    steps: int
+
+    def __str__(self) -> str:
+        step, loss = self.last
+        ended = f"stopped after step {step}" if step < self.steps else f"after step {step}"
+        of = f"of {self.heldout} held-out demonstrations, nats a token"
+        if not self.kept:
+            return (
+                f"loss {self.before:.3f} -> {loss:.3f} {ended} of {self.steps}, {of}: no step made it less, and the "
+                "policy is as it was; lower warm_start.learning_rate, or set warm_start.steps = 0"
+            )
+        words = f"loss {self.before:.3f} -> {self.after:.3f} in {self.kept} of {self.steps} steps, {of}"
+        return words if self.kept == step else f"{words}; {ended} it was {loss:.3f}, so that step {self.kept} is kept"
 
 
 def check_model(key: str, model: str, names: Sequence[str] = tuple(TINY)) -> None:
@@ -70,13 +167,11 @@ def starting_policy(
     require: Callable[[Any], object] | None = None,
     adapter: AdapterSettings = AdapterSettings(),
 ) -> Policy:
-    """Return the policy, ready to train. With a warm start it comes from `cache` where the same one is there already.
+    """Return the policy, ready to train. With a warm start it comes from `cache` if the same one is there already.
 
-    Of a trained model adapters alone learn, where there are to be any, and they are merged into its weights.
-
-    `note` says a line where what is there is damaged and made again, and what the warm start of a trained model has
-    come to. `require` is called with the model before a warm
-    start, and raises UsageError where the run cannot use it.
+    adapter  of a trained model adapters alone learn, if there are to be any, and are merged into its weights
+    note     is told if what is there is damaged and made again, and what the warm start of a trained model has come to
+    require  is called with the model before a warm start, and raises UsageError if the run cannot use it
     """
     if model not in TINY:
         model = str(model_folder(model))
@@ -90,7 +185,7 @@ def starting_policy(
         contents += own.sha256
     tiny = model in TINY
     warm = warm.fitted(tiny)
-    trained = () if tiny else (adapter, device, inspect.getsource(imitation))
+    trained = () if tiny else (adapter, device, inspect.getsource(sys.modules[__name__]))
     folder = cache / fingerprint(origin, task, contents, warm, seed, chat, *trained)
 
     def write(target: Path) -> None:
@@ -117,3 +212,77 @@ def starting_policy(
     if (folder / IMITATION).is_file():
         note(f"warm start   {Imitation.model_validate_json((folder / IMITATION).read_bytes())}")
     return load_policy(folder, device=device)
+
+
+def imitate(
+    model: Any,
+    chat: Chat,
+    demonstrations: Sequence[Demonstration],
+    settings: WarmStart,
+    adapter: AdapterSettings,
+    seed: int,
+    on_step: OnStep = silent,
+) -> Imitation:
+    """Train in place, adapters alone where there are to be any, which are merged then; a seed gives the same bits.
+
+    The weights with the least held-out loss stay, those of the start where no step has a smaller one, and where it
+    rises training is stopped: a run is compared with its own best. One whose loss ends at its least goes to its end,
+    also where a lower rate would have come to less. A second copy of what is trained is held.
+    """
+    assert settings.learning_rate is not None, "the settings are fitted to the policy"
+    adapters = Adapters(model, adapter, seed) if adapter.rank else None
+    if adapters is not None:
+        settings = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
+    shown, held = _apart(encoded(chat, demonstrations), seed)
+    measure = partial(loss_of, model, held, pad_of(chat))
+    before = best = now = measure()
+    kept, weights = 0, _copied(model)
+    every, step, higher = max(1, settings.steps // TIMES), 0, 0
+    for step, loss in updates(model, chat, shown, settings, seed, by_tokens):
+        on_step(step, settings.steps, loss)
+        if step % every and step < settings.steps:
+            continue
+        now = measure()
+        higher = 0 if now <= best + max(RISE * best, LEAST_RISE) else higher + 1
+        if now < best:
+            best, kept, weights = now, step, _copied(model)
+        if higher == PATIENCE:
+            break
+    with torch.no_grad():
+        for name, weight in weights.items():
+            model.get_parameter(name).copy_(weight)
+    model.eval()
+    if adapters is not None:
+        adapters.merge()
+    return Imitation(heldout=len(held), before=before, after=best, kept=kept, last=(step, now), steps=settings.steps)
+
+
+@torch.no_grad()
+def loss_of(model: Any, examples: Sequence[Example], pad: int) -> float:
+    """Measure the mean cross-entropy of the completion tokens, nats a token. The model stays in its mode."""
+    trains = model.training
+    model.eval()
+    with reproducible(model.device):
+        total = sum(float(cross_entropy(model, part, pad)) for part in by_tokens(examples))
+    model.train(trains)
+    return total / trained_tokens(examples)
+
+
+def by_tokens(examples: Sequence[Example]) -> list[Sequence[Example]]:
+    """Split examples into parts of about one length that TOKENS hold."""
+    length = torch.tensor([len(ids) for ids, _ in examples])
+    return [[examples[row] for row in part.tolist()] for part in microbatches(length, TOKENS)]
+
+
+def _apart(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
+    """Split examples into those shown and those held out; no text is in both, unless there is one alone."""
+    different = {tuple(ids): (ids, start) for ids, start in examples}
+    order = torch.randperm(len(different), generator=stream(seed, "warm start held out")).tolist()
+    texts = list(different)
+    held = {texts[i] for i in order[: min(MOST, max(1, int(SHARE * len(order))))]}
+    shown = [example for example in examples if tuple(example[0]) not in held]
+    return shown or list(examples), [different[text] for text in texts if text in held]
+
+
+def _copied(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}

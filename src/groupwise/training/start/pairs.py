@@ -76,7 +76,7 @@ def read_pairs(path: Path) -> list[Pair]:
 
 
 def encode_pairs(policy: Policy, pairs: Sequence[Pair]) -> list[Comparison]:
-    """Pairs as the policy would have sampled them: prompt and completion tokenised apart, the end id appended.
+    """Encode pairs as the policy would have sampled them: prompt and completion apart, the end id appended.
 
     Raises UsageError, naming the pair by its number from 1, if a text cannot be tokenised or is too long.
     """
@@ -105,7 +105,7 @@ def sample_pairs(
     noise: float,
     seed: int,
 ) -> list[Comparison]:
-    """`count` pairs of the engine's completions, ranked by the task's score; each label is wrong with chance `noise`.
+    """Sample `count` pairs of completions, ranked by the task's score; each label is wrong with chance `noise`.
 
     Every prompt gets `per_prompt` completions and gives as many pairs as it has completions of different scores to put
     together, the best with the worst. The same seed gives the same pairs. Raises RunError if the completions of
@@ -150,7 +150,7 @@ def flip(comparisons: Sequence[Comparison], noise: float, seed: int) -> list[Com
 def split_by_prompt(
     comparisons: Sequence[Comparison], heldout: int, seed: int
 ) -> tuple[list[Comparison], list[Comparison]]:
-    """-> training pairs, held-out pairs: whole prompts, drawn by `seed`, until `heldout` pairs are held out.
+    """Split pairs into those for training and `heldout` held out or more: whole prompts, drawn by `seed`.
 
     No prompt has pairs in both. Raises UsageError if one of the two would be empty.
     """

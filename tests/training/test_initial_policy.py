@@ -1,8 +1,10 @@
-"""Laws of the warm start of a trained model: what it was not shown decides how far it goes, and it loses nothing."""
+"""Policies that runs start from: a trained one loses nothing by its warm start, and a damaged one is made again."""
 
 from __future__ import annotations
 
 import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ from groupwise.config.usual import unusual
 from groupwise.core.task import Demonstration
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat.prompts import Chat
-from groupwise.models.load import load_policy, save_policy
+from groupwise.models.load import digest, load_policy, save_policy
 from groupwise.models.tiny import TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.training.start import imitation
-from groupwise.training.start.imitation import Imitation, by_tokens, imitate, loss_of, pad_of
+from groupwise.training.start import initial_policy
+from groupwise.training.start.initial_policy import Imitation, by_tokens, imitate, loss_of, pad_of, starting_policy
 from groupwise.training.start.warm_start import WarmStart, _backward, encoded, halves, warm_start
 
 TASK = Arithmetic(operands=(2, 3), largest=3, worked_share=1.0)
@@ -56,7 +58,7 @@ def test_the_loss_of_what_was_held_out_falls_and_is_that_of_the_weights_that_are
     assert 0 < done.kept <= done.steps
     policy = load_policy(folder)
     policy.model.load_state_dict(after)
-    _, held = imitation._apart(encoded(Chat(policy.tokenizer), DEMONSTRATIONS), seed=0)
+    _, held = initial_policy._apart(encoded(Chat(policy.tokenizer), DEMONSTRATIONS), seed=0)
     assert len(held) == done.heldout
     assert loss_of(policy.model, held, pad_of(Chat(policy.tokenizer))) == pytest.approx(done.after, rel=1e-6)
     again = started(folder, rate=2e-3)[1]
@@ -76,11 +78,11 @@ def test_a_ruinous_rate_is_stopped_and_leaves_the_policy_as_it_was(folder: Path,
 def test_a_loss_that_falls_and_then_rises_leaves_its_least(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where demonstrations are learned by heart; the losses are given here, a measurement every third step."""
     told = iter([1.0, 0.8, 0.7, 0.9, 0.72, 0.8, 0.9])
-    monkeypatch.setattr(imitation, "loss_of", lambda *given: next(told))
+    monkeypatch.setattr(initial_policy, "loss_of", lambda *given: next(told))
     _, after, done = started(folder, rate=1e-3)
     assert (done.kept, done.after, done.last) == (6, 0.7, (18, 0.9))
     assert str(done).endswith("stopped after step 18 it was 0.900, so that step 6 is kept")
-    monkeypatch.setattr(imitation, "loss_of", lambda *given: next(told))
+    monkeypatch.setattr(initial_policy, "loss_of", lambda *given: next(told))
     told = iter([1.0, 0.8, 0.7, 2.0, math.nan])
     assert all(torch.equal(after[name], weight) for name, weight in started(folder, rate=1e-3)[1].items())
 
@@ -98,15 +100,15 @@ def test_with_adapters_the_weights_move_by_matrices_of_their_rank_and_nothing_el
 
 def test_nothing_that_is_held_out_is_shown(folder: Path) -> None:
     chat = Chat(load_policy(folder).tokenizer)
-    shown, held = imitation._apart(encoded(chat, [*DEMONSTRATIONS, *DEMONSTRATIONS]), seed=0)
+    shown, held = initial_policy._apart(encoded(chat, [*DEMONSTRATIONS, *DEMONSTRATIONS]), seed=0)
     assert held
     assert not {tuple(ids) for ids, _ in shown} & {tuple(ids) for ids, _ in held}
     one = encoded(chat, DEMONSTRATIONS[:1])
-    assert imitation._apart(one, seed=0) == (one, one)
+    assert initial_policy._apart(one, seed=0) == (one, one)
 
 
 def test_the_gradient_does_not_depend_on_how_a_batch_is_split(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imitation, "TOKENS", 60)
+    monkeypatch.setattr(initial_policy, "TOKENS", 60)
     examples = encoded(Chat(load_policy(folder).tokenizer), DEMONSTRATIONS[:20])
     assert len(by_tokens(examples)) > 3
     found: list[tuple[float, list[Any]]] = []
@@ -135,3 +137,46 @@ def test_a_run_of_a_trained_model_says_what_its_warm_start_came_to_and_asks_afte
     asked = unusual({"model": "x", "warm_start": {"steps": 1, "learning_rate": 1e-5, "matrix_learning_rate": 0.015}})
     assert [words[:31] for words in asked] == ["warm_start.matrix_learning_rate"]
     assert unusual({"model": "tiny-dense", "warm_start": {"steps": 1, "matrix_learning_rate": 0.015}}) == []
+
+
+SUMS, WARM = Arithmetic(operands=(2, 3), largest=3), WarmStart(steps=2, batch_size=4, demonstrations=20)
+
+
+def other_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\1")
+
+
+def no_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with one warm-started policy."""
+    folder = tmp_path_factory.mktemp("cache")
+    start(folder, [])
+    return folder
+
+
+def start(cache: Path, lines: list[str]) -> str:
+    """The digest of the starting policy; what is said on the way goes to `lines`."""
+    policy = starting_policy("tiny-dense", SUMS, WARM, 0, cache, "cpu", lambda *_: None, note=lines.append)
+    return digest(policy.model)
+
+
+@pytest.mark.parametrize("damage", [other_weights, no_manifest])
+def test_a_damaged_warm_start_is_made_again_to_the_same_bits_and_said(
+    damage: Callable[[Path], None], cache: Path, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    own = Path(shutil.copytree(cache, tmp_path / "cache"))
+    first = start(own, lines)
+    assert lines == []
+    (cached,) = own.iterdir()
+    damage(cached)
+    assert start(own, lines) == first
+    (line,) = lines
+    assert line.startswith(f"cache        the warm-started policy in {cached} is damaged (")
+    assert line.endswith("); it is made again")
+    assert (start(own, lines), len(lines)) == (first, 1)
