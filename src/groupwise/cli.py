@@ -62,7 +62,7 @@ def train(
 ) -> None:
     """Train a policy: a recipe, or the rest of a run, with other values of keys that may change."""
     from groupwise.commands.train import train as run  # torch takes seconds to import: not for --help
-    from groupwise.commands.train.summary import in_words
+    from groupwise.commands.train.run import in_words
     from groupwise.commands.train.torchrun import follows
 
     if (recipe is None) == (resume is None):
@@ -311,8 +311,7 @@ def keys(
     ] = None,
 ) -> None:
     """Every key of a recipe: its default, type and bounds, and what it means."""
-    from groupwise.commands.keys import text
-    from groupwise.config.keys import chosen
+    from groupwise.config.keys import chosen, text
 
     Terminal().print(text(chosen(section)))
 

@@ -16,13 +16,12 @@ import pytest
 
 from groupwise import cli
 from groupwise.claims import articles, command
-from groupwise.claims.catalog import CLAIMS, SUBJECTS, chosen
+from groupwise.claims.articles import CLAIMS, SUBJECTS, chosen
 from groupwise.claims.claim import Claim, Line
 from groupwise.claims.experiments import Effort
-from groupwise.claims.page import TITLE, markdown
-from groupwise.claims.run import current, missing
-from groupwise.claims.store import read_rows
-from groupwise.claims.verdict import Outcome
+from groupwise.claims.measurements import Outcome
+from groupwise.claims.page import HEADING, markdown
+from groupwise.claims.run import current, missing, read_rows
 from tests.command_process import CommandProcess
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -57,7 +56,7 @@ def test_a_claim_is_measured_shown_and_written(call: Call) -> None:
     assert "6 experiments to measure, rows in claims/rows.jsonl" in err
     assert f"6 of 6: {SEVERAL}, seed 4" in err
     page = Path("claims/claims.md").read_text()
-    assert page.startswith(TITLE)
+    assert page.startswith(HEADING)
     assert all(f"## {claim.name}\n" in page for claim in CLAIMS)
     assert "[rows.jsonl](rows.jsonl)" in page
     assert "data-plot" in Path("claims/claims.html").read_text()

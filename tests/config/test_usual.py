@@ -7,7 +7,7 @@ import pytest
 from groupwise.config.keys import sections
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve, resolved_recipe
-from groupwise.config.usual import USUAL, unusual
+from groupwise.config.validate import USUAL, unusual
 
 
 def questions(**changes: object) -> list[str]:

@@ -25,8 +25,9 @@ from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.models.load import digest, save_policy
 from groupwise.models.reward import load_reward_model, reward_model_of
-from groupwise.training.start.pairs import Comparison, flip, ranked, split_by_prompt
+from groupwise.training.start.pairs import flip, ranked, split_by_prompt
 from groupwise.training.start.reward_model import (
+    Comparison,
     PreferenceSettings,
     bradley_terry,
     gradients,

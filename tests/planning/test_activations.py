@@ -15,6 +15,7 @@ from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.planning.activations import (
     Computation,
+    LiveBytes,
     Rows,
     cached_widths,
     microbatch_bytes,
@@ -22,7 +23,6 @@ from groupwise.planning.activations import (
     with_value_head,
     without_memory,
 )
-from groupwise.planning.live_bytes import LiveBytes
 from groupwise.training.adapted import AdaptedLearner
 from groupwise.training.learner import Learner, LearnerSettings
 

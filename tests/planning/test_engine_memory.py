@@ -9,8 +9,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from groupwise.core.engine import Request, Sampling
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache
 from groupwise.engines.local.engine import KEEP_BYTES, LocalEngine
-from groupwise.planning.engine_memory import cache_bytes, drawing_bytes
-from groupwise.planning.live_bytes import LiveBytes
+from groupwise.planning.activations import LiveBytes
+from groupwise.planning.parts import cache_bytes, drawing_bytes
 
 
 @pytest.mark.parametrize(("rows", "prompt", "new"), [(3, 5, 1), (3, 5, 30), (2, 40, 200), (4, 300, 40), (1, 1, 300)])

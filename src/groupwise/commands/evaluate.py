@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from groupwise.commands.build.machine import threads, with_threads
 from groupwise.commands.build.policy import policy_after
 from groupwise.commands.build.rollout import (
     chat_of,
@@ -21,9 +22,7 @@ from groupwise.commands.build.rollout import (
     scorer_of,
     selected,
 )
-from groupwise.commands.build.threads import threads, with_threads
 from groupwise.config import recipe as recipes
-from groupwise.config.about import where
 from groupwise.config.given import RecipeLike, given
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve, resolved_recipe
@@ -31,6 +30,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.files import jsonl
 from groupwise.core.files.atomic import make_folder, require_place
 from groupwise.core.files.paths import location
+from groupwise.core.machine.facts import where
 from groupwise.core.machine.terminal import Terminal
 from groupwise.core.numbers.change import SHARE, Change, change
 from groupwise.core.numbers.measure import CORRECTNESS, Measure

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from groupwise.core.files.jsonl import writable
+from groupwise.core.files.json_text import writable
 from groupwise.core.samples import Attempt
 
 #: Names of the two rewards that are not functions of a recipe: the task's own score, and the reward model's.

@@ -25,7 +25,7 @@ class Fixed:
 
 
 class MayChange:
-    """Mark of a key with another value of which a run may be resumed (config/changes.py)."""
+    """Mark of a key with another value of which a run may be resumed (commands/train/resume.py)."""
 
 
 #: `rate: Changeable[float] = 0.1`: the type of a key that may change in a run that goes on.

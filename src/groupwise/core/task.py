@@ -51,6 +51,13 @@ class PlaysTurns(Protocol):
 
 
 @runtime_checkable
+class PlaysInProcesses(Protocol):
+    """Task whose environments may live in processes of their own: `in_processes` says if they do."""
+
+    in_processes: bool
+
+
+@runtime_checkable
 class Streams(Protocol):
     """A task that generates its training problems one by one, harder ones as the policy gets better.
 

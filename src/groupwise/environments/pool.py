@@ -12,8 +12,8 @@ from groupwise.core.samples import Sample
 from groupwise.core.task import Starts
 from groupwise.environments.game import Game
 from groupwise.environments.live import LiveEpisodes
-from groupwise.rewards.pool.pool import Pool, ScorePool
-from groupwise.rewards.pool.work import Limits
+from groupwise.rewards.pool.pool import Pool
+from groupwise.rewards.pool.work import Limits, ScorePool
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from groupwise.commands.build.learner import take_part
+from groupwise.commands.train.resume import differences
 from groupwise.config import recipe as recipes
-from groupwise.config.changes import differences
 from groupwise.config.recipe import Recipe
 from groupwise.core import VERSION
 from groupwise.core.errors import GroupwiseError, UsageError

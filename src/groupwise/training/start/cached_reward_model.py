@@ -23,8 +23,8 @@ from groupwise.rollout.scoring import Scorer
 from groupwise.training.optimizer import OnStep, silent
 from groupwise.training.start import pairs, reward_report
 from groupwise.training.start.cache import cached_folder
-from groupwise.training.start.pairs import Comparison, encode_pairs, read_pairs, sample_pairs, split_by_prompt
-from groupwise.training.start.reward_model import PreferenceSettings, train_reward_model
+from groupwise.training.start.pairs import encode_pairs, read_pairs, sample_pairs, split_by_prompt
+from groupwise.training.start.reward_model import Comparison, PreferenceSettings, train_reward_model
 from groupwise.training.start.reward_report import REPORT, report_on
 from groupwise.training.start.warm_start import fingerprint
 

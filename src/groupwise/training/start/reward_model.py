@@ -1,6 +1,8 @@
 """A reward model's training on ranked preference pairs: its settings, the Bradley-Terry loss, and the updates."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +18,29 @@ from groupwise.core.settings import Location, Settings
 from groupwise.models.context import positions
 from groupwise.models.reward import RewardModel, check_rows
 from groupwise.training.optimizer import OnStep, Optimizer, silent
-from groupwise.training.start.pairs import Comparison
 
 #: Where pairs come from without a file.
 SAMPLED_PAIRS = "pairs of the policy's own completions, ranked by the task"
 #: Keys of [preference] that only sampled pairs have: a file's are what they are.
 SAMPLING_KEYS = {"pairs", "noise", "samples"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A labelled pair as ids, the end-of-sequence id included where the completion has one.
+
+    right  whether the label agrees with the true ranking; None where that is unknown
+    """
+
+    prompt: tuple[int, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+    right: bool | None = None
+
+    def swapped(self) -> Self:
+        """Return the same pair with the opposite label."""
+        right = None if self.right is None else not self.right
+        return type(self)(self.prompt, chosen=self.rejected, rejected=self.chosen, right=right)
 
 
 class PreferenceSettings(Settings):

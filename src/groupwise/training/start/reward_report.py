@@ -11,8 +11,7 @@ from torch import Tensor
 
 from groupwise.core.errors import UsageError, one_line
 from groupwise.models.reward import RewardModel
-from groupwise.training.start.pairs import Comparison
-from groupwise.training.start.reward_model import bradley_terry
+from groupwise.training.start.reward_model import Comparison, bradley_terry
 
 REPORT = "preference.json"
 BINS = 10
