@@ -181,7 +181,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def require_place(path: Path) -> None:
-    """Raises UsageError where no row could be added to the file, or none be made there: before anything is measured."""
+    """Raise UsageError, before anything is measured, if no row could be added to the file, or no file be made there."""
     if os.path.lexists(path):
         writable = stat.S_ISREG(path.lstat().st_mode) and os.access(path, os.W_OK)
         reason = "this is no file of its own that can be written to"

@@ -246,8 +246,8 @@ def _policy(name: str, device: str, note: Callable[[str], None]) -> tuple[str, P
         if not Path(name).is_dir() and not HUB_ID.fullmatch(name):
             raise UsageError(f"{name}: there is no such run (RUN or RUN:STEP), folder of a model, or id of a hub")
         return name, load_policy(model_folder(name), device=device, sampled_only=True)
-    after = policy_after(source.run, source.step, note, device)
-    return str(RunPolicy(source.run, after.step)), after.policy
+    step, policy = policy_after(source.run, source.step, note, device)
+    return str(RunPolicy(source.run, step)), policy
 
 
 def result_lines(results: Results) -> list[str]:

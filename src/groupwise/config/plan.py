@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def copies_reference(self) -> bool:
-        """Whether the reference is a model of its own, and not the policy without its adapters."""
+        """True if the reference is a model of its own, and not the policy without its adapters."""
         return self.algorithm.needs_reference and not self.recipe.reference_is_base
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a reward is: attempts in, one number each out."""
+"""Protocol of rewards: attempts in, one number each out."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class Reward(Protocol):
 
 
 class Cause(StrEnum):
-    """Why a completion has no score."""
+    """Reason for which a completion has no score."""
 
     EXCEPTION = "exception"
     TIMEOUT = "timeout"
@@ -62,7 +62,7 @@ class ScoreResult:
 
     @property
     def votes(self) -> bool:
-        """Whether there is a score."""
+        """True if there is a score."""
         return not math.isnan(self.value)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a task is: it gives samples of a split and scores completions. One typed sample object everywhere."""
+"""Protocol of tasks: a task gives samples of a split and scores completions. One typed sample object everywhere."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""What a microbatch holds between its forward and its backward pass: both are run, on tensors that have a shape only.
+"""Memory of a microbatch between its forward and its backward pass: both are run, on tensors that have a shape only.
 
 So every architecture is counted by its own code, in the learner's layout, precision and chunks. One of the layers that
 are alike is run, and counts for all of them.
@@ -260,7 +260,7 @@ class LiveBytes(TorchDispatchMode):
         return out
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation gives; a subclass may know better what one gives of shapes."""
+        """Run an operation; a subclass may know better what one gives of shapes."""
         return func(*args, **kwargs)
 
     def _see(self, storage: UntypedStorage) -> None:

@@ -52,7 +52,7 @@ class Device:
     source: str
 
     def link(self, ranks: int) -> float:
-        """Bytes a second that reach each of so many ranks in a collective.
+        """Compute the bytes a second that reach each of so many ranks in a collective.
 
         Rings over several machines enter each of them by all of its network cards, a part of the bytes by each.
         """

@@ -1,4 +1,4 @@
-"""What each part of a run takes, in bytes, and in which phases it is held."""
+"""Bytes of each part of a run, and the phases in which it is held."""
 
 import dataclasses
 from collections.abc import Sequence, Set
@@ -64,7 +64,7 @@ UPDATES = frozenset({UPDATING, UPDATING_CRITIC})
 
 @dataclass(frozen=True)
 class Cuts:
-    """How an update is cut.
+    """Cuts of an update.
 
     learner, critic  tokens of a microbatch
     chunk_logits     logits computed at once
@@ -105,7 +105,7 @@ class PlannedRun:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the ranks share one machine's memory."""
+        """True if the ranks share one machine's memory."""
         return self.device == "cpu"
 
     def over(self, ranks: int) -> Self:

@@ -101,7 +101,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Beside:
-    """What stands beside the policy: the digest of its start, the reference, what scores, the critic's model, and the
+    """Parts beside the policy: the digest of its start, the reference, what scores, the critic's model, and the
     routers whose routes are recorded.
     """
 

@@ -1,4 +1,4 @@
-"""What a run takes of its machine, looked at before its model is loaded: threads, memory, disk.
+"""Threads, memory and disk that a run takes, looked at before its model is loaded.
 
 Memory is planned by planning/memory.py. What cannot fit is refused, and what is picked joins the plan.
 """

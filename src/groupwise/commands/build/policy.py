@@ -4,7 +4,6 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,17 +47,13 @@ def pinned(recipe: Recipe, note: Note) -> Recipe:
 
     def runs(settings: Any, *keys: str) -> dict[str, str]:
         named = {key: run_policy(value) for key in keys if (value := getattr(settings, key)) is not None}
-        return {key: _with_step(source, note) for key, source in named.items() if source is not None}
+        found = {key: (s.run, checkpoint_of(s.run, s.step, note)) for key, s in named.items() if s is not None}
+        return {key: str(RunPolicy(run, step_of(folder))) for key, (run, folder) in found.items()}
 
     sections = {"reference": runs(recipe.reference, "model")}
     sections["critic"] = runs(recipe.critic, "start") if recipe.critic is not None else {}
     changed = {name: getattr(recipe, name).replace(**keys) for name, keys in sections.items() if keys}
     return recipe.replace(**runs(recipe, "start", "model"), **changed)
-
-
-def _with_step(source: RunPolicy, note: Note) -> str:
-    state = checkpoint.read_state(checkpoint_of(source.run, source.step, note))
-    return str(RunPolicy(source.run, state["step"]))
 
 
 def named_model(model: str, own: Path, note: Note) -> str:
@@ -92,7 +87,7 @@ def export(run: Path, folder: Path, step: int | None, note: Note) -> int:
         raise UsageError(f"{folder}: it exists already, and is not written over; name another folder")
     source = checkpoint_of(run, step, note)
     write_policy(run, source, folder, note)
-    return int(checkpoint.read_state(source)["step"])
+    return step_of(source)
 
 
 def base_policy(recipe: Recipe, task: Task, model: str, cache: Path, note: Note, on_step: OnStep = silent) -> Policy:
@@ -141,22 +136,19 @@ def checkpoint_policy(run: Path, folder: Path, note: Note, device: str | None = 
     return policy
 
 
-@dataclass(frozen=True)
-class PolicyAfter:
-    """Policy of a run, and the step that it is of."""
-
-    step: int
-    policy: Policy
-
-
-def policy_after(run: Path, step: int | None, note: Note, device: str | None = None) -> PolicyAfter:
-    """Load the policy of a run after a step, None for its newest good checkpoint; adapters are merged.
+def policy_after(run: Path, step: int | None, note: Note, device: str | None = None) -> tuple[int, Policy]:
+    """Load the policy of a run after a step, None for its newest good checkpoint; adapters are merged. And the step.
 
     device  where it is loaded; None is where the run has it
     Raises UsageError if there is none, or it does not load.
     """
     folder = checkpoint_of(run, step, note)
-    return PolicyAfter(checkpoint.read_state(folder)["step"], checkpoint_policy(run, folder, note, device))
+    return step_of(folder), checkpoint_policy(run, folder, note, device)
+
+
+def step_of(folder: Path) -> int:
+    """Read the step that a checkpoint is of."""
+    return int(checkpoint.read_state(folder)["step"])
 
 
 def checkpoint_of(run: Path, step: int | None, note: Note) -> Path:

@@ -155,15 +155,13 @@ def _moved_rate(before: Recipe, after: Recipe, updates: object, factor: float) -
     """
     if not isinstance(updates, int) or updates >= after.total_updates:
         return []
-    old, new = (factor * _rate(recipe, updates) for recipe in (before, after))
+    old, new = (
+        factor
+        * (recipe.adapter.rate_factor if recipe.adapter.rank else 1.0)
+        * learning_rate(recipe.learner, updates, recipe.total_updates)
+        for recipe in (before, after)
+    )
     return [] if old == new else [f"the learning rate of the next update is {new:.3g}, and would have been {old:.3g}"]
-
-
-def _rate(recipe: Recipe, update: int) -> float:
-    """Compute the policy's learning rate in an update, counted from 0; adapters learn faster."""
-    adapter = recipe.adapter
-    faster = adapter.rate_factor if adapter.rank else 1.0
-    return faster * learning_rate(recipe.learner, update, recipe.total_updates)
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Change, ...]:

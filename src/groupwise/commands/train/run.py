@@ -58,7 +58,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its last step; one that did not is resumed with groupwise.resume."""
+        """True if the run came to its last step; one that did not is resumed with groupwise.resume."""
         return bool(self.summary)
 
     def metrics(self) -> dict[str, list[Any]]:
@@ -92,7 +92,7 @@ class Run:
         device  "cpu" or "cuda"; None is the run's own
         Raises UsageError if there is no such checkpoint, or it does not load.
         """
-        return policy_after(self.folder, step, Terminal(stderr=True).print, device).policy
+        return policy_after(self.folder, step, Terminal(stderr=True).print, device)[1]
 
     def _repr_html_(self) -> str:
         """Show the run in a notebook: how far it came, and what was measured on the way."""
@@ -170,8 +170,8 @@ def _heldout(measure: Measure, evaluations: Mapping[int, dict[str, Any]], step: 
         "heldout_change": change_of(before, after, what).row,
         "length_before": before["length_mean"],
         "length_after": after["length_mean"],
-        **_by_reward(before, after),
-        **_by_source(before, after),
+        **_means("heldout_by_reward", before["rewards"], after["rewards"]),
+        **_means("heldout_by_source", *(_measured_means(each["by_source"]) for each in (before, after))),
         "heldout_problems": after["problems"],
         "heldout_samples": after["samples"],
     }
@@ -188,25 +188,16 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _by_reward(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the means before and after of each reward that trains, if the recipe names rewards."""
-    means = {
-        name: {"before": _or_nan(before["rewards"].get(name)), "after": _or_nan(mean)}
-        for name, mean in after["rewards"].items()
-    }
-    return {"heldout_by_reward": means} if means else {}
+def _means(
+    key: str, before: Mapping[str, float | None], after: Mapping[str, float | None]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Give the means before and after by name, if there are names: of rewards that train, or of sources."""
+    means = {n: {"before": _or_nan(before.get(n)), "after": _or_nan(mean)} for n, mean in after.items()}
+    return {key: means} if means else {}
 
 
-def _by_source(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the means before and after of what is measured, by source, if the task mixes several."""
-    scores = {
-        source: {
-            "before": _or_nan(before["by_source"].get(source, {}).get("measured_mean")),
-            "after": _or_nan(row.get("measured_mean")),
-        }
-        for source, row in after["by_source"].items()
-    }
-    return {"heldout_by_source": scores} if scores else {}
+def _measured_means(by_source: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+    return {source: row.get("measured_mean") for source, row in by_source.items()}
 
 
 def _reward_model_in_short(path: Path) -> dict[str, Any]:

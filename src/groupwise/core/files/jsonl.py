@@ -66,7 +66,7 @@ def cut(path: Path, last: int) -> None:
 
 
 def flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested tables as one: dotted key -> value.
+    """Flatten nested tables: dotted key -> value.
 
     >>> flat({"seed": 0, "algorithm": {"kl": {"beta": 0.04}}})
     {'seed': 0, 'algorithm.kl.beta': 0.04}

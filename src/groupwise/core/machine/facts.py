@@ -1,4 +1,4 @@
-"""What a run depends on and its recipe does not say: the machine, the libraries, and the memory it took."""
+"""Facts that a run depends on and its recipe does not say: the machine, the libraries, and the memory it took."""
 
 import platform
 import resource
