@@ -44,7 +44,6 @@ Settings = Annotated[
 
 
 def _assigned(settings: list[str] | None) -> dict[str, object]:
-    """Read the KEY=VALUE of each --set."""
     from groupwise.config.recipe import assignment
 
     return dict(map(assignment, settings or []))
@@ -212,7 +211,6 @@ def serve(
 
 
 def _rows_place(text: str) -> Path:
-    """Return the place that `--rows` names."""
     return location(text, "--rows")
 
 

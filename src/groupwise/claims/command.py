@@ -102,7 +102,6 @@ def _numbers(claims: Sequence[Claim], known: Measurements, seed: int) -> Iterato
 
 
 def _write_pages(rows: Path, out: Path) -> list[Path]:
-    """Write the page and the report of all claims, each in one move."""
     known = current(CLAIMS, read_rows(rows))
     page, html = out / PAGE, out / REPORT
     link = Path(os.path.relpath(rows, out)).as_posix()

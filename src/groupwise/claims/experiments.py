@@ -114,7 +114,6 @@ def _names(node: ast.stmt) -> Iterator[str]:
 
 @cache
 def _groupwise() -> str:
-    """Hash every file of the package but those of the claims."""
     claims = Path(toys.__file__).parent
     files = sorted(path for path in claims.parent.rglob("*.py") if claims not in path.parents)
     return _digest(b"".join(path.read_bytes() for path in files))

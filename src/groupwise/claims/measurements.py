@@ -4,13 +4,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean
-from typing import Any, TypeGuard
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.numbers.statistics import Interval, over_seeds, paired
 
+T = TypeVar("T")
 #: A measured number is at most so large, either side of 0: NaN is none.
 LARGEST = 1e300
+Measured = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST)]
+#: A number of a row, a curve of its steps, and step and pass rate of its evaluations.
+NUMBER, CURVE = TypeAdapter(Measured), TypeAdapter(list[Measured | None])
+RATES = TypeAdapter(list[tuple[StrictInt, Measured]])
 
 
 class Outcome(Enum):
@@ -88,7 +95,8 @@ class Measurements:
 
     def heldout(self, experiment: str) -> dict[object, list[tuple[int, float]]]:
         """Read step and pass rate of each evaluation of a run, by seed. Raises UsageError as `values` does."""
-        return {seed: _heldout(row) for seed, row in self.of(experiment).items()}
+        rows, words = self.of(experiment).items(), "no list of step and pass rate"
+        return {seed: _read(row, "heldout", row.measured.get("heldout"), RATES, words) for seed, row in rows}
 
     @staticmethod
     def interval_of(values: Mapping[object, float]) -> Interval | None:
@@ -149,42 +157,25 @@ class Numbers:
         return [self.measurements.curves(self.experiment, name) for name in names]
 
 
+def _read(row: Row, name: str, value: Any, kind: TypeAdapter[T], words: str) -> T:
+    """Check a value that a row has by this name. Raises UsageError if it is of no such kind."""
+    try:
+        return kind.validate_python(value)
+    except ValidationError:
+        where = f"line {row.line}, " if row.line else ""
+        raise UsageError(
+            f"{where}the row of {row.experiment}, seed {row.seed}, has {brief(value)} for {name!r}, which is {words}; "
+            "delete it from the file of rows, and it is measured again"
+        ) from None
+
+
 def _number(row: Row, name: str) -> float:
-    value = row.measured.get(name)
-    if not _is_number(value):
-        raise _damaged(row, name, value, "no number")
-    return float(value)
+    return _read(row, name, row.measured.get(name), NUMBER, "no number")
 
 
 def _curve(row: Row, name: str) -> list[float | None]:
     curves = row.measured.get("curves")
-    curve = curves.get(name) if isinstance(curves, Mapping) else None
-    if not isinstance(curve, list) or not all(value is None or _is_number(value) for value in curve):
-        raise _damaged(row, name, curve, "no curve")
-    return curve
-
-
-def _heldout(row: Row) -> list[tuple[int, float]]:
-    pairs = row.measured.get("heldout")
-    if not isinstance(pairs, list) or not all(_is_evaluation(pair) for pair in pairs):
-        raise _damaged(row, "heldout", pairs, "no list of step and pass rate")
-    return [(step, float(rate)) for step, rate in pairs]
-
-
-def _is_evaluation(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int) and _is_number(pair[1])
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
-
-
-def _damaged(row: Row, name: str, value: Any, words: str) -> UsageError:
-    where = f"line {row.line}, " if row.line else ""
-    return UsageError(
-        f"{where}the row of {row.experiment}, seed {row.seed}, has {brief(value)} for {name!r}, which is {words}; "
-        "delete it from the file of rows, and it is measured again"
-    )
+    return _read(row, name, curves.get(name) if isinstance(curves, Mapping) else None, CURVE, "no curve")
 
 
 def agree(value: float, expected: float, within: float, words: str) -> Verdict:

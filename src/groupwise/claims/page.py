@@ -102,7 +102,6 @@ def _first_row(claim: Claim, measurements: Measurements, rows: str) -> str:
 
 
 def _rows_of(experiment: Experiment, measurements: Measurements, rows: str) -> str:
-    """Name an experiment and its seeds, each with a link to its row."""
     known = sorted(measurements.of(experiment.name).items())
     seeds = ", ".join(f"[{seed}]({rows}#L{row.line})" for seed, row in known)
     return f"`{experiment.name}`, {f'seed {seeds}' if known else 'none yet'}"

@@ -218,7 +218,6 @@ def _with_threads(recipe: recipes.Recipe, note: Callable[[str], None]) -> recipe
 
 
 def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResult:
-    """Load one policy, ask it, and let it go."""
     recipe, task = plan.recipe, plan.task
     named, policy = _policy(name, recipe.device, note)
     engine = make_engine(policy=policy, settings=recipe.engine, note=note)
@@ -356,6 +355,5 @@ def _label(name: str) -> str:
 
 
 def _free_folder(label: str) -> Path:
-    """Return the first of label, label-2, label-3, ... that does not exist."""
     names = itertools.chain([label], (f"{label}-{number}" for number in itertools.count(2)))
     return next(EVALUATIONS / name for name in names if not os.path.lexists(EVALUATIONS / name))

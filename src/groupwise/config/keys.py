@@ -201,7 +201,6 @@ def _key(name: str, schema: Any, default: str, meaning: str, shared: Mapping[str
 
 
 def _followed(schema: Any, shared: Mapping[str, Any]) -> Any:
-    """Follow a schema that only refers to a shared one."""
     refers = schema.get("$ref") or next((one["$ref"] for one in schema.get("allOf", ()) if "$ref" in one), "")
     return shared[refers.rpartition("/")[2]] if refers else schema
 
@@ -227,6 +226,8 @@ PAGE = """\
 one section. Where no default stands, a key is needed, or the last column says what happens without it. A key is laid
 over a recipe with `--set learner.schedule=cosine`. Bounds of tasks, rewards and parts are said in words.
 """
+#: A bar inside a cell of the table.
+BAR = "\\|"
 TABLE = "| key | type | default | bounds | meaning |\n|---|---|---|---|---|\n"
 
 
@@ -247,16 +248,12 @@ def _lines(key: Key) -> str:
 
 
 def _section(one: KeySection) -> str:
-    rows = "".join(f"| {' | '.join(map(_cell, _cells(key)))} |\n" for key in one.keys)
+    rows = ""
+    for key in one.keys:
+        default = f"`{key.default}`" if key.default else ""
+        cells = (f"`{key.name}`", key.kind, default, key.bounds, key.meaning)
+        rows += f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |\n"
     return f"\n## {one.name}\n\n{one.title}\n\n{TABLE}{rows}"
-
-
-def _cells(key: Key) -> tuple[str, ...]:
-    return (f"`{key.name}`", key.kind, f"`{key.default}`" if key.default else "", key.bounds, key.meaning)
-
-
-def _cell(words: str) -> str:
-    return words.replace("|", "\\|")
 
 
 if __name__ == "__main__":

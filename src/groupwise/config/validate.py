@@ -72,7 +72,6 @@ def require_rankable(recipe: Recipe) -> None:
 
 
 def _require(refusals: Iterator[str]) -> None:
-    """Raise UsageError with the first refusal."""
     if refusal := next(refusals, None):
         raise UsageError(refusal)
 

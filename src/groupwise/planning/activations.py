@@ -230,7 +230,6 @@ def _head_bytes(head: _Head, tokens: int, how: Computation, device: str) -> int:
 
 
 def _layout(rows: Rows, line: bool) -> Layout:
-    """Lay out the rows as a learner runs them."""
     count, width = sum(rows.completions), rows.prompt + rows.completion
     tokens, length = torch.zeros(count, width, dtype=torch.long), torch.full((count,), width)
     family = torch.arange(len(rows.completions)).repeat_interleave(torch.tensor(rows.completions))

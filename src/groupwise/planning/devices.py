@@ -82,7 +82,6 @@ def device_of(name: str, ranks: int, free: int) -> Device:
 
 
 def _of_file(path: Path) -> dict[str, Any]:
-    """Read a device's row from a file; what every GPU is assumed to reach may be left out."""
     try:
         row = {"title": path.stem, "source": str(path), **_table()["assumed"], **tomllib.loads(path.read_text("utf-8"))}
     except (OSError, ValueError) as error:

@@ -261,7 +261,6 @@ def _update(
 
 
 def _scoring(run: PlannedRun, layer_token: float) -> dict[str, int]:
-    """Size what a reward model takes to score a batch of rows."""
     if run.reward is None:
         return {"scored rows": 0, "gathered to score": 0}
     ranks, groups = run.shape.ranks, run.reward.groups

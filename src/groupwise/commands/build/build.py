@@ -241,7 +241,6 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
 
 
 def _state(plan: Plan, policy: Policy, trained: OverRanks, reference: Reference | None) -> RunState:
-    """Make what the run's checkpoints save."""
     return RunState(
         folder=plan.folder / CHECKPOINTS,
         keep=plan.recipe.checkpoint.keep,

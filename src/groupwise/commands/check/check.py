@@ -129,7 +129,6 @@ def _sections(plan: Plan, shown: int, with_model: bool, notes: Sequence[str]) ->
 
 
 def _samples(task: Task, count: int) -> list[Sample]:
-    """Take the first problems of both splits."""
     return [sample for split in ("train", "heldout") for sample in task.samples(split)[: count // 2]]
 
 

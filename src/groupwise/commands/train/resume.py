@@ -226,7 +226,6 @@ def changeable_in_words() -> str:
 
 
 def _values(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """List dotted keys and their values."""
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from _values(value, f"{prefix}{name}.")

@@ -201,7 +201,6 @@ def _measured_means(by_source: Mapping[str, Mapping[str, Any]]) -> dict[str, flo
 
 
 def _reward_model_in_short(path: Path) -> dict[str, Any]:
-    """Take the numbers of the run's reward model, if it made one."""
     if not path.is_file():
         return {}
     report = read_report(path)

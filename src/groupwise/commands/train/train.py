@@ -227,7 +227,6 @@ def _go(
 
 
 def _finished(plan: Plan, run: Training, book: Journal) -> dict[str, Any]:
-    """Write summary.json of a run that is at its end."""
     if run.progress.step not in evaluations_of(plan.folder):  # its row was damaged since
         book.cut_heldout(run.progress.step - 1)
         loop.evaluate(run)
@@ -254,14 +253,12 @@ def _logged(folder: Path, book: Journal, stop: Stop) -> Iterator[None]:
 
 
 def _stopped(folder: Path) -> str:
-    """Say where a run stopped that ends before its last step."""
     saved = checkpoint.steps(folder / checkpoint.CHECKPOINTS)
     where = f"after step {saved[-1]}, saved" if saved else "before step 1, with nothing to save"
     return f"stopped {where}; go on with: groupwise train --resume {shlex.quote(str(folder))}"
 
 
 def _say(quiet: bool, stderr: bool = False) -> Callable[[str], None]:
-    """Make what says a line to the person."""
     return (lambda line: None) if quiet else Terminal(stderr=stderr).print
 
 
