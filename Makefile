@@ -84,7 +84,7 @@ bench-trl: install .venv-trl/installed  ## whole steps against TRL, docs/benchma
 
 docs: install  ## write docs/algorithms.md from the catalog, docs/keys.md from the settings, their table of TRL and verl, docs/floors.svg from the imports
 	$(BIN)/python -m groupwise.algorithms.explain > docs/algorithms.md
-	$(BIN)/python -m groupwise.commands.keys > docs/keys.md
+	$(BIN)/python -m groupwise.config.keys > docs/keys.md
 	$(BIN)/python -m groupwise.config.elsewhere docs/from-trl-and-verl.md
 	$(BIN)/python docs/floors.py
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from groupwise.config.plan import REWARD_MODEL
 from groupwise.journal.journal import read_metrics
-from groupwise.training.start.reward_model import REPORT, read_report
+from groupwise.training.start.cached_reward_model import REPORT, read_report
 
 
 def main(folder: Path) -> None:

@@ -19,7 +19,7 @@ from groupwise.claims import readings
 from groupwise.claims.articles.experts import CLAIMS, RATES, run
 from groupwise.claims.experiments import Experiment
 from groupwise.claims.measurements import Row
-from groupwise.claims.store import append_row, read_rows
+from groupwise.claims.run import append_row, read_rows
 from stability import RECIPES, digest
 
 

@@ -44,7 +44,6 @@ Settings = Annotated[
 
 
 def _assigned(settings: list[str] | None) -> dict[str, object]:
-    """Read the KEY=VALUE of each --set."""
     from groupwise.config.recipe import assignment
 
     return dict(map(assignment, settings or []))
@@ -62,7 +61,7 @@ def train(
 ) -> None:
     """Train a policy: a recipe, or the rest of a run, with other values of keys that may change."""
     from groupwise.commands.train import train as run  # torch takes seconds to import: not for --help
-    from groupwise.commands.train.summary import in_words
+    from groupwise.commands.train.run import in_words
     from groupwise.commands.train.torchrun import follows
 
     if (recipe is None) == (resume is None):
@@ -147,7 +146,7 @@ def plan(
         typer.Option(help="Of each rank: a100, h100, h200, b200; cpu is this machine, measured; a file NAME.toml."),
     ] = "cpu",
 ) -> None:
-    """What a recipe takes on so many ranks of a device: memory of each by phase, and about how long a step takes."""
+    """Say what a recipe takes on so many ranks of a device: memory of each by phase, and about a step's time."""
     from groupwise.commands.plan import in_words, scale_plan
 
     Terminal().print(in_words(scale_plan(recipe, _assigned(set), ranks, device)))
@@ -212,7 +211,6 @@ def serve(
 
 
 def _rows_place(text: str) -> Path:
-    """Return the place that `--rows` names."""
     return location(text, "--rows")
 
 
@@ -240,7 +238,7 @@ def claims(
         int | None, typer.Option(min=1, max=1024, help="Training runs side by side, of one thread each; 1.")
     ] = None,
 ) -> None:
-    """What articles say of these algorithms, measured: holds, does not hold, cannot be told. Goes on where it was."""
+    """Measure what articles say of these algorithms: holds, does not hold, cannot be told. Goes on where it was."""
     from groupwise.claims import command
 
     names, say = only or [], Terminal().print
@@ -311,8 +309,7 @@ def keys(
     ] = None,
 ) -> None:
     """Every key of a recipe: its default, type and bounds, and what it means."""
-    from groupwise.commands.keys import text
-    from groupwise.config.keys import chosen
+    from groupwise.config.keys import chosen, text
 
     Terminal().print(text(chosen(section)))
 

@@ -15,8 +15,7 @@ from groupwise.diagnostics.safeguards import MOST_SKIPPED, collapse_ahead, never
 from groupwise.diagnostics.step import Expected, StepLog, step_row
 from groupwise.journal.per_token import PerToken
 from groupwise.training.run import Training, believed, machine_work, probed, report, say_how_long_a_stop_takes
-from groupwise.training.settings import RunSettings
-from groupwise.training.state import Guard
+from groupwise.training.settings import Guard, RunSettings
 
 
 def train(run: Training) -> bool:

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts import advantage, aggregate, ratio, trust
-from groupwise.claims.catalog import CLAIMS
+from groupwise.claims.articles import CLAIMS
 from groupwise.claims.claim import Claim
 from groupwise.claims.experiments import Effort
-from groupwise.claims.measurements import Measurements, Row
-from groupwise.claims.verdict import Verdict
+from groupwise.claims.measurements import Measurements, Row, Verdict
 from groupwise.core.errors import GroupwiseError
 from groupwise.core.masked import group_range, group_sum, keep
 from groupwise.models.forward import head_logprobs

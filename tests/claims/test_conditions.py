@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from groupwise.claims import chain_runs
+from groupwise.claims import experiments
 from groupwise.claims.experiments import Experiment
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve, resolved_recipe
 
 
 def conditions() -> dict[str, Experiment]:
-    every = [*vars(chain_runs).values(), *chain_runs.LADDER]
+    every = [*vars(experiments).values(), *experiments.LADDER]
     return {each.name: each for each in every if isinstance(each, Experiment)}
 
 

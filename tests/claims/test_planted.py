@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.claims.catalog import chosen
-from groupwise.claims.verdict import Outcome
+from groupwise.claims.articles import chosen
+from groupwise.claims.measurements import Outcome
 from tests.claims.planted import BUGS, verdicts, with_bug
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"

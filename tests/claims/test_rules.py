@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from groupwise.claims.articles import clip, group, gspo_clip, gspo_ratio, sapo, silence
-from groupwise.claims.catalog import CLAIMS, chosen
+from groupwise.claims.articles import CLAIMS, chosen, group, gspo_clip, gspo_ratio, silence, trust
 from groupwise.claims.claim import Claim
 from groupwise.claims.experiments import Effort
-from groupwise.claims.measurements import Measurements, Row
-from groupwise.claims.verdict import Outcome, Verdict
+from groupwise.claims.measurements import Measurements, Outcome, Row, Verdict
 from groupwise.core.errors import UsageError
 
 HOLDS, FAILS, UNDECIDED = Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED
@@ -48,14 +46,14 @@ HOLDING: dict[str, Numbers] = {
     },
     "clip-product": {
         "passed": 1.0,
-        f"grpo_{clip.LENGTHS[-1]}": clip.LENGTHS[-1] * math.log(1.2),
-        f"gspo_wide_{clip.LENGTHS[-1]}": 10.0,
+        f"grpo_{trust.LENGTHS[-1]}": trust.LENGTHS[-1] * math.log(1.2),
+        f"gspo_wide_{trust.LENGTHS[-1]}": 10.0,
     },
     "clip-confines": {"misplaced": 0.0, "ratio_0.01": 1.21},
     "clip-quadrants": {
         f"{name}_{quadrant}": share
         for name in ("grpo", "gspo")
-        for quadrant, share in clip.passed_by_equation().items()
+        for quadrant, share in trust.passed_by_equation().items()
     },
     "rare-tokens": {
         "share_freed": (0.5, 0.6, 0.5),
@@ -91,7 +89,7 @@ HOLDING: dict[str, Numbers] = {
         "gradient_varied": (0.5, 0.6, 0.5),
     },
     "soft-gate": {
-        **{f"of_bound_{sigma}": 0.9 for sigma in sapo.SIGMAS},
+        **{f"of_bound_{sigma}": 0.9 for sigma in trust.SIGMAS},
         "computed_0.14": (0.004, 0.005, 0.004),
     },
     "kl-value": {"value_k3_on": 1.0, "value_k3_off": (1.001, 1.002, 0.999)},
@@ -116,8 +114,8 @@ OTHERS: list[tuple[str, Outcome, Numbers]] = [
     ("silent-groups", FAILS, {"silent_2_0.5": 1.0}),
     ("rollout-efficiency", FAILS, {f"silent_16_{chance}": 0.1 for chance in silence.CHANCES}),
     ("clip-product", FAILS, {"passed": 0.0}),
-    ("clip-product", FAILS, {f"grpo_{clip.LENGTHS[-1]}": 1.2}),
-    ("clip-product", FAILS, {f"gspo_wide_{clip.LENGTHS[-1]}": clip.LENGTHS[-1] * math.log(1.2)}),
+    ("clip-product", FAILS, {f"grpo_{trust.LENGTHS[-1]}": 1.2}),
+    ("clip-product", FAILS, {f"gspo_wide_{trust.LENGTHS[-1]}": trust.LENGTHS[-1] * math.log(1.2)}),
     ("clip-confines", FAILS, {"ratio_0.01": 20.0}),
     ("clip-confines", FAILS, {"misplaced": 1.0}),
     ("clip-quadrants", FAILS, {"grpo_better_fell": 0.5}),

@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from groupwise.claims import chain_runs as runs
-from groupwise.claims.articles import silence
+from groupwise.claims import experiments as runs
+from groupwise.claims.articles import CLAIMS, chosen, silence
 from groupwise.claims.articles.experts import run as moe
-from groupwise.claims.catalog import CLAIMS, chosen
 from groupwise.claims.claim import Claim
 from groupwise.claims.experiments import Effort
-from groupwise.claims.measurements import Measurements, Row
-from groupwise.claims.report import report
-from groupwise.claims.verdict import Outcome
+from groupwise.claims.measurements import Measurements, Outcome, Row
+from groupwise.claims.page import report
 from groupwise.config.recipe import Recipe
 
 SEEDS = 3

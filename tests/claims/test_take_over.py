@@ -9,11 +9,10 @@ from types import ModuleType
 
 import pytest
 
+from groupwise.claims.articles import chosen
 from groupwise.claims.articles.experts import run
-from groupwise.claims.catalog import chosen
-from groupwise.claims.run import current
-from groupwise.claims.store import read_rows
-from groupwise.claims.verdict import Outcome
+from groupwise.claims.measurements import Outcome
+from groupwise.claims.run import current, read_rows
 
 ROOT = Path(__file__).parents[2]
 STABILITY = ROOT / "docs" / "evidence" / "moe-stability.jsonl"

@@ -12,16 +12,21 @@ from pathlib import Path
 import pytest
 
 from groupwise.commands.check import problems, trials
-from groupwise.commands.check.correctness import (
+from groupwise.commands.check.findings import CheckSection, Level, Remark, ShownProblem, fault, note, print_sections
+from groupwise.commands.check.problems import counts, duplicates
+from groupwise.commands.check.trials import (
+    Kind,
+    Trial,
+    TrialScores,
+    off_by,
     opening_findings,
     own_reward_findings,
+    score_trials,
+    shifted,
     task_findings,
     ungraded_findings,
     unscored_findings,
 )
-from groupwise.commands.check.findings import CheckSection, Level, Remark, ShownProblem, fault, note, print_sections
-from groupwise.commands.check.problems import counts, duplicates
-from groupwise.commands.check.trials import Kind, Trial, TrialScores, off_by, score_trials, shifted
 from groupwise.core.machine.terminal import Terminal
 from groupwise.core.reward import Cause, Reward, ScoreResult
 from groupwise.core.samples import Sample

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers.processors import TemplateProcessing
 
 import groupwise
@@ -36,6 +35,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *wo
         (["train", "quickstart", "--set", "stps=3"], "stps: there is no such key; did you mean 'steps'?"),
         (["train", "quickstart", "--set", "steps"], "expected key=value"),
         (["train", "quickstart", "--set", "sampling.top_p=0"], "sampling.top_p = 0"),
+        (["train", "quickstart", "--set", "steps=1\nseed = 3"], "--set 'steps=1\\nseed = 3': more than one value"),
+        (["train", "quickstart", "--set", f"seed={2**64}"], "seed = 18446744073709551616"),
         (
             ["train", "quickstart", "--set", "sampling.max_new_tokens=300"],
             "that is beyond the model's 256 positions; set it to at most 248",
@@ -95,32 +96,32 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_a_model_without_a_tokenizer(folder: Path):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        os.remove(folder / name)
-    with pytest.raises(UsageError, match="no tokenizer"):
-        load_policy(folder)
+def other_tokenizer(folder: Path) -> None:
+    TinySpec().build("0123456789+-=abcdef", folder.parent / "larger", seed=0)
+    (folder / "tokenizer.json").write_bytes((folder.parent / "larger" / "tokenizer.json").read_bytes())
 
 
-def test_a_tokenizer_of_another_model(folder: Path, tmp_path: Path):
-    TinySpec().build("0123456789+-=abcdef", tmp_path / "larger", seed=0)
-    (folder / "tokenizer.json").write_bytes((tmp_path / "larger" / "tokenizer.json").read_bytes())
-    with pytest.raises(UsageError, match=r"the tokenizer has 21 ids but the model only 12 embeddings"):
-        load_policy(folder)
-
-
-def test_a_folder_that_is_no_model(folder: Path):
-    with pytest.raises(UsageError, match=r"no config\.json"):
-        load_policy(folder.parent)
-    (folder / "config.json").write_text('{"model_type": "no-such-model"}')
-    with pytest.raises(UsageError, match="does not load as a causal language model"):
-        load_policy(folder)
-
-
-def test_a_file_of_weights_that_is_cut_short(folder: Path):
+def cut_short(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(UsageError, match="does not load as a causal language model"):
+
+
+NO_MODEL = "does not load as a causal language model"
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "no tokenizer"),
+        (other_tokenizer, "the tokenizer has 21 ids but the model only 12 embeddings"),
+        (lambda folder: (folder / "config.json").unlink(), r"no config\.json"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "no-such-model"}'), NO_MODEL),
+        (cut_short, NO_MODEL),
+    ],
+)
+def test_a_folder_that_holds_no_whole_model_is_refused(damage: Callable[[Path], object], words: str, folder: Path):
+    damage(folder)
+    with pytest.raises(UsageError, match=words):
         load_policy(folder)
 
 
@@ -137,18 +138,14 @@ def encode(policy: Policy, prompt: str) -> list[int]:
 
 def test_a_prompt_keeps_its_bos_and_loses_an_end_that_the_tokenizer_adds(policy):
     """Some tokenizers close every text with an end id: sampling after that would be sampling after the answer."""
+    assert policy.decode(encode(policy, "3+1=")) == "3+1="
+    assert policy.decode((*encode(policy, "42"), *policy.eos)) == "42"
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="5 $0 <eos>", special_tokens=[("5", 7), ("<eos>", 1)]
     )
     assert tokenizer("3+1=")["input_ids"] == [7, *encode(policy, "3+1="), 1]
     assert prompt_ids(tokenizer, ["3+1=", "2="]) == [[7, *encode(policy, "3+1=")], [7, *encode(policy, "2=")]]
-
-
-def test_a_prompt_is_encoded_without_an_end(policy):
-    assert policy.decode(encode(policy, "3+1=")) == "3+1="
-    assert policy.decode((*encode(policy, "42"), *policy.eos)) == "42"
-    assert torch.is_tensor(policy.model(torch.tensor([encode(policy, "1+1=")])).logits)
 
 
 def test_completions_that_the_tokenizer_cannot_read(monkeypatch, capfd, tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.commands.build.output import DiskPlan, disk_plan, require_disk
+from groupwise.commands.build.machine import DiskPlan, disk_plan
 from groupwise.commands.build.policy import base_policy
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import load
@@ -52,7 +52,7 @@ def test_those_that_stay_and_one_that_is_written(steps: int, every: int, keep: i
 
 
 def test_no_room_is_one_line_with_the_numbers() -> None:
-    require_disk(DiskPlan(checkpoint=10, more=20, free=20))
+    DiskPlan(checkpoint=10, more=20, free=20).require()
     words = "disk: a checkpoint takes about 1,614 MB, those to come 3,228 MB at once, and 2,000 MB are free; set "
     with pytest.raises(UsageError, match=words):
-        require_disk(DiskPlan(checkpoint=1_614_000_000, more=3_228_000_000, free=2_000_000_000))
+        DiskPlan(checkpoint=1_614_000_000, more=3_228_000_000, free=2_000_000_000).require()

@@ -17,25 +17,15 @@ from groupwise.algorithms.parts.trust import Clip
 from groupwise.algorithms.settings import ESTIMATORS, KIND_KEY, KINDS, algorithm
 from groupwise.config import recipe
 from groupwise.config.recipe import Recipe
-from groupwise.config.resolve import resolve
-from groupwise.core.errors import LONGEST_MESSAGE, UsageError, nearest
+from groupwise.core.errors import UsageError, nearest
 from groupwise.core.settings import Settings
 from groupwise.tasks.make import kind_of, names
+from tests.config.made import refusal
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 BEYOND = (2**63, -(2**64), 10**400, -(10**4000))
 #: What a part needs to be made, beside its defaults.
 NEEDED: dict[str, dict[str, Any]] = {"aggregate.constant": {"aggregate.limit": 8}}
-
-
-def refusal(changes: dict[str, Any], name: str = "quickstart") -> str:
-    """The line that refuses the recipe with these changes."""
-    with pytest.raises(UsageError) as caught:
-        resolve(recipe.load(name, changes))
-    words = str(caught.value)
-    assert "\n" not in words
-    assert len(words) <= LONGEST_MESSAGE
-    return words
 
 
 def numeric(model: type[Settings], kind: type, path: str = "") -> Iterator[str]:
@@ -213,10 +203,19 @@ def test_what_a_set_would_drop_is_refused_or_kept_whole(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("a=[1,\n 2]", [1, 2]), ('a="""x\ny"""', "x\ny"), ("a=# 1", "# 1"), ("a=\n1\n", 1), ("a=", ""), ("a='#'", "#")],
+    [
+        *(("a=3", 3), ("a=1e-4", 1e-4), ("a=dapo", "dapo"), ("a=[2, 3]", [2, 3]), ("a=true", True), ("a='x=y'", "x=y")),
+        *(("a=runs/x", "runs/x"), ("a=[1,\n 2]", [1, 2]), ('a="""x\ny"""', "x\ny"), ("a=# 1", "# 1"), ("a=\n1\n", 1)),
+        *(("a=", ""), ("a='#'", "#")),
+    ],
 )
-def test_a_value_of_several_lines_is_one_value(text: str, value: object) -> None:
+def test_a_value_of_the_command_line_is_one_value(text: str, value: object) -> None:
     assert recipe.assignment(text) == ("a", value)
+
+
+def test_an_assignment_without_a_value_is_refused() -> None:
+    with pytest.raises(UsageError, match="expected key=value"):
+        recipe.assignment("steps")
 
 
 PATHS = {

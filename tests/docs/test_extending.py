@@ -16,7 +16,8 @@ from pydantic import create_model
 import groupwise
 from groupwise import cli
 from groupwise.commands.algorithm import laws
-from groupwise.config import changes, keys, recipe
+from groupwise.commands.train import resume as changes
+from groupwise.config import keys, recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.settings import Fixed
 from groupwise.diagnostics import checks, groups

@@ -7,7 +7,7 @@ import torch
 
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.settings import KINDS, algorithm
-from groupwise.config.about import algorithm_row
+from groupwise.config.plan import algorithm_row
 from groupwise.health.symptoms.base import History
 from groupwise.reports.folder.facts import compares_within_group
 from tests.health.health_rows import RECIPE

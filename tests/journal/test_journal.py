@@ -14,8 +14,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from groupwise.commands.train.resume import resumed
 from groupwise.config import recipe
-from groupwise.config.about import about, resumed
+from groupwise.config.plan import about
 from groupwise.config.resolve import resolve
 from groupwise.core.collate import collate, minibatches
 from groupwise.core.files import jsonl

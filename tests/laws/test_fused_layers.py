@@ -30,7 +30,7 @@ from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.forward import fused_layers
 from groupwise.models.forward.fused_layers import FusedLayers, GatedDown, GatedProduct, Linear, RMSNorm
 from groupwise.models.precision import operand
-from groupwise.planning.live_bytes import LiveBytes
+from groupwise.planning.activations import LiveBytes
 from groupwise.training.learner import Learner, LearnerSettings
 from tests.laws import moe_models
 from tests.laws.test_layout import SIZES, gradient, in_double, make_batch, require_same

@@ -25,16 +25,9 @@ from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.models.load import digest, save_policy
 from groupwise.models.reward import load_reward_model, reward_model_of
-from groupwise.training.start.pairs import Comparison, flip, ranked, split_by_prompt
-from groupwise.training.start.reward_model import (
-    PreferenceSettings,
-    bradley_terry,
-    calibration,
-    calibration_error,
-    gradients,
-    rate,
-    report_on,
-)
+from groupwise.training.start.cached_reward_model import calibration, calibration_error, report_on
+from groupwise.training.start.pairs import flip, ranked, split_by_prompt
+from groupwise.training.start.reward_model import Comparison, PreferenceSettings, bradley_terry, gradients, rate
 
 SMALL = {"vocab_size": 15, "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "pad_token_id": 0}
 DENSE = {**SMALL, "intermediate_size": 16, "num_key_value_heads": 2}

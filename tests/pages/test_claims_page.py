@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.claims.catalog import CLAIMS
-from groupwise.claims.report import report
-from groupwise.claims.run import current
-from groupwise.claims.store import read_rows
+from groupwise.claims.articles import CLAIMS
+from groupwise.claims.page import report
+from groupwise.claims.run import current, read_rows
 from groupwise.reports.page.page import write
 from tests.pages.test_report_page import check_plots
 

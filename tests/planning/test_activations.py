@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from groupwise import algorithm
 from groupwise.core.records import Batch
@@ -15,6 +15,7 @@ from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.planning.activations import (
     Computation,
+    LiveBytes,
     Rows,
     cached_widths,
     microbatch_bytes,
@@ -22,34 +23,14 @@ from groupwise.planning.activations import (
     with_value_head,
     without_memory,
 )
-from groupwise.planning.live_bytes import LiveBytes
 from groupwise.training.learner import AdaptedLearner, Learner, LearnerSettings
+from tests.planning.made import experts, llama
 
 ROWS = Rows(completions=(3, 3), prompt=20, completion=30)
+HOW = Computation(in_line=True, bf16=False, recompute=False, chunk_elements=1 << 24, held_elements=1 << 26)
 CONFIGS = {
-    "llama": LlamaConfig(
-        vocab_size=300,
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-    "moe": Qwen3MoeConfig(
-        vocab_size=40,
-        hidden_size=64,
-        moe_intermediate_size=48,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=16,
-        num_experts=4,
-        num_experts_per_tok=2,
-        mlp_only_layers=[0],
-        tie_word_embeddings=False,
-    ),
+    "llama": llama(num_key_value_heads=2),
+    "moe": experts(vocab_size=40, num_hidden_layers=4, num_experts=4, num_experts_per_tok=2, mlp_only_layers=[0]),
     "gpt2": GPT2Config(vocab_size=60, n_embd=64, n_layer=2, n_head=4, n_positions=64),
 }
 
@@ -123,19 +104,17 @@ def test_shapes_alone_tell_what_is_held(name: str, settings: dict[str, Any], ran
 
 
 def test_more_layers_of_a_kind_are_counted_without_being_run():
-    how = Computation(in_line=True, bf16=False, recompute=False, chunk_elements=1 << 24, held_elements=1 << 26)
     config = CONFIGS["llama"]
-    deep = LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 12})
-    few, many = (microbatch_bytes(without_memory(c), ROWS, how, "cpu") for c in (config, deep))
+    deep = llama(num_key_value_heads=2, num_hidden_layers=12)
+    few, many = (microbatch_bytes(without_memory(c), ROWS, HOW, "cpu") for c in (config, deep))
     assert many.first - few.first == 9 * few.layer
     assert many.layer == few.layer
 
 
 def test_a_model_that_cannot_be_run_on_shapes_is_estimated(monkeypatch: pytest.MonkeyPatch):
     config = CONFIGS["llama"]
-    how = Computation(in_line=True, bf16=False, recompute=False, chunk_elements=1 << 24, held_elements=1 << 26)
     model = without_memory(config)
-    measured = microbatch_bytes(model, ROWS, how, "cpu")
+    measured = microbatch_bytes(model, ROWS, HOW, "cpu")
     branch = type(model.model).forward
 
     def branching(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +122,7 @@ def test_a_model_that_cannot_be_run_on_shapes_is_estimated(monkeypatch: pytest.M
         return branch(self, *args, **kwargs)
 
     monkeypatch.setattr(type(model.model), "forward", branching)
-    rough = microbatch_bytes(copy.deepcopy(model), ROWS, how, "cpu")
+    rough = microbatch_bytes(copy.deepcopy(model), ROWS, HOW, "cpu")
     assert rough != measured
     assert rough.first == pytest.approx(measured.first, rel=0.6)
 

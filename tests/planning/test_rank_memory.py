@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.planning import parts
-from groupwise.planning.activations import MicrobatchBytes, weight_bytes
+from groupwise.planning.activations import MicrobatchBytes
 from groupwise.planning.memory import OTHER_RANKS, USABLE, MemoryPlan, fewest_ranks, plan
-from groupwise.planning.parts import KEPT_INSIDE, KEPT_INSIDE_LARGE, WORKSPACES, planned_run
+from groupwise.planning.parts import KEPT_INSIDE, KEPT_INSIDE_LARGE, WORKSPACES
 from groupwise.planning.shard_groups import Groups, Weight, gathered, groups_of, summed, update_bytes
 from groupwise.training.critic import CriticSettings
-from groupwise.training.learner import LearnerSettings
-from tests.planning.test_memory import HELD, MODEL, RANK_4, ROOM, SHAPE
-
-WEIGHTS = weight_bytes(MODEL)
+from tests.planning.made import CUT, HELD, MODEL, RANK_4, ROOM, WEIGHTS, planned, run_of
 
 
-def planned(
-    ranks: int,
-    device: str = "cpu",
-    critic: CriticSettings | None = None,
-    adapter: AdapterSettings = AdapterSettings(),
-    **changes: Any,
-) -> MemoryPlan:
-    shape = dataclasses.replace(SHAPE, ranks=ranks, **changes)
-    settings = LearnerSettings(tokens_per_microbatch=250, chunk_logits=1 << 20, held_logits=0)
-    return plan(planned_run(MODEL, shape, settings, critic, adapter, device), HELD, ROOM)
+def ranked(ranks: int, **run: Any) -> MemoryPlan:
+    return planned(ranks=ranks, **CUT, **run)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_weights_moments_and_gradients_are_dealt(ranks: int) -> None:
-    alone, over = planned(1).parts, planned(ranks).parts
+    alone, over = ranked(1).parts, ranked(ranks).parts
     for part in ("weights", "moments", "gradients"):
         assert over[part] == pytest.approx(alone[part] / ranks, rel=0.02), part
     for part in ("engine's weights", "process", "batch", "activations", "engine's cache"):
@@ -43,14 +30,14 @@ def test_weights_moments_and_gradients_are_dealt(ranks: int) -> None:
 
 
 def test_a_rank_by_itself_gathers_nothing_and_has_no_other_phase() -> None:
-    alone = planned(1)
+    alone = ranked(1)
     assert (alone.parts["gathered weights"], alone.parts["a gathered weight"], alone.follower) == (0, 0, None)
     assert set(alone.phases) == {"generating", "updating", "loading weights"}
     assert alone.own_bytes("updating") == alone.bytes_of("updating")
 
 
 def test_one_machine_holds_all_ranks() -> None:
-    over = planned(3)
+    over = ranked(3)
     assert over.follower is not None
     for phase in over.phases:
         others = over.bytes_of(phase) - over.own_bytes(phase)
@@ -61,7 +48,7 @@ def test_one_machine_holds_all_ranks() -> None:
 @pytest.mark.parametrize(("given_back", "share"), [(1 << 28, KEPT_INSIDE), (0, KEPT_INSIDE_LARGE)])
 def test_over_ranks_some_is_kept_inside_an_update_and_nothing_behind_it(given_back: int, share: float) -> None:
     with mock.patch.object(parts, "GIVEN_BACK", given_back):
-        over, alone = planned(2), planned(1).parts
+        over, alone = ranked(2), ranked(1).parts
     most = over.parts["activations"] + over.parts["gathered weights"]
     assert (over.parts["freed blocks"], over.parts["freed inside an update"]) == (0, int(share * most))
     assert alone["freed inside an update"] == 0
@@ -70,7 +57,7 @@ def test_over_ranks_some_is_kept_inside_an_update_and_nothing_behind_it(given_ba
 
 
 def test_another_rank_has_no_engine_and_its_own_rows() -> None:
-    over = planned(2)
+    over = ranked(2)
     assert over.follower is not None
     own = over.follower.parts
     assert not {"engine's weights", "engine's cache", "drawing"} & {
@@ -83,7 +70,7 @@ def test_another_rank_has_no_engine_and_its_own_rows() -> None:
 
 def test_at_the_start_each_rank_has_all_models_whole() -> None:
     value = WEIGHTS - 4 * 5000 * 64 + 4 * 65  # a head of one number
-    over = planned(2, critic=CriticSettings(), reference=4)
+    over = ranked(2, critic=CriticSettings(), reference=4)
     assert over.parts["whole models"] == 2 * WEIGHTS + value
     assert "whole models" in over.phases["starting"]
     assert over.follower is not None
@@ -91,22 +78,22 @@ def test_at_the_start_each_rank_has_all_models_whole() -> None:
 
 
 def test_rank_0_gathers_the_whole_policy_to_save_it_and_of_adapters_one_weight() -> None:
-    assert planned(2).parts["gathered to be saved"] == WEIGHTS
-    assert planned(2, adapter=RANK_4).parts["gathered to be saved"] == 5000 * 64 * 4
+    assert ranked(2).parts["gathered to be saved"] == WEIGHTS
+    assert ranked(2, adapter=RANK_4).parts["gathered to be saved"] == 5000 * 64 * 4
 
 
 def test_a_critic_and_a_frozen_reference_are_dealt_alike() -> None:
-    alone, over = (planned(ranks, critic=CriticSettings(), reference=4) for ranks in (1, 2))
+    alone, over = (ranked(ranks, critic=CriticSettings(), reference=4) for ranks in (1, 2))
     for part in ("critic", "critic's gradients", "reference"):
         assert over.parts[part] == pytest.approx(alone.parts[part] / 2, rel=0.02), part
     assert over.parts["critic's gathered weights"] > 0
 
 
 def test_a_reward_model_is_dealt_and_what_it_runs_is_gathered() -> None:
-    alone, over = (planned(ranks, reward_model=True) for ranks in (1, 2))
+    alone, over = (ranked(ranks, reward_model=True) for ranks in (1, 2))
     assert over.parts["reward model"] == pytest.approx(alone.parts["reward model"] / 2, rel=0.02)
     assert over.parts["whole models"] == WEIGHTS + alone.parts["reward model"], "at the start it is whole on each rank"
-    assert (alone.parts["gathered to score"], "scoring" in planned(2).phases) == (0, False)
+    assert (alone.parts["gathered to score"], "scoring" in ranked(2).phases) == (0, False)
     assert over.parts["gathered to score"] > over.parts["reward model"]
     assert over.follower is not None
     own = over.follower.parts
@@ -117,7 +104,7 @@ def test_a_reward_model_is_dealt_and_what_it_runs_is_gathered() -> None:
 
 
 def test_each_gpu_holds_its_own_rank_alone() -> None:
-    over = planned(64, device="cuda")
+    over = ranked(64, device="cuda")
     assert not any(part.startswith(OTHER_RANKS) for part in over.parts)
     assert over.parts["process"] == WORKSPACES
     assert over.parts["batch"] == over.parts["whole models"] == 0
@@ -126,17 +113,16 @@ def test_each_gpu_holds_its_own_rank_alone() -> None:
 
 
 def test_on_gpus_more_ranks_hold_less_each_and_on_one_machine_more_together() -> None:
-    apart = [planned(ranks, device="cuda").peak for ranks in (2, 4, 8, 16)]
+    apart = [ranked(ranks, device="cuda").peak for ranks in (2, 4, 8, 16)]
     assert apart == sorted(apart, reverse=True)
-    together = [planned(ranks).peak for ranks in (1, 2, 4)]
+    together = [ranked(ranks).peak for ranks in (1, 2, 4)]
     assert together == sorted(together)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 8, 11, 2000])
 def test_the_fewest_ranks_are_the_first_at_which_each_has_room(most: int) -> None:
     """Room for what each of so many ranks holds is too little for one rank less; for 2,000 none is tried."""
-    settings = LearnerSettings(tokens_per_microbatch=250, chunk_logits=1 << 20, held_logits=0)
-    run = planned_run(MODEL, SHAPE, settings, None, AdapterSettings(), "cuda")
+    run = run_of(device="cuda", **CUT)
     room = int(plan(run.over(most), 0, ROOM).peak / USABLE) + 1
     fewest = next((n for n in range(1, 17) if plan(run.over(n), 0, room).fits), None)
     assert fewest_ranks(run, 0, room) == fewest if most < 2000 else fewest_ranks(run, 0, 10**6) is None

@@ -11,14 +11,12 @@ import torch
 from groupwise.core.collate import microbatches
 from groupwise.core.prefixes import prefix_microbatches, prompt_keys
 from groupwise.planning.run_shape import MicrobatchSizes, RunShape, microbatch_sizes, minibatch_rows
-from tests.planning.test_memory import SHAPE as WIDE
-
-SHAPE = dataclasses.replace(WIDE, prompts=6, samples=4, minibatches=1, prompt=7, completion=5)
+from tests.planning.made import SMALL as SHAPE
 
 
 def shape_of(prompts: int, samples: int, prompt: int, completion: int, minibatches: int = 1) -> RunShape:
     given = {"prompts": prompts, "samples": samples, "prompt": prompt, "completion": completion}
-    return RunShape(**{**vars(SHAPE), **given, "minibatches": minibatches})
+    return dataclasses.replace(SHAPE, **given, minibatches=minibatches)
 
 
 def laid_out(shape: RunShape, tokens: int) -> MicrobatchSizes:

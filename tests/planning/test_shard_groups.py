@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen3MoeConfig
 
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
@@ -18,14 +17,12 @@ from groupwise.planning.shard_groups import (
     summed,
     trained_part,
 )
+from tests.planning.made import experts, llama
 
 WIDTH, LAYERS = 64, 3
-SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2}
-TIED = without_memory(LlamaConfig(vocab_size=301, intermediate_size=160, tie_word_embeddings=True, **SIZES))
-UNTIED = without_memory(LlamaConfig(vocab_size=301, intermediate_size=160, tie_word_embeddings=False, **SIZES))
-EXPERTS = without_memory(
-    Qwen3MoeConfig(vocab_size=301, moe_intermediate_size=48, num_experts=8, num_experts_per_tok=2, head_dim=16, **SIZES)
-)
+TIED = without_memory(llama(vocab_size=301, num_key_value_heads=2))
+UNTIED = without_memory(llama(vocab_size=301, num_key_value_heads=2, tie_word_embeddings=False))
+EXPERTS = without_memory(experts(vocab_size=301, num_key_value_heads=2, num_experts_per_tok=2))
 
 
 @pytest.mark.parametrize("model", [TIED, UNTIED, EXPERTS], ids=["tied", "untied", "experts"])

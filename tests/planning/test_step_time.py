@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen3MoeConfig
 
 from groupwise.core.errors import UsageError
 from groupwise.engines.kinds import KINDS
@@ -17,7 +16,6 @@ from groupwise.planning import step_time
 from groupwise.planning.activations import without_memory
 from groupwise.planning.devices import Device, device_of, known_devices
 from groupwise.planning.memory import plan
-from groupwise.planning.parts import planned_run
 from groupwise.planning.run_shape import RunShape, microbatch_sizes
 from groupwise.planning.shard_groups import GroupedModel, gathered, groups_of, held_bytes, trained_part
 from groupwise.planning.step_time import (
@@ -33,11 +31,10 @@ from groupwise.planning.step_time import (
     step_seconds,
 )
 from groupwise.training.critic import CriticSettings
-from groupwise.training.learner import LearnerSettings
-from tests.planning.test_run_shape import SHAPE
+from tests.planning.made import SMALL as SHAPE
+from tests.planning.made import experts, llama, run_of
 
-SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4}
-MODEL = without_memory(LlamaConfig(vocab_size=300, intermediate_size=160, tie_word_embeddings=True, **SIZES))
+MODEL = without_memory(llama())
 GROUPED = GroupedModel(MODEL, groups_of(MODEL))
 LAYER = 4 * 64 * 64 + 3 * 64 * 160
 H100 = device_of("h100", 1, 0)
@@ -54,13 +51,10 @@ def test_operations_of_a_dense_model() -> None:
 
 
 def test_a_token_goes_through_its_own_experts_and_a_step_reads_those_of_all_its_rows() -> None:
-    config = Qwen3MoeConfig(
-        vocab_size=300, moe_intermediate_size=48, num_experts=8, num_experts_per_tok=2, head_dim=16, **SIZES
-    )
-    numbers = numbers_of(without_memory(config))
-    attention, router, experts = 4 * 64 * 64, 8 * 64, 8 * 3 * 64 * 48
-    assert numbers.experts == 3 * experts
-    assert numbers.of_token == 3 * (attention + router + experts // 4)
+    numbers = numbers_of(without_memory(experts(num_experts_per_tok=2)))
+    attention, router, of_all = 4 * 64 * 64, 8 * 64, 8 * 3 * 64 * 48
+    assert numbers.experts == 3 * of_all
+    assert numbers.of_token == 3 * (attention + router + of_all // 4)
     always = numbers.dense + numbers.head
     assert numbers.read(1) == pytest.approx(always + numbers.experts / 4)
     assert numbers.read(2) == pytest.approx(always + numbers.experts * (1 - 0.75**2))
@@ -69,9 +63,8 @@ def test_a_token_goes_through_its_own_experts_and_a_step_reads_those_of_all_its_
 
 def test_of_experts_whose_routers_are_not_known_a_token_goes_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """An upper bound: the memory of such a model is planned too."""
-    config = Qwen3MoeConfig(vocab_size=300, moe_intermediate_size=48, num_experts=8, head_dim=16, **SIZES)
     monkeypatch.setattr(step_time, "routers", lambda _: ())
-    numbers = numbers_of(without_memory(config))
+    numbers = numbers_of(without_memory(experts()))
     assert numbers.of_token == numbers.dense + numbers.experts
 
 
@@ -183,11 +176,8 @@ def test_weights_are_written_or_sent_to_an_engine_outside() -> None:
 
 
 def phases(critic: CriticSettings | None = None, recompute: bool = False, **changes: object) -> dict[str, Phase]:
-    shape, settings = (
-        dataclasses.replace(SHAPE, **changes),
-        LearnerSettings(tokens_per_microbatch=40, recompute=recompute),
-    )
-    run = planned_run(MODEL, shape, settings, critic, AdapterSettings(), "cuda")
+    shape = {**vars(SHAPE), **changes}
+    run = run_of(MODEL, critic, device="cuda", tokens_per_microbatch=40, recompute=recompute, **shape)
     return {each.name: each for each in step_phases(run, plan(run, 0, 1 << 40).cuts, H100)}
 
 

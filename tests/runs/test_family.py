@@ -16,7 +16,7 @@ import torch
 
 import groupwise
 from groupwise.algorithms.settings import CATALOG, settings
-from groupwise.commands.build.memory import picks
+from groupwise.commands.build.machine import picks
 from groupwise.config import recipe
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve

@@ -9,7 +9,7 @@ import pytest
 from transformers import LlamaConfig
 
 import groupwise
-from groupwise.commands.build.memory import fitting, picks, size_in_words, with_cuts
+from groupwise.commands.build.machine import memory_of, picks, size_in_words, with_cuts
 from groupwise.config import recipe
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
@@ -44,23 +44,23 @@ def test_a_recipe_of_numbers_is_left_as_it_is() -> None:
     plan = quickstart(**changes)
     assert not picks(plan)
     assert all(picks(quickstart(**{k: v for k, v in changes.items() if k != left})) for left in changes)
-    memory = fitting(plan, without_memory(CONFIG), 20, HELD, 1 << 40)
+    memory = memory_of(plan, without_memory(CONFIG), 20, HELD, 1 << 40)
     assert with_cuts(plan, memory).recipe == plan.recipe
 
 
 def test_too_little_memory_is_one_line_with_numbers_and_what_to_do() -> None:
     cuts = {"learner__tokens_per_microbatch": 16384, "learner__chunk_logits": 1 << 24, "learner__held_logits": 1 << 26}
     model, plan = without_memory(CONFIG), quickstart(prompts_per_step=16, engine__max_rows=32, **cuts)
-    enough = fitting(plan, model, 20, HELD, 1 << 40)
+    enough = memory_of(plan, model, 20, HELD, 1 << 40)
     with pytest.raises(UsageError) as error:
-        fitting(plan, model, 20, HELD, enough.needed - 1)
+        memory_of(plan, model, 20, HELD, enough.needed - 1)
     words = str(error.value)
     assert words.startswith(f"memory about {size_in_words(enough.peak)} at most, while updating (process ")
     assert f"{size_in_words(HELD)} are taken, {size_in_words(enough.needed - 1)} free; " in words
     assert 'more than is free; with learner.tokens_per_microbatch = "auto" it is ' in words
     assert "\n" not in words
     with pytest.raises(UsageError, match=r"take a smaller model or a machine with more memory: with .* it still is "):
-        fitting(plan, model, 20, HELD, 10**6)
+        memory_of(plan, model, 20, HELD, 10**6)
 
 
 def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(small, tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(small, tmp_path:
 def test_ranks_share_one_machine_and_where_they_do_not_fit_one_process_may() -> None:
     model, own = without_memory(CONFIG), {"prompts_per_step": 16, "engine__max_rows": 32}
     one, four = (quickstart(learner__ranks=ranks, **own) for ranks in (1, 4))
-    enough = fitting(four, model, 20, HELD, 1 << 40)
+    enough = memory_of(four, model, 20, HELD, 1 << 40)
     assert enough.parts["other ranks while updating"] > 3 * HELD
-    free = int(fitting(one, model, 20, HELD, 1 << 40).needed / USABLE) + 1
+    free = int(memory_of(one, model, 20, HELD, 1 << 40).needed / USABLE) + 1
     assert free < enough.needed
     with pytest.raises(UsageError, match=r"other ranks while .*: more than is free; with learner.ranks = 1 it is "):
-        fitting(four, model, 20, HELD, free)
+        memory_of(four, model, 20, HELD, free)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import groupwise
+from groupwise.commands.train.resume import changeable_keys, differences, fixed_because
 from groupwise.commands.train.train import resume
-from groupwise.config.changes import changeable_keys, differences, fixed_because
 from groupwise.config.recipe import Recipe
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics

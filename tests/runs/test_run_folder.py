@@ -320,7 +320,7 @@ def test_a_row_of_another_kind_is_passed_over(row: dict[str, Any], sound: bool, 
 
 @pytest.mark.parametrize("text", ["", "{}", "[", '{"pairs": "x"}', "NaN", "[" * 9000])
 def test_a_reward_models_report_that_is_damaged_is_one_line(text: str, tmp_path: Path) -> None:
-    from groupwise.training.start.reward_model import read_report
+    from groupwise.training.start.cached_reward_model import read_report
 
     (tmp_path / "preference.json").write_text(text)
     with pytest.raises(UsageError, match=r"preference\.json: damaged: ") as told:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.commands.build.threads import threads, with_threads
+from groupwise.commands.build.machine import threads, with_threads
 from groupwise.commands.train.train import resume
 from groupwise.config.recipe import load
 from groupwise.core.machine.load import cores

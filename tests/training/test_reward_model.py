@@ -22,6 +22,13 @@ from groupwise.models.load import Policy, prompt_ids
 from groupwise.models.reward import RewardModel, load_reward_model, reward_model_of
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
+from groupwise.training.start.cached_reward_model import (
+    REPORT,
+    PreferenceReport,
+    cached_reward_model,
+    read_report,
+    report_on,
+)
 from groupwise.training.start.pairs import (
     Comparison,
     Pair,
@@ -31,15 +38,7 @@ from groupwise.training.start.pairs import (
     sample_pairs,
     split_by_prompt,
 )
-from groupwise.training.start.reward_model import (
-    REPORT,
-    PreferenceReport,
-    PreferenceSettings,
-    cached_reward_model,
-    read_report,
-    report_on,
-    train_reward_model,
-)
+from groupwise.training.start.reward_model import PreferenceSettings, train_reward_model
 
 GOOD = {"prompt": "1+2=", "chosen": "3", "rejected": "4"}
 SETTINGS = PreferenceSettings(pairs=24, heldout_pairs=8, epochs=1, batch_size=8)

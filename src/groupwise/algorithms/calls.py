@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.algorithms.parts.filters import Signal
+from groupwise.algorithms.parts import Signal
 from groupwise.core.code.trace import own_traceback, place
 from groupwise.core.code.user_code import use_of
 from groupwise.core.errors import GroupwiseError, RunError

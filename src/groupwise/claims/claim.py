@@ -6,8 +6,7 @@ from itertools import product
 from typing import Any
 
 from groupwise.claims.experiments import Effort, Experiment
-from groupwise.claims.measurements import Measurements, Numbers
-from groupwise.claims.verdict import Outcome, Verdict, above, every
+from groupwise.claims.measurements import Measurements, Numbers, Outcome, Verdict, above, every
 
 #: The values of one place of a line, by seed.
 Place = Mapping[object, float]

@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from groupwise.claims.catalog import CLAIMS, SUBJECTS, chosen
+from groupwise.claims.articles import CLAIMS, SUBJECTS, chosen
 from groupwise.claims.claim import Claim
 from groupwise.claims.experiments import Effort
 from groupwise.claims.measurements import Measurements
-from groupwise.claims.page import TITLE, counted, markdown
-from groupwise.claims.report import report
-from groupwise.claims.run import current, measure, missing
-from groupwise.claims.store import read_rows, require_place
+from groupwise.claims.page import HEADING, counted, markdown, report
+from groupwise.claims.run import current, measure, missing, read_rows, require_place
 from groupwise.core.errors import RunError, UsageError, shortened
 from groupwise.core.files.atomic import open_regular, whole_file
 from groupwise.reports.make import require_ours
@@ -104,7 +102,6 @@ def _numbers(claims: Sequence[Claim], known: Measurements, seed: int) -> Iterato
 
 
 def _write_pages(rows: Path, out: Path) -> list[Path]:
-    """Write the page and the report of all claims, each in one move."""
     known = current(CLAIMS, read_rows(rows))
     page, html = out / PAGE, out / REPORT
     link = Path(os.path.relpath(rows, out)).as_posix()
@@ -131,6 +128,6 @@ def _require_pages(out: Path) -> None:
 def _is_page(path: Path) -> bool:
     try:
         with open_regular(path) as file:
-            return not path.is_symlink() and file.readline().decode(errors="replace").strip() == TITLE
+            return not path.is_symlink() and file.readline().decode(errors="replace").strip() == HEADING
     except OSError:
         return False

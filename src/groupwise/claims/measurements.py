@@ -2,15 +2,43 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from statistics import fmean
-from typing import Any, TypeGuard
+from typing import Annotated, Any, TypeVar
 
-from groupwise.claims.verdict import Verdict, agree
+from pydantic import Field, StrictInt, TypeAdapter, ValidationError
+
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.numbers.statistics import Interval, over_seeds, paired
 
+T = TypeVar("T")
 #: A measured number is at most so large, either side of 0: NaN is none.
 LARGEST = 1e300
+Measured = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST)]
+#: A number of a row, a curve of its steps, and step and pass rate of its evaluations.
+NUMBER, CURVE = TypeAdapter(Measured), TypeAdapter(list[Measured | None])
+RATES = TypeAdapter(list[tuple[StrictInt, Measured]])
+
+
+class Outcome(Enum):
+    """The outcomes, in the order in which one of several decides: what was not measured first, what holds last."""
+
+    NOT_MEASURED = "not measured"
+    FAILS = "does not hold"
+    UNDECIDED = "cannot be told at this size"
+    HOLDS = "holds"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An outcome, and the sentence that says why, with its numbers; `parts` are those of a claim that has several."""
+
+    outcome: Outcome
+    because: str
+    parts: tuple["Verdict", ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.outcome.value}: {self.because}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +95,8 @@ class Measurements:
 
     def heldout(self, experiment: str) -> dict[object, list[tuple[int, float]]]:
         """Read step and pass rate of each evaluation of a run, by seed. Raises UsageError as `values` does."""
-        return {seed: _heldout(row) for seed, row in self.of(experiment).items()}
+        rows, words = self.of(experiment).items(), "no list of step and pass rate"
+        return {seed: _read(row, "heldout", row.measured.get("heldout"), RATES, words) for seed, row in rows}
 
     @staticmethod
     def interval_of(values: Mapping[object, float]) -> Interval | None:
@@ -128,39 +157,97 @@ class Numbers:
         return [self.measurements.curves(self.experiment, name) for name in names]
 
 
+def _read(row: Row, name: str, value: Any, kind: TypeAdapter[T], words: str) -> T:
+    """Check a value that a row has by this name. Raises UsageError if it is of no such kind."""
+    try:
+        return kind.validate_python(value)
+    except ValidationError:
+        where = f"line {row.line}, " if row.line else ""
+        raise UsageError(
+            f"{where}the row of {row.experiment}, seed {row.seed}, has {brief(value)} for {name!r}, which is {words}; "
+            "delete it from the file of rows, and it is measured again"
+        ) from None
+
+
 def _number(row: Row, name: str) -> float:
-    value = row.measured.get(name)
-    if not _is_number(value):
-        raise _damaged(row, name, value, "no number")
-    return float(value)
+    return _read(row, name, row.measured.get(name), NUMBER, "no number")
 
 
 def _curve(row: Row, name: str) -> list[float | None]:
     curves = row.measured.get("curves")
-    curve = curves.get(name) if isinstance(curves, Mapping) else None
-    if not isinstance(curve, list) or not all(value is None or _is_number(value) for value in curve):
-        raise _damaged(row, name, curve, "no curve")
-    return curve
+    return _read(row, name, curves.get(name) if isinstance(curves, Mapping) else None, CURVE, "no curve")
 
 
-def _heldout(row: Row) -> list[tuple[int, float]]:
-    pairs = row.measured.get("heldout")
-    if not isinstance(pairs, list) or not all(_is_evaluation(pair) for pair in pairs):
-        raise _damaged(row, "heldout", pairs, "no list of step and pass rate")
-    return [(step, float(rate)) for step, rate in pairs]
+def agree(value: float, expected: float, within: float, words: str) -> Verdict:
+    """Judge a number that mathematics fixes: it is what is expected within rounding, or it is not.
+
+    >>> print(agree(0.5, 0.5 + 1e-12, 1e-9, "gradient and closed form"))
+    holds: gradient and closed form differ by 1e-12, at most 1e-09 is rounding
+    """
+    apart = abs(value - expected)
+    outcome = Outcome.HOLDS if apart <= within else Outcome.FAILS  # NaN is no agreement
+    return Verdict(outcome, f"{words} differ by {apart:.2g}, at most {within:.2g} is rounding")
 
 
-def _is_evaluation(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int) and _is_number(pair[1])
+def above(measured: Interval | float | None, bound: float, words: str) -> Verdict:
+    """Judge an estimate: its whole 95 % interval lies above a bound (holds), below it (does not), or on both sides.
+
+    A number that mathematics fixes has no interval: it is above the bound, or it is not. None is fewer than two seeds.
+
+    >>> print(above(Interval(0.1, 0.3, "paired t over 3 seeds"), 0.0, "longer by"))
+    holds: longer by 0.1 to 0.3 (paired t over 3 seeds), all above 0
+    >>> print(above(0.3, 0.5, "a share of"))
+    does not hold: a share of 0.3, not above 0.5
+    """
+    return _beyond(measured, bound, words, up=True)
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+def below(measured: Interval | float | None, bound: float, words: str) -> Verdict:
+    """Judge as `above` does what should lie below a bound.
+
+    >>> below(Interval(0.1, 0.3, ""), 0.2, "apart by").outcome.value
+    'cannot be told at this size'
+    """
+    return _beyond(measured, bound, words, up=False)
 
 
-def _damaged(row: Row, name: str, value: Any, words: str) -> UsageError:
-    where = f"line {row.line}, " if row.line else ""
-    return UsageError(
-        f"{where}the row of {row.experiment}, seed {row.seed}, has {brief(value)} for {name!r}, which is {words}; "
-        "delete it from the file of rows, and it is measured again"
-    )
+def _beyond(measured: Interval | float | None, bound: float, words: str, up: bool) -> Verdict:
+    if measured is None:
+        return Verdict(Outcome.UNDECIDED, f"{words.removesuffix(':')}: fewer than two seeds, so no interval")
+    side, other = ("above", "below") if up else ("below", "above")
+    if not isinstance(measured, Interval):
+        holds = measured > bound if up else measured < bound  # NaN does not
+        outcome = Outcome.HOLDS if holds else Outcome.FAILS
+        return Verdict(outcome, f"{words} {measured:.3g}, {'' if holds else 'not '}{side} {bound:.3g}")
+    around = f"{words} {measured.low:.3g} to {measured.high:.3g} ({measured.name})"
+    if measured.low > bound if up else measured.high < bound:
+        return Verdict(Outcome.HOLDS, f"{around}, all {side} {bound:.3g}")
+    if measured.high < bound if up else measured.low > bound:
+        return Verdict(Outcome.FAILS, f"{around}, all {other} {bound:.3g}")
+    return Verdict(Outcome.UNDECIDED, f"{around}, on both sides of {bound:.3g}")
+
+
+def instrument(value: float, expected: float, within: float, words: str) -> Verdict:
+    """Judge what a claim is measured with: if it is not what it should be, nothing was measured.
+
+    >>> print(instrument(1.0, 2.0, 1e-6, "entropy and mean of -log p"))
+    not measured: entropy and mean of -log p differ by 1, at most 1e-06 is rounding
+    """
+    verdict = agree(value, expected, within, words)
+    return verdict if verdict.outcome is Outcome.HOLDS else Verdict(Outcome.NOT_MEASURED, verdict.because)
+
+
+def every(verdicts: Iterable[Verdict]) -> Verdict:
+    """Judge a claim of several parts: it holds if each does; the parts that decide say why.
+
+    >>> print(every([Verdict(Outcome.HOLDS, "a"), Verdict(Outcome.FAILS, "b")]))
+    does not hold: b
+    """
+    parts = tuple(verdicts)
+    outcome = next(each for each in Outcome if any(part.outcome is each for part in parts))
+    return Verdict(outcome, "; ".join(part.because for part in parts if part.outcome is outcome), parts)
+
+
+def both(*parts: Verdict) -> Verdict:
+    """Judge a claim of parts that are written out, as `every` does."""
+    return every(parts)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from groupwise.commands.build.machine import threads, with_threads
 from groupwise.commands.build.policy import policy_after
 from groupwise.commands.build.rollout import (
     chat_of,
@@ -21,9 +22,7 @@ from groupwise.commands.build.rollout import (
     scorer_of,
     selected,
 )
-from groupwise.commands.build.threads import threads, with_threads
 from groupwise.config import recipe as recipes
-from groupwise.config.about import where
 from groupwise.config.given import RecipeLike, given
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.resolve import resolve, resolved_recipe
@@ -31,6 +30,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.files import jsonl
 from groupwise.core.files.atomic import make_folder, require_place
 from groupwise.core.files.paths import location
+from groupwise.core.machine.facts import where
 from groupwise.core.machine.terminal import Terminal
 from groupwise.core.numbers.change import SHARE, Change, change
 from groupwise.core.numbers.measure import CORRECTNESS, Measure
@@ -217,7 +217,6 @@ def _with_threads(recipe: recipes.Recipe, note: Callable[[str], None]) -> recipe
 
 
 def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResult:
-    """Load one policy, ask it, and let it go."""
     recipe, task = plan.recipe, plan.task
     named, policy = _policy(name, recipe.device, note)
     engine = make_engine(policy=policy, settings=recipe.engine, note=note)
@@ -245,8 +244,8 @@ def _policy(name: str, device: str, note: Callable[[str], None]) -> tuple[str, P
         if not Path(name).is_dir() and not HUB_ID.fullmatch(name):
             raise UsageError(f"{name}: there is no such run (RUN or RUN:STEP), folder of a model, or id of a hub")
         return name, load_policy(model_folder(name), device=device, sampled_only=True)
-    after = policy_after(source.run, source.step, note, device)
-    return str(RunPolicy(source.run, after.step)), after.policy
+    step, policy = policy_after(source.run, source.step, note, device)
+    return str(RunPolicy(source.run, step)), policy
 
 
 def result_lines(results: Results) -> list[str]:
@@ -355,6 +354,5 @@ def _label(name: str) -> str:
 
 
 def _free_folder(label: str) -> Path:
-    """Return the first of label, label-2, label-3, ... that does not exist."""
     names = itertools.chain([label], (f"{label}-{number}" for number in itertools.count(2)))
     return next(EVALUATIONS / name for name in names if not os.path.lexists(EVALUATIONS / name))

@@ -7,12 +7,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Any
 
-from groupwise.commands.build.memory import NAMED, run_shape, size_in_words
+from groupwise.commands.build.machine import empty_model, largest_parts, run_shape, size_in_words
 from groupwise.commands.build.rollout import chat_of, selected, too_long
 from groupwise.commands.check.model import model_path
 from groupwise.config import recipe as recipes
@@ -24,13 +25,11 @@ from groupwise.core.machine.free_memory import free_memory, held_memory
 from groupwise.core.task import PlaysTurns
 from groupwise.engines.local.prefill import require_sampled
 from groupwise.models.context import positions
-from groupwise.models.files.folder import loading, read_config
 from groupwise.models.forward.heads import halves, require_plain_head
 from groupwise.models.load import load_tokenizer, require_config
 from groupwise.models.moe.record import require_routers
-from groupwise.planning.activations import without_memory
 from groupwise.planning.devices import CPU, Device, device_of
-from groupwise.planning.memory import MemoryPlan, fewest_ranks, plan
+from groupwise.planning.memory import OTHER_RANKS, MemoryPlan, fewest_ranks, plan
 from groupwise.planning.parts import PlannedRun, planned_run
 from groupwise.planning.run_shape import RunShape, microbatch_sizes
 from groupwise.planning.shard_groups import held_bytes
@@ -38,6 +37,8 @@ from groupwise.planning.step_time import Phase, numbers_of, step_phases, step_se
 
 #: Columns of a line, of its first word, and of a table's first column.
 WIDTH, WORD, FIRST = 112, 13, 24
+#: Size of what may be small, in words.
+_size = partial(size_in_words, small=True)
 #: Sampling that takes this share of a step, or more, is said.
 MOST_OF_A_STEP = 0.5
 
@@ -85,18 +86,14 @@ def scale_plan(recipe: str, overrides: Mapping[str, object], ranks: int | None, 
     on = device_of(device, count, free)
     with TemporaryDirectory() as place:
         folder = model_path(run.recipe, run.task, Path(place))
-        where = f"model = {str(folder)!r}"
-        require_config(folder, where)
-        what = f"{where}: does not load as a causal language model"
-        config = read_config(folder, what)
-        with loading(what):
-            model = without_memory(config)
-        chat = chat_of(run.recipe, run.task, load_tokenizer(folder, config))
+        require_config(folder, f"model = {str(folder)!r}")
+        model = empty_model(folder, weights=False)
+        chat = chat_of(run.recipe, run.task, load_tokenizer(folder, model.config))
         longest = selected(run.recipe, run.task, chat).longest
     _require_trainable(run, model)
-    if wrong := too_long(run.recipe, config, longest):
+    if wrong := too_long(run.recipe, model.config, longest):
         raise UsageError(wrong)
-    shape = dataclasses.replace(run_shape(run, longest, positions(config)), ranks=count)
+    shape = dataclasses.replace(run_shape(run, longest, positions(model.config)), ranks=count)
     return _planned(run, model, shape, on, held)
 
 
@@ -190,9 +187,10 @@ def _memory(scale: ScalePlan) -> list[str]:
     # On GPUs the models that are whole at the start are in their machines' memory, and not in that of a device.
     shown = [phase for phase in memory.phases if phase != "starting" or scale.device.name == CPU]
     for phase in shown:
-        own = small_size(memory.own_bytes(phase))
-        lines.append(_row(f"  {phase}", own, small_size(follower.bytes_of(phase)) if follower else ""))
-    lines.append(_line("largest", _parts(memory, largest)))
+        own = _size(memory.own_bytes(phase))
+        lines.append(_row(f"  {phase}", own, _size(follower.bytes_of(phase)) if follower else ""))
+    own = {part: memory.parts[part] for part in memory.phases[largest] if not part.startswith(OTHER_RANKS)}
+    lines.append(_line("largest", f"{largest} on rank 0: {largest_parts(own, small=True)}"))
     if scale.device.name == CPU and follower:
         lines.append(_line("all ranks", f"{size_in_words(memory.peak)} of this machine at most, while {memory.phase}"))
     elif follower:
@@ -205,14 +203,6 @@ def _memory(scale: ScalePlan) -> list[str]:
             )
         )
     return [*lines, _line("fits", _fits(scale))]
-
-
-def _parts(memory: MemoryPlan, phase: str) -> str:
-    names = [part for part in memory.phases[phase] if memory.parts[part] and not part.startswith("other ranks")]
-    names.sort(key=lambda part: -memory.parts[part])
-    rest = sum(memory.parts[part] for part in names[NAMED:])
-    named = [f"{part} {small_size(memory.parts[part])}" for part in names[:NAMED]]
-    return f"{phase} on rank 0: {', '.join(named + [f'others {small_size(rest)}'] * (rest > 0))}"
 
 
 def _fits(scale: ScalePlan) -> str:
@@ -232,7 +222,7 @@ def _time(scale: ScalePlan) -> list[str]:
     for phase in scale.phases:
         operations = phase.total("operations")
         sizes = (int(phase.total("memory")), int(phase.total("network") + phase.total("outside")))
-        memory, network = (small_size(size) if size else "-" for size in sizes)
+        memory, network = (_size(size) if size else "-" for size in sizes)
         amount = f"{operations:.1e}" if operations else "-"
         lines.append(_row(f"  {phase.name}", amount, memory, network, _number(phase.seconds)))
     lines.append(_row("  in all", "", "", "", _number(scale.seconds)))
@@ -283,13 +273,3 @@ def _number(seconds: float) -> str:
     ('0.012', '1.50', '12,346')
     """
     return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.2g}"
-
-
-def small_size(size: int) -> str:
-    """
-    >>> small_size(800), small_size(70_000), small_size(3 << 30)
-    ('800 B', '68.4 KiB', '3.0 GiB')
-    """
-    if size < 1 << 20:
-        return f"{size} B" if size < 1 << 10 else f"{size / (1 << 10):.1f} KiB"
-    return size_in_words(size)

@@ -24,8 +24,10 @@ def serve(address: str, python: str | None, device: str, threads: int | None, sa
     if python is not None and shutil.which(python) is None:
         raise UsageError(f"--python {python}: there is no such program")
     server = EngineServer(place, python, _device(device), threads or torch.get_num_threads(), say)
+    # Of one that listens everywhere the run knows the name.
+    name = f"HOST:{server.address.port}" if server.address.host in EVERYWHERE else server.address
     try:
-        say(f"listens at {server.address}; a run takes --set engine.address={_for_a_run(server.address)}; Ctrl-C ends")
+        say(f"listens at {server.address}; a run takes --set engine.address={name}; Ctrl-C ends")
         if place.host not in OWN:
             say("whoever reaches this address can use it, and nothing on the way is encrypted: see docs/engines.md")
         server.serve()
@@ -33,11 +35,6 @@ def serve(address: str, python: str | None, device: str, threads: int | None, sa
         say("ends")
     finally:
         server.close()
-
-
-def _for_a_run(address: Address) -> str:
-    """Say how a run names the server; of one that listens everywhere the run knows the name."""
-    return f"HOST:{address.port}" if address.host in EVERYWHERE else str(address)
 
 
 def _device(name: str) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -200,7 +201,6 @@ def _key(name: str, schema: Any, default: str, meaning: str, shared: Mapping[str
 
 
 def _followed(schema: Any, shared: Mapping[str, Any]) -> Any:
-    """Follow a schema that only refers to a shared one."""
     refers = schema.get("$ref") or next((one["$ref"] for one in schema.get("allOf", ()) if "$ref" in one), "")
     return shared[refers.rpartition("/")[2]] if refers else schema
 
@@ -217,3 +217,44 @@ def _toml(value: Any) -> str:
 def _title(kind: type) -> str:
     """Take the first sentence of a docstring, as far as its first line goes."""
     return inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
+
+
+PAGE = """\
+# The keys of a recipe
+
+`make docs` writes this page from the objects that read the keys; `groupwise keys` prints it, `groupwise keys learner`
+one section. Where no default stands, a key is needed, or the last column says what happens without it. A key is laid
+over a recipe with `--set learner.schedule=cosine`. Bounds of tasks, rewards and parts are said in words.
+"""
+#: A bar inside a cell of the table.
+BAR = "\\|"
+TABLE = "| key | type | default | bounds | meaning |\n|---|---|---|---|---|\n"
+
+
+def text(some: Iterable[KeySection]) -> str:
+    """Write sections one after another; a key on one line, its meaning under it."""
+    return "\n\n".join("\n".join([f"[{one.name}]  {one.title}", *map(_lines, one.keys)]) for one in some)
+
+
+def page() -> str:
+    """Write docs/keys.md."""
+    return PAGE + "".join(_section(one) for one in sections())
+
+
+def _lines(key: Key) -> str:
+    default = f" = {key.default}" if key.default else ""
+    facts = ", ".join(filter(None, (key.kind, key.bounds)))
+    return f"  {key.name}{default}{f'  ({facts})' if facts else ''}\n      {key.meaning}"
+
+
+def _section(one: KeySection) -> str:
+    rows = ""
+    for key in one.keys:
+        default = f"`{key.default}`" if key.default else ""
+        cells = (f"`{key.name}`", key.kind, default, key.bounds, key.meaning)
+        rows += f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |\n"
+    return f"\n## {one.name}\n\n{one.title}\n\n{TABLE}{rows}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,4 +1,4 @@
-"""The plan of a run: a recipe with its parts, the keys that nothing in it reads, and its description."""
+"""Plan of a run: a recipe with its parts, the keys that nothing in it reads, what it says of itself, and about.json."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,30 +7,32 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.explain import lines, objective
 from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.settings import describe
 from groupwise.config.recipe import Recipe, is_section, section_types
 from groupwise.config.rewards import describe_weights
+from groupwise.core import VERSION
 from groupwise.core.code.user_code import Source
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import brief, listed
+from groupwise.core.machine.facts import where
 from groupwise.core.numbers.measure import CORRECTNESS, Measure
 from groupwise.core.processes.place import Role
 from groupwise.core.processes.placement import in_words, resources_in_words
 from groupwise.core.reward import TASK
-from groupwise.core.task import Notes, PlaysTurns, ScoresSteps, Task
+from groupwise.core.task import Notes, PlaysInProcesses, PlaysTurns, ScoresSteps, Task
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rewards.functions.user import TaskScore
 from groupwise.rollout.scoring import RewardWeights
 from groupwise.rollout.selection import evaluated, heldout_sets
-from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import START, ReferenceSettings
+from groupwise.training.settings import Guard
 from groupwise.training.start.initial_policy import TINY
 from groupwise.training.start.reward_model import SAMPLED_PAIRS, PreferenceSettings
 from groupwise.training.start.warm_start import TRAINED_RATES
-from groupwise.training.state import Guard
 
 #: Places in the run folder: of the reward model, and of the policies that came from other runs, which go on.
 REWARD_MODEL, OWN_START, OWN_REFERENCE, OWN_CRITIC = "reward_model", "start", "reference", "critic_start"
@@ -65,7 +67,7 @@ class Plan:
 
     @property
     def copies_reference(self) -> bool:
-        """Whether the reference is a model of its own, and not the policy without its adapters."""
+        """True if the reference is a model of its own, and not the policy without its adapters."""
         return self.algorithm.needs_reference and not self.recipe.reference_is_base
 
     @cached_property
@@ -81,7 +83,7 @@ class Plan:
     def processes(self) -> dict[Role, int]:
         """Number of the run's other processes that are placed, by what they do."""
         recipe, task = self.recipe, self.task
-        plays = isinstance(task, EnvironmentTask) and not task.game.quick
+        plays = isinstance(task, PlaysInProcesses) and task.in_processes
         every = {
             Role.RANK: recipe.learner.ranks - 1,
             Role.ENGINE: recipe.engine.count if recipe.engine.place == "child" else 0,
@@ -282,3 +284,45 @@ def _describe_critic(critic: CriticSettings) -> str:
     start = f"from the {critic.start}" if critic.start in (POLICY_START, REWARD_START) else f"from {critic.start}"
     alone = f", {critic.warmup_steps} step(s) before the policy's first" if critic.warmup_steps else ""
     return f"{start}, learning rate {critic.learning_rate:g}, clip {critic.clip:g}{alone}"
+
+
+def about(plan: Plan, started: float) -> dict[str, Any]:
+    """Make about.json of a run at its start, `started` unix seconds: what recipe.toml does not say."""
+    return {
+        "groupwise": VERSION,
+        "started": round(started, 3),
+        **where(plan.recipe.device),
+        "algorithm": algorithm_row(plan.algorithm),
+        "task": plan.recipe.task.get("name") or type(plan.task).__name__,
+        **({"code": [{"path": str(one.path), "sha256": one.sha256} for one in plan.code]} if plan.code else {}),
+        "resumed": [],
+    }
+
+
+def algorithm_row(row: Algorithm) -> dict[str, Any]:
+    """Describe the parts of a row, each with its kind, its values and its equation."""
+    parts = [
+        {"slot": slot, **_kind_and_value(description), "equation": equation}
+        for slot, description, equation in lines(row)
+    ]
+    return {
+        "name": row.name,
+        "paper": row.paper,
+        "watch": row.watch,
+        "objective": objective(row),
+        "compares_within_group": row.advantage.compares_within_group,
+        "parts": parts,
+    }
+
+
+def _kind_and_value(description: str) -> dict[str, str]:
+    """Split a part, as `describe` says it, in two.
+
+    >>> _kind_and_value("clip(epsilon_low=0.2)"), _kind_and_value("k3 in the loss, beta=0.04"), _kind_and_value("0")
+    ({'kind': 'clip', 'value': 'epsilon_low=0.2'}, {'kind': 'k3', 'value': 'in the loss, beta=0.04'},
+     {'kind': '', 'value': '0'})
+    """
+    if description[0].isdigit():
+        return {"kind": "", "value": description}
+    kind, _, value = description.partition("(" if description.endswith(")") else " ")
+    return {"kind": kind, "value": value.removesuffix(")") if description.endswith(")") else value}

@@ -15,7 +15,7 @@ from groupwise.config.elsewhere import require_own_names
 from groupwise.core.errors import UsageError, brief, nearest, one_line
 from groupwise.core.files.paths import decoded, location, recipe_folder, require_regular
 from groupwise.core.files.plain import require_plain
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Settings, fault
 from groupwise.training.settings import RunSettings
 
 #: Bytes of a recipe's file at most, and of what is wrong in one as many things as are said.
@@ -173,13 +173,10 @@ def _in_words(error: Any) -> str:
             section = section_type(section.model_fields[part].annotation)
         near = _nearest_elsewhere(key, error["input"]) if section is Recipe else []
         return f"{key}: there is no such key; {nearest(path[-1], list(section.model_fields), near)}"
-    if error["type"] == "missing":
-        return f"{key} is missing"
-    message = error["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
+    said = fault(error, key)
     if error["type"] == "model_type":  # the section is named, not the class that reads it
-        message = message.replace(error["ctx"]["class_name"], f"{path[-1].title().replace('_', '')}Section")
-    return f"{key} = {brief(error['input'])}: {message}"
+        said = said.replace(error["ctx"]["class_name"], f"{path[-1].title().replace('_', '')}Section")
+    return said
 
 
 def _nearest_elsewhere(unknown: str, table: object) -> list[str]:

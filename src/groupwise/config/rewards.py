@@ -1,10 +1,9 @@
 """Rewards that train, from a recipe's tables [rewards.NAME]: what goes together, and what a run is measured by."""
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import Field
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import describe
@@ -12,7 +11,7 @@ from groupwise.core.code.user_code import NO_FILES, Files
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.numbers.measure import CORRECTNESS, REWARD
 from groupwise.core.reward import LEARNED, TASK, Reward
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Settings, model_of, validated
 from groupwise.rewards.functions.form import KINDS
 from groupwise.rewards.functions.user import FromFile, User, with_file
 from groupwise.rollout.collect import EvaluationSettings
@@ -49,7 +48,7 @@ def read_reward_weights(tables: Mapping[str, Any] | None, each: bool, files: Fil
         elif others := [key for key in table if key != "weight"]:
             raise UsageError(f"rewards.{name}: it has a weight and nothing else, not {', '.join(others)}")
         else:
-            weights[name] = _validated(name, RewardTable, table).weight
+            weights[name] = validated(RewardTable, f"rewards.{name}", table).weight
     if not any(weights.values()):
         raise UsageError("rewards: every weight is 0, so nothing would train")
     return RewardWeights(weights, own, each)
@@ -129,27 +128,8 @@ def _own(name: str, table: dict[str, Any]) -> tuple[float, Reward]:
     kind = table.pop("kind", "user" if "use" in table else name)
     if not isinstance(kind, str) or kind not in KINDS:
         raise UsageError(f"rewards.{name}.kind = {kind!r}: there is no such reward; {nearest(str(kind), KINDS)}")
-    fields, hints = dataclasses.fields(KINDS[kind]), get_type_hints(KINDS[kind])
-    needed = [field for field in fields if field.default is field.default_factory is dataclasses.MISSING]
-    typed: Any = {field.name: (hints[field.name], ... if field in needed else None) for field in fields}
-    checked = _validated(name, create_model(kind, __base__=RewardTable, **typed), table)
+    checked = validated(model_of(KINDS[kind], RewardTable, kind), f"rewards.{name}", table, known=["kind"])
     try:
-        return checked.weight, KINDS[kind](**{key: getattr(checked, key) for key in typed if key in table})
+        return checked.weight, KINDS[kind](**{key: getattr(checked, key) for key in table if key != "weight"})
     except UsageError as error:
         raise UsageError(f"rewards.{name}: {error}") from None
-
-
-def _validated(name: str, model: type[RewardTable], table: Mapping[str, Any]) -> RewardTable:
-    """Check the types of a table's values. Raises UsageError for the first thing that is wrong."""
-    try:
-        return model.model_validate(dict(table))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, ("rewards", name, *first["loc"])))
-        if first["type"] == "extra_forbidden":
-            near = nearest(str(first["loc"][0]), ["kind", *model.model_fields])
-            raise UsageError(f"{key}: {model.__name__} has no such key; {near}") from None
-        if first["type"] == "missing":
-            raise UsageError(f"{key} is missing") from None
-        words = first["msg"][0].lower() + first["msg"][1:]
-        raise UsageError(f"{key} = {first['input']!r:.80}: {words}") from None

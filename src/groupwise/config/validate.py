@@ -1,11 +1,14 @@
-"""Refusals of keys that do not go together, before anything heavy is loaded."""
+"""Refusals of keys that do not go together, and questions about values out of the ordinary, before a run."""
 
 import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import KeepAll
-from groupwise.algorithms.parts.shaping import OutcomeReward, Shaping
+from groupwise.algorithms.parts.shaping import OutcomeReward
 from groupwise.algorithms.parts.trust import NoTrust
 from groupwise.algorithms.settings import describe
 from groupwise.config.plan import OWN_CRITIC, OWN_REFERENCE, OWN_START, REWARD_MODEL, Plan
@@ -21,11 +24,10 @@ from groupwise.models.precision import require_precision
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import RewardWeights, has_answers
 from groupwise.tasks.environment.task import EnvironmentTask
-from groupwise.training.critic import CriticSettings
 from groupwise.training.reference import START
-from groupwise.training.start.initial_policy import check_model, run_policy
+from groupwise.training.settings import Guard
+from groupwise.training.start.initial_policy import TINY, check_model, run_policy
 from groupwise.training.start.reward_model import SAMPLED_PAIRS
-from groupwise.training.state import Guard
 
 #: Completions of a step, and of an evaluation, at most: each is held in memory.
 MOST_COMPLETIONS = 2**20
@@ -35,61 +37,26 @@ TRUNCATIONS = ("top_p", "top_k", "min_p")
 
 def require_runnable(plan: Plan) -> None:
     """Raise UsageError, one line, if the plan's settings do not go together."""
-    recipe, row, task, rewards, folder = plan.recipe, plan.algorithm, plan.task, plan.rewards, plan.folder
-    needed = row.advantage.smallest_group
-    if recipe.samples_per_prompt < needed:
-        raise UsageError(
-            f"samples_per_prompt = {recipe.samples_per_prompt}: {describe(row.advantage)} compares the "
-            f"completions of one prompt and needs at least {needed}"
-        )
-    if recipe.sampling.temperature == 0:
-        raise UsageError("sampling.temperature = 0: greedy completions are all equal, so nothing can be compared")
-    _require_trainable(recipe.sampling)
-    _require_correction(recipe, row)
-    _require_read("evaluation", recipe.evaluation_sampling)
-    for section, sampling in (("sampling", recipe.sampling), ("evaluation", recipe.evaluation_sampling)):
-        if sampling.min_new_tokens > sampling.max_new_tokens:
-            raise UsageError(
-                f"{section}.min_new_tokens = {sampling.min_new_tokens}: more than sampling.max_new_tokens = "
-                f"{sampling.max_new_tokens}"
-            )
-    if recipe.updates_per_batch > recipe.prompts_per_step:
-        raise UsageError(
-            f"updates_per_batch = {recipe.updates_per_batch}: a batch of {recipe.prompts_per_step} groups cannot be "
-            "split into more minibatches than that"
-        )
+    recipe, row, rewards, learned = plan.recipe, plan.algorithm, plan.rewards, plan.recipe.preference is not None
+    _require(_of_sampling(recipe, row))
     location(recipe.name, "name")
     recipe.adapter.require_installed()
-    _require_origins(recipe, folder, plan.copies_reference)
-    if isinstance(task, Notes):
-        task.notes()  # a task that cannot read its files, or protect this machine, refuses here
-    if recipe.critic is not None:
-        _require_critic(recipe.critic, recipe, folder)
+    _require(_of_origins(recipe, plan.folder, plan.copies_reference))
+    if isinstance(plan.task, Notes):
+        plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
     for section in ("learner", "engine", "reference"):
         require_precision(f"{section}.precision", getattr(recipe, section).precision, recipe.device)
-    _require_time_to_score(task, recipe.scoring.deadline)
-    _require_steps(row, task)
-    _require_turns_once(row.shaping, task, rewards, learned=recipe.preference is not None)
-    _require_whole_episodes(recipe, task)
-    _require_sources(recipe, row, folder)
-    _require_scores(recipe, row, task, rewards)
-    require_weights(rewards, row, recipe.preference is not None)
-    _require_way_back(recipe)
+    _require(_of_time(plan.task, recipe.scoring.deadline))
+    _require(of_turns(row, plan.task, rewards, learned))
+    _require(_of_episodes(recipe, plan.task))
+    if not has_answers(plan.task):
+        _require(_of_no_answers(recipe, rewards))
+    require_metric("evaluation.metric", recipe.measure.metric, rewards, has_answers(plan.task), learned)
+    if not isinstance(row.filter, KeepAll):
+        require_metric("algorithm.filter.metric", row.filter.metric, rewards, has_answers(plan.task), learned)
+    require_weights(rewards, row, learned)
     require_rankable(recipe)
-    if recipe.placement.ray and not plan.processes:
-        raise UsageError(
-            f"placement.ray = {recipe.placement.ray!r}: nothing of this run lives outside of its own process; take it "
-            'out, or set engine.process = "child", or learner.ranks = 2 or more'
-        )
-    if recipe.prompt_truncation != "none" and not recipe.max_prompt_tokens:
-        raise UsageError(
-            f"prompt_truncation = {recipe.prompt_truncation!r}: no prompt is too long without max_prompt_tokens; set it"
-        )
-    step = recipe.prompts_per_step * recipe.samples_per_prompt
-    evaluation = sum(plan.evaluated.values()) * recipe.evaluation.samples
-    for what, count in (("a step", step), ("an evaluation", evaluation)):
-        if count > MOST_COMPLETIONS:
-            raise UsageError(f"{what} would have {count} completions; {MOST_COMPLETIONS} are the most: ask for fewer")
+    _require(_of_the_machine(plan))
 
 
 def require_rankable(recipe: Recipe) -> None:
@@ -103,185 +70,283 @@ def require_rankable(recipe: Recipe) -> None:
             raise UsageError(f"learner.ranks = {recipe.learner.ranks} with {key}: {reason}, or learner.ranks to 1")
 
 
-def _require_way_back(recipe: Recipe) -> None:
-    """Require that a run which goes back keeps, at every step, a checkpoint from before the steps of a warning."""
-    every, keep = recipe.checkpoint.every, recipe.checkpoint.keep
-    needed = 1 + math.ceil((RECENT - 1) / every)
-    if recipe.guard is Guard.ROLLBACK and keep < needed:
-        raise UsageError(
-            f"guard = 'rollback': a warning speaks of the last {RECENT} steps, and checkpoint.keep = {keep} with "
-            f"checkpoint.every = {every} does not always reach back to before them; set checkpoint.keep = {needed}"
+def _require(refusals: Iterator[str]) -> None:
+    if refusal := next(refusals, None):
+        raise UsageError(refusal)
+
+
+def _of_sampling(recipe: Recipe, row: Algorithm) -> Iterator[str]:
+    """Refuse what cannot be sampled or compared, or whose probabilities the learner cannot compute or correct."""
+    sampling, evaluation = recipe.sampling, recipe.evaluation_sampling
+    if recipe.samples_per_prompt < row.advantage.smallest_group:
+        yield (
+            f"samples_per_prompt = {recipe.samples_per_prompt}: {describe(row.advantage)} compares the "
+            f"completions of one prompt and needs at least {row.advantage.smallest_group}"
         )
-
-
-def _require_origins(recipe: Recipe, folder: Path, copies_reference: bool) -> None:
-    """Require the models that policy and reference begin as; a run has its own copy of what came from another run."""
-    start, reference = recipe.start, recipe.reference.model
-    if not (folder / OWN_START).is_dir():
-        if start is not None and run_policy(start) is None:
-            raise UsageError(f"start = {start!r}: there is no such run (RUN or RUN:STEP); a model's folder is `model`")
-        check_model("model", recipe.origin)
-    if copies_reference and reference != START and not (folder / OWN_REFERENCE).is_dir():
-        check_model("reference.model", reference, [START])
-
-
-def _require_trainable(sampling: Sampling) -> None:
-    """Require that the learner can compute the probability that each token was drawn with."""
+    if sampling.temperature == 0:
+        yield "sampling.temperature = 0: greedy completions are all equal, so nothing can be compared"
     if sampling.repetition_penalty != 1:
-        raise UsageError(
+        yield (
             f"sampling.repetition_penalty = {sampling.repetition_penalty:g}: it changes each token's distribution by "
             "what came before in its row, which the learner does not follow, so that its log-probabilities would not "
             "be the sampled ones; take it out, or set evaluation.repetition_penalty"
         )
+    yield from _of_age(recipe, row)
+    unread = [key for key in TRUNCATIONS if getattr(evaluation, key) != Sampling.model_fields[key].default]
+    if evaluation.temperature == 0 and unread:
+        yield (
+            f"evaluation.{unread[0]} = {getattr(evaluation, unread[0]):g}: evaluation.temperature = 0 takes the most "
+            "likely token, which is never left out; take one of the two out"
+        )
+    for section, chosen in (("sampling", sampling), ("evaluation", evaluation)):
+        if chosen.min_new_tokens > chosen.max_new_tokens:
+            yield (
+                f"{section}.min_new_tokens = {chosen.min_new_tokens}: more than sampling.max_new_tokens = "
+                f"{chosen.max_new_tokens}"
+            )
+    if recipe.updates_per_batch > recipe.prompts_per_step:
+        yield (
+            f"updates_per_batch = {recipe.updates_per_batch}: a batch of {recipe.prompts_per_step} groups cannot be "
+            "split into more minibatches than that"
+        )
 
 
-def _require_correction(recipe: Recipe, row: Algorithm) -> None:
-    """Require that something holds or corrects an update on completions of an older policy."""
-    corrected = row.corrects or recipe.logp_old == "engine"
-    if recipe.most_age and isinstance(row.trust, NoTrust) and not corrected:
-        ahead, turn = recipe.rollout.ahead, recipe.rollout.turn_tokens
-        key, remedy = f"turn_tokens = {turn}", "no rollout.turn_tokens"
-        if ahead:
-            key, remedy = f"ahead = {ahead}", "rollout.ahead = 0"
-        if recipe.rollout.free is not None:
-            key, remedy = f"free = {recipe.rollout.free}", "no rollout.free"
-        raise UsageError(
+def _of_age(recipe: Recipe, row: Algorithm) -> Iterator[str]:
+    """Require that something holds or corrects an update on completions of an older policy, and does so once."""
+    from_engine, rollout = recipe.logp_old == "engine", recipe.rollout
+    if recipe.most_age and isinstance(row.trust, NoTrust) and not (row.corrects or from_engine):
+        key, remedy = f"turn_tokens = {rollout.turn_tokens}", "no rollout.turn_tokens"
+        if rollout.ahead:
+            key, remedy = f"ahead = {rollout.ahead}", "rollout.ahead = 0"
+        if rollout.free is not None:
+            key, remedy = f"free = {rollout.free}", "no rollout.free"
+        yield (
             f"rollout.{key}: the completions are an older policy's, and {row.name} ({describe(row.trust)}) neither "
             'corrects for that nor is held by a trust region; set algorithm.mismatch.kind, such as "tis", or '
             f'logp_old = "engine", or {remedy}'
         )
+    for slot, part in row.corrections if from_engine else ():
+        if part.reads_engine:
+            yield (
+                f"logp_old = 'engine': then pi_old / pi_engine is 1 and algorithm.{slot}, {describe(part)}, corrects "
+                f'nothing; set algorithm.{slot}.kind = "none", or logp_old = "learner"'
+            )
 
 
-def _require_read(section: str, sampling: Sampling) -> None:
-    """Refuse keys that leave tokens out beside greedy sampling, which does not read them."""
-    unread = [key for key in TRUNCATIONS if getattr(sampling, key) != Sampling.model_fields[key].default]
-    if sampling.temperature == 0 and unread:
-        raise UsageError(
-            f"{section}.{unread[0]} = {getattr(sampling, unread[0]):g}: {section}.temperature = 0 takes the most "
-            "likely token, which is never left out; take one of the two out"
-        )
+def _of_origins(recipe: Recipe, folder: Path, copies_reference: bool) -> Iterator[str]:
+    """Require the models that the run begins with; it has its own copy of what came from elsewhere, once it began."""
+    start, reference, critic = recipe.start, recipe.reference.model, recipe.critic
+    if not (folder / OWN_START).is_dir():
+        if start is not None and run_policy(start) is None:
+            yield f"start = {start!r}: there is no such run (RUN or RUN:STEP); a model's folder is `model`"
+        check_model("model", recipe.origin)
+    if copies_reference and reference != START and not (folder / OWN_REFERENCE).is_dir():
+        check_model("reference.model", reference, [START])
+    if critic is not None:
+        if critic.start == REWARD_START and recipe.preference is None:
+            yield f"critic.start = {critic.start!r}: this run has no reward model; add [preference], or a folder"
+        known = critic.start in (POLICY_START, REWARD_START) or (folder / OWN_CRITIC).is_dir()
+        if not known and not Path(critic.start).is_dir() and run_policy(critic.start) is None:
+            yield f"critic.start = {critic.start!r}: no such folder; or {POLICY_START!r}, or {REWARD_START!r}"
+        if critic.warmup_steps >= recipe.steps:
+            yield f"critic.warmup_steps = {critic.warmup_steps}: the policy would wait through all {recipe.steps} steps"
+    model = recipe.preference.model if recipe.preference else None
+    if model is not None and not any(place.is_dir() for place in (Path(model), folder / REWARD_MODEL)):
+        yield f"preference.model = {model!r}: there is no such folder"
 
 
-def _require_critic(critic: CriticSettings, recipe: Recipe, folder: Path) -> None:
-    start = critic.start
-    if start == REWARD_START and recipe.preference is None:
-        raise UsageError(f"critic.start = {start!r}: this run has no reward model; add [preference], or a folder")
-    known = start in (POLICY_START, REWARD_START) or (folder / OWN_CRITIC).is_dir()
-    if not known and not Path(start).is_dir() and run_policy(start) is None:
-        raise UsageError(f"critic.start = {start!r}: no such folder; or {POLICY_START!r}, or {REWARD_START!r}")
-    if critic.warmup_steps >= recipe.steps:
-        raise UsageError(
-            f"critic.warmup_steps = {critic.warmup_steps}: the policy would wait through all {recipe.steps} steps"
-        )
-
-
-def _require_time_to_score(task: Task, deadline: float) -> None:
+def _of_time(task: Task, deadline: float) -> Iterator[str]:
     """Require that the task's own limit comes first: at it a completion is wrong, at the pool's it has no score."""
     if isinstance(task, Bounded) and task.longest > deadline + 1e-6:
         most = deadline - (task.longest - task.seconds)
         shorter = f", or task.seconds = {most:g} or less" if most > 0 else ""
-        raise UsageError(
+        yield (
             f"task.seconds = {task.seconds:g}, scoring.deadline = {deadline:g}: a score may take {task.longest:g} s, "
             "and a program that hangs would have none instead of a wrong one; "
             f"set scoring.deadline = {task.longest:g} or more{shorter}"
         )
     if isinstance(task, BoundedTurns) and task.longest_turn > deadline + 1e-6:
-        raise UsageError(
+        yield (
             f"scoring.deadline = {deadline:g}: an answer of the environment may take {task.longest_turn:g} s, and a "
             "program that hangs would be a fault instead of a wrong one; "
             f"set scoring.deadline = {task.longest_turn:g} or more, or task.settings.seconds lower"
         )
 
 
-def _require_scores(recipe: Recipe, row: Algorithm, task: Task, rewards: RewardWeights) -> None:
-    """Require something that scores, and that what is measured is a score of this run."""
-    known = has_answers(task)
-    learned = recipe.preference is not None
-    if not known:
-        _require_other_scores(recipe, rewards)
-    require_metric("evaluation.metric", recipe.measure.metric, rewards, known, learned)
-    if not isinstance(row.filter, KeepAll):
-        require_metric("algorithm.filter.metric", row.filter.metric, rewards, known, learned)
-
-
-def _require_other_scores(recipe: Recipe, rewards: RewardWeights) -> None:
-    """Require another score than that of the task, which has no right answers, and that nothing reads the task's."""
-    preference, check = recipe.preference, recipe.task.get("check")
-    if preference is None and not rewards.weights:
-        what = "a reward model must score" if check == "learned" else "at least one reward is needed"
-        raise UsageError(
-            f"task.check = {check!r}: there are no right answers, so {what}; add [rewards.NAME] with "
-            'use = "my_rewards.py:function", or [preference] with a path (pairs) or a model (a folder)'
-        )
-    if preference is not None and preference.source == SAMPLED_PAIRS:
-        raise UsageError(
-            f"task.check = {check!r}: there are no right answers to rank sampled pairs by; set preference.path (pairs) "
-            "or preference.model (a folder)"
-        )
-    if TASK in rewards.weights:
-        raise UsageError(f"rewards.{TASK}: the task has no score of its own here; take it out")
-
-
-def _require_steps(row: Algorithm, task: Task) -> None:
-    """Require scores of steps for an algorithm that reads them; an episode's turns are its steps."""
-    if row.needs_steps and not isinstance(task, ScoresSteps | PlaysTurns):
-        raise UsageError(f"algorithm.name = {row.name!r}: it needs scores of steps, and {task} has none")
-    if row.advantage.reads_states and not isinstance(task, PlaysTurns):
-        raise UsageError(
-            f"algorithm.advantage.kind: {describe(row.advantage)} compares turns that were spoken in one "
-            f"state, and {task} plays no turns; take another kind"
-        )
-    if row.advantage.reads_steps and not row.shaping.reads_steps:
-        raise UsageError(
-            f"algorithm.advantage.kind: {describe(row.advantage)} reads rewards at step ends, and "
-            f'{describe(row.shaping)} gives none there; set algorithm.shaping.kind = "steps"'
-        )
-
-
-def _require_turns_once(shaping: Shaping, task: Task, rewards: RewardWeights, learned: bool) -> None:
-    """Refuse a reward of an episode's score and of its turns: the score is the sum of what the turns brought.
+def of_turns(row: Algorithm, task: Task, rewards: RewardWeights, learned: bool) -> Iterator[str]:
+    """Require scores of steps for an algorithm that reads them, each counted once; an episode's turns are its steps.
 
     learned  whether a reward model scores
     """
+    shaping = row.shaping
+    if row.needs_steps and not isinstance(task, ScoresSteps | PlaysTurns):
+        yield f"algorithm.name = {row.name!r}: it needs scores of steps, and {task} has none"
+    if row.advantage.reads_states and not isinstance(task, PlaysTurns):
+        yield (
+            f"algorithm.advantage.kind: {describe(row.advantage)} compares turns that were spoken in one "
+            f"state, and {task} plays no turns; take another kind"
+        )
+    if row.advantage.reads_steps and not shaping.reads_steps:
+        yield (
+            f"algorithm.advantage.kind: {describe(row.advantage)} reads rewards at step ends, and "
+            f'{describe(shaping)} gives none there; set algorithm.shaping.kind = "steps"'
+        )
     by_score = TASK in rewards.weights or not (rewards.weights or learned)
     if not isinstance(task, PlaysTurns) or not isinstance(shaping, OutcomeReward) or not by_score:
         return
     if shaping.scale and shaping.step_scale:
-        raise UsageError(
+        yield (
             f"algorithm.shaping: an episode's score is what its turns brought, and step_scale = {shaping.step_scale:g} "
             'adds each turn\'s reward once more; set algorithm.shaping.kind = "steps" for rewards where turns end, or '
             "algorithm.shaping.step_scale = 0.0 for the score at the end"
         )
 
 
-def _require_whole_episodes(recipe: Recipe, task: Task) -> None:
+def _of_episodes(recipe: Recipe, task: Task) -> Iterator[str]:
     """Require that an episode is played in one go, and is one text for what reads it as such."""
     if not isinstance(task, EnvironmentTask):
         return
-    tokens = recipe.rollout.turn_tokens
     readers = {"a critic": recipe.critic, "a reward model": recipe.preference}
     reader = next((name for name, there in readers.items() if there), None)
     if task.history == "rewrite" and reader:
-        raise UsageError(
+        yield (
             f'task.history = "rewrite": {reader} reads an episode as one text, and under it each turn has a prompt of '
             f'its own; set task.history = "grow", or train without {reader}'
         )
-    if tokens is not None:
-        raise UsageError(
-            f"rollout.turn_tokens = {tokens}: an episode is played whole and does not wait for newer weights; take it "
-            "out (task.turn_tokens is the limit of a turn)"
+    if recipe.rollout.turn_tokens is not None:
+        yield (
+            f"rollout.turn_tokens = {recipe.rollout.turn_tokens}: an episode is played whole and does not wait for "
+            "newer weights; take it out (task.turn_tokens is the limit of a turn)"
         )
 
 
-def _require_sources(recipe: Recipe, row: Algorithm, folder: Path) -> None:
-    """Require the reward model, and refuse a correction of the engine's own log-probabilities."""
-    model = recipe.preference.model if recipe.preference else None
-    # A run that has begun has a copy of its own.
-    if model is not None and not any(place.is_dir() for place in (Path(model), folder / REWARD_MODEL)):
-        raise UsageError(f"preference.model = {model!r}: there is no such folder")
-    for slot, part in row.corrections:
-        if recipe.logp_old == "engine" and part.reads_engine:
-            raise UsageError(
-                f"logp_old = 'engine': then pi_old / pi_engine is 1 and algorithm.{slot}, {describe(part)}, corrects "
-                f'nothing; set algorithm.{slot}.kind = "none", or logp_old = "learner"'
-            )
+def _of_no_answers(recipe: Recipe, rewards: RewardWeights) -> Iterator[str]:
+    """Require another score than that of the task, which has no right answers, and that nothing reads the task's."""
+    preference, check = recipe.preference, recipe.task.get("check")
+    if preference is None and not rewards.weights:
+        what = "a reward model must score" if check == "learned" else "at least one reward is needed"
+        yield (
+            f"task.check = {check!r}: there are no right answers, so {what}; add [rewards.NAME] with "
+            'use = "my_rewards.py:function", or [preference] with a path (pairs) or a model (a folder)'
+        )
+    if preference is not None and preference.source == SAMPLED_PAIRS:
+        yield (
+            f"task.check = {check!r}: there are no right answers to rank sampled pairs by; set preference.path (pairs) "
+            "or preference.model (a folder)"
+        )
+    if TASK in rewards.weights:
+        yield f"rewards.{TASK}: the task has no score of its own here; take it out"
+
+
+def _of_the_machine(plan: Plan) -> Iterator[str]:
+    """Refuse too few checkpoints to go back to, processes that there are none of, and more than memory holds."""
+    recipe, every, keep = plan.recipe, plan.recipe.checkpoint.every, plan.recipe.checkpoint.keep
+    needed = 1 + math.ceil((RECENT - 1) / every)  # at every step one from before the steps of a warning is kept
+    if recipe.guard is Guard.ROLLBACK and keep < needed:
+        yield (
+            f"guard = 'rollback': a warning speaks of the last {RECENT} steps, and checkpoint.keep = {keep} with "
+            f"checkpoint.every = {every} does not always reach back to before them; set checkpoint.keep = {needed}"
+        )
+    if recipe.placement.ray and not plan.processes:
+        yield (
+            f"placement.ray = {recipe.placement.ray!r}: nothing of this run lives outside of its own process; take it "
+            'out, or set engine.process = "child", or learner.ranks = 2 or more'
+        )
+    if recipe.prompt_truncation != "none" and not recipe.max_prompt_tokens:
+        yield (
+            f"prompt_truncation = {recipe.prompt_truncation!r}: no prompt is too long without max_prompt_tokens; set it"
+        )
+    step = recipe.prompts_per_step * recipe.samples_per_prompt
+    evaluation = sum(plan.evaluated.values()) * recipe.evaluation.samples
+    for what, count in (("a step", step), ("an evaluation", evaluation)):
+        if count > MOST_COMPLETIONS:
+            yield f"{what} would have {count} completions; {MOST_COMPLETIONS} are the most: ask for fewer"
+
+
+@dataclass(frozen=True)
+class Usual:
+    """Range in which nearly every run has a key's value, ends included, and what lies outside of it."""
+
+    key: str
+    low: float
+    high: float
+    why: str
+
+    def question(self, table: Mapping[str, Any]) -> str:
+        """Ask a question about a resolved recipe's table; "" if the value is usual or the key is not there."""
+        value: Any = table
+        for name in self.key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or self.low <= value <= self.high:
+            return ""
+        return f"{self.key} = {value:g}: usual is {self.low:g} to {self.high:g}; {self.why}; is it meant?"
+
+
+#: 0 stands in a range where it turns something off that many runs go without.
+USUAL = (
+    Usual("learner.learning_rate", 1e-8, 3e-3, "real models learn at 1e-7 to 1e-5, tiny ones up to 1e-3, and a larger "
+          "rate ruins a policy in a few updates"),
+    Usual("learner.clip_norm", 0.01, 100, "0 lets one odd batch move the weights as far as it likes, and a very small "
+          "one makes every update the same length"),
+    Usual("learner.weight_decay", 0, 0.3, "more pulls the weights to zero faster than rewards move them"),
+    Usual("learner.beta1", 0.5, 0.99, "gradients of a few steps are to be averaged"),
+    Usual("learner.beta2", 0.9, 0.9999, "squared gradients of tens to thousands of updates are to be averaged"),
+    Usual("critic.learning_rate", 1e-7, 1e-2, "a critic learns about ten times as fast as its policy"),
+    Usual("sampling.temperature", 0.3, 1.5, "colder, the completions of a prompt are nearly equal and there is nothing "
+          "to compare; hotter, they turn to noise"),
+    Usual("sampling.top_p", 0.5, 1, "with less, few tokens are ever tried"),
+    Usual("samples_per_prompt", 1, 256, "hundreds of completions of one prompt cost much and say little more"),
+    Usual("updates_per_batch", 1, 64, "later updates of a batch are far from the policy that sampled it"),
+    Usual("passes_per_batch", 1, 8, "later passes are far from the policy that sampled the batch"),
+    Usual("algorithm.kl.beta", 0, 0.5, "a larger penalty keeps the policy at its start"),
+    Usual("algorithm.entropy_coefficient", 0, 0.05, "a larger bonus, or a negative one, outweighs most rewards"),
+    Usual("algorithm.trust.epsilon_low", 1e-4, 0.6, "0 stops every gradient of worse tokens, and 1 none"),
+    Usual("algorithm.trust.epsilon_high", 0, 10, "so wide a range stops nothing"),
+    Usual("adapter.rank", 0, 512, "adapters of so high a rank hold as much as the weights"),
+)  # fmt: skip
+
+
+#: AdamW's largest usual rate in the warm start of a trained model; adapters take more than all weights do.
+MOST_WARM = 1e-3
+#: Keys that change what is learned; [sampling] and [evaluation] have each its own.
+SHAPING = ("logit_bias", "min_new_tokens")
+
+
+def unusual(table: Mapping[str, Any]) -> list[str]:
+    """Ask a question for each value of a resolved recipe's table that is out of the ordinary.
+
+    >>> unusual({"learner": {"learning_rate": 0.5}})[0][:60]
+    'learner.learning_rate = 0.5: usual is 1e-08 to 0.003; real m'
+    """
+    values = [question for usual in USUAL if (question := usual.question(table))]
+    return [*values, *_shaped_in_training_alone(table), *_harsh_warm_start(table)]
+
+
+def _shaped_in_training_alone(table: Mapping[str, Any]) -> list[str]:
+    """Ask a question for each key of SHAPING that a policy trains with and is evaluated without."""
+    sampling, evaluation = table.get("sampling", {}), table.get("evaluation", {})
+    if not evaluation.get("problems", 1):
+        return []
+    alone = [key for key in SHAPING if sampling.get(key) and not evaluation.get(key)]
+    return [
+        f"sampling.{key} is set and evaluation.{key} is not: the policy learns with it and is evaluated without it, "
+        f"and of tokens that it rules out nothing is learned; is it meant?"
+        for key in alone
+    ]
+
+
+def _harsh_warm_start(table: Mapping[str, Any]) -> list[str]:
+    """Ask a question for a warm start that a trained model is not likely to survive: at rates of random weights."""
+    warm, adapted = table.get("warm_start", {}), table.get("adapter", {})
+    if not warm.get("steps") or table.get("model") in TINY:
+        return []
+    rate = (warm.get("learning_rate") or 0) * (adapted.get("rate_factor", 1) if adapted.get("rank") else 1)
+    muon = warm.get("matrix_learning_rate")
+    high = f"warm_start.learning_rate = {warm.get('learning_rate'):g} makes AdamW's rate {rate:g}: usual is up to"
+    return [
+        *([f"{high} {MOST_WARM:g} for a trained model; is it meant?"] if rate > MOST_WARM else []),
+        *(
+            [f"warm_start.matrix_learning_rate = {muon:g}: Muon is for random weights, and moves those of a trained "
+             "model far in a few updates; leave it out, and AdamW trains them; is it meant?"] if muon else []
+        ),
+    ]  # fmt: skip

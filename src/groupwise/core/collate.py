@@ -65,7 +65,7 @@ def collate(
 def _fill_row(
     tokens: Tensor, mask: Tensor, logp: Tensor, version: Tensor, prompt: Prompt, completion: Completion
 ) -> int:
-    """Writes a row's columns, [T] each -> its length."""
+    """Write a row's columns, [T] each -> its length."""
     start, stop = len(prompt.tokens), len(prompt.tokens) + len(completion.tokens)
     tokens[:start] = torch.tensor(prompt.tokens)
     tokens[start:stop] = torch.tensor(completion.tokens)

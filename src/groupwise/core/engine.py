@@ -1,4 +1,4 @@
-"""What a rollout engine is to the loop: it says what it can do, generates, loads weights, and is closed at the end."""
+"""Protocol of rollout engines: an engine says what it can do, generates, loads weights, and is closed at the end."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ from groupwise.core.settings import Settings
 
 
 def _zero_or_warm(temperature: float) -> float:
-    """Raises ValueError for one so low that logits divided by it are not finite."""
+    """Raise ValueError for one so low that logits divided by it are not finite."""
     if 0 < temperature < 0.01:
         raise ValueError("must be 0, which is greedy, or at least 0.01")
     return temperature
@@ -27,21 +27,21 @@ def _token_id(key: object) -> object:
 
 
 def _biases(table: object) -> object:
-    """Raises ValueError for what is no table."""
+    """Raise ValueError for what is no table."""
     if not isinstance(table, dict):
         raise ValueError("a table of token id = bias is expected, such as {198 = -5.0}")
     return table
 
 
 def _listed(stops: object) -> object:
-    """Raises ValueError for one text, which would be read as its characters."""
+    """Raise ValueError for one text, which would be read as its characters."""
     if isinstance(stops, str):
         raise ValueError(f"a list is expected, such as [{json.dumps(stops)}]")
     return stops
 
 
 def _possible_text(stop: str) -> str:
-    """Raises ValueError for what no finished text holds."""
+    """Raise ValueError for what no finished text holds."""
     if "\ufffd" in stop:
         raise ValueError("holds U+FFFD, which stands for half a character until the next token completes it")
     return stop
@@ -58,7 +58,7 @@ StopIds = Annotated[tuple[Annotated[int, Field(strict=True, ge=0)], ...], Field(
 
 
 class Distribution(Settings):
-    """What each token of a completion is drawn from. z_j are the model's logits, in this order:
+    """Distribution that each token of a completion is drawn from. z_j are the model's logits, in this order:
 
         x_j = z_j + logit_bias_j;   x_j / r where x_j > 0, else x_j * r, for ids j that the row has had already;
         -inf for end ids among the first min_new_tokens;   x_j / temperature;   what top_k, top_p and min_p leave
@@ -84,12 +84,12 @@ class Distribution(Settings):
 
     @property
     def truncates(self) -> bool:
-        """Whether tokens can be left out of the sampling support."""
+        """True if tokens can be left out of the sampling support."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
     @property
     def adjusts(self) -> bool:
-        """Whether logits are changed before they are divided by the temperature."""
+        """True if logits are changed before they are divided by the temperature."""
         return bool(self.logit_bias) or self.repetition_penalty != 1 or self.min_new_tokens > 0
 
 

@@ -1,4 +1,4 @@
-"""What an environment is: it answers what the policy says, turn after turn, and rewards it. No torch here."""
+"""Protocol of environments: they answer what the policy says, turn after turn, and reward it. No torch here."""
 
 import hashlib
 import json
@@ -58,7 +58,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Reply:
-    """What an environment answers to a turn; to a reset, what is added to the prompt.
+    """Answer of an environment to a turn; to a reset, what is added to the prompt.
 
     messages  what it says, in order
     reward    of this turn, reward units
@@ -154,7 +154,7 @@ class EpisodeLimits:
 
 
 class Ended(StrEnum):
-    """Why an episode ended."""
+    """Reason for which an episode ended."""
 
     DONE = "done"  # the environment said so
     TURNS = "turns"  # task.max_turns

@@ -57,7 +57,7 @@ def nearest(wrong: str, known: Iterable[str], elsewhere: Sequence[str] = ()) -> 
 
 
 def listed(names: Iterable[str], most: int = MOST_NAMES) -> str:
-    """Names as a message lists them: the first ones, and how many more there are.
+    """List names as a message does: the first ones, and how many more there are.
 
     >>> listed("abcdefghijklmn"), listed("abcd", most=3)
     ('a, b, c, d, e, f, g, h, i, j, k, l and 2 more', 'a, b, c and 1 more')

@@ -1,4 +1,4 @@
-"""What rows of tokens have in common at their start: a prompt, the opening of two completions.
+"""Prefixes that rows of tokens have in common: a prompt, the opening of two completions.
 
 A causal model computes a token from what precedes it, so that tokens that end the same prefix are one computation.
 """
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def prefix_order(keys: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """keys [n,T] >= 0, length [n] -> the rows' order by their keys, [n], and what each shares with the one before.
+    """Sort rows by keys [n,T] >= 0, of length [n] -> their order [n], and what each shares with the one before [n].
 
     Keys are tokens, or numbers that tell apart what else a computation depends on. What a row has in common with any
     row before it in this order, it has in common with the one just before.
@@ -31,7 +31,7 @@ def prefix_order(keys: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def prefix_microbatches(keys: Tensor, length: Tensor, tokens: int) -> list[Tensor]:
-    """keys [N,T], row lengths [N] -> row indices of each microbatch, in prefix order; the largest microbatch first.
+    """Cut rows in prefix order: keys [N,T], row lengths [N] -> row indices of each microbatch, the largest first.
 
     A microbatch computes at most `tokens` tokens, each prefix once; a row beyond that is a microbatch of its own. The
     last token of a row is not computed: nothing is predicted from it.

@@ -162,7 +162,7 @@ class Completion:
 
     @property
     def trains_on(self) -> float:
-        """What training sees of its quality; NaN: it neither votes nor trains, as where an environment's fault ended
+        """Quality as training sees it; NaN: it neither votes nor trains, as where an environment's fault ended
         it, whatever else scores it.
         """
         if self.ended is Ended.FAULT:
@@ -347,7 +347,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class RoutingRecord:
-    """What the routers did in a forward over n rows.
+    """Record of what the routers did in a forward pass over n rows.
 
     used    the experts that computed
     own     those that the routers would have taken; the same where nothing was replayed
@@ -363,7 +363,7 @@ class RoutingRecord:
 
 @dataclass(frozen=True)
 class UpdateRecord:
-    """What one optimizer update saw, detached, [n,T] each: the columns that diagnostics and checks read.
+    """Record of what one optimizer update saw, detached, [n,T] each: the columns that diagnostics and checks read.
 
     routing  what the routers of its forward did; None for a dense policy
     """

@@ -1,4 +1,4 @@
-"""What a reward is: attempts in, one number each out."""
+"""Protocol of rewards: attempts in, one number each out."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from groupwise.core.files.jsonl import writable
+from groupwise.core.files.json_text import writable
 from groupwise.core.samples import Attempt
 
 #: Names of the two rewards that are not functions of a recipe: the task's own score, and the reward model's.
@@ -29,7 +29,7 @@ class Reward(Protocol):
 
 
 class Cause(StrEnum):
-    """Why a completion has no score."""
+    """Reason for which a completion has no score."""
 
     EXCEPTION = "exception"
     TIMEOUT = "timeout"
@@ -62,7 +62,7 @@ class ScoreResult:
 
     @property
     def votes(self) -> bool:
-        """Whether there is a score."""
+        """True if there is a score."""
         return not math.isnan(self.value)
 
     def __post_init__(self) -> None:

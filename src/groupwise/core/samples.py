@@ -1,4 +1,4 @@
-"""What tasks give and rewards see. No torch here: worker processes that score must start in a moment."""
+"""Samples that tasks give, and attempts that rewards see. No torch here: processes that score start in a moment."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ class Sample:
 
     @property
     def begun(self) -> str:
-        """What a scorer reads in front of a completion: the prefill, or thinking that a plain prompt ends by opening.
+        """Text in front of a completion for a scorer: the prefill, or thinking that a plain prompt ends by opening.
 
         >>> Sample("k", "1 + 1? <think>", "2").begun, Sample("k", "Think in <think>, then answer.", "2").begun
         ('<think>', '')

@@ -1,7 +1,7 @@
-"""The base of settings: a recipe's section is the settings object of the component that reads it."""
+"""Base of settings: a recipe's section is the settings object of the component that reads it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar, get_type_hints
 
@@ -25,7 +25,7 @@ class Fixed:
 
 
 class MayChange:
-    """Mark of a key with another value of which a run may be resumed (config/changes.py)."""
+    """Mark of a key with another value of which a run may be resumed (commands/train/resume.py)."""
 
 
 #: `rate: Changeable[float] = 0.1`: the type of a key that may change in a run that goes on.
@@ -37,43 +37,58 @@ class Settings(BaseModel):
     converted (an integer may stand for a float). `model_fields_set` holds the keys that were given; all others are at
     their defaults.
 
-    Raises pydantic.ValidationError, a ValueError, where a key or a value is wrong.
+    Raises pydantic.ValidationError, a ValueError, if a key or a value is wrong.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     def replace(self, **changes: Any) -> Self:
-        """Return the settings with some other values, validated; what was at its default counts as not given."""
+        """Copy the settings with some other values, validated; what was at its default counts as not given."""
         given = {key: getattr(self, key) for key in self.model_fields_set}
         return type(self).model_validate({**given, **changes})
 
 
+S = TypeVar("S", bound=Settings)
+
+
 def fields_of(kind: Any, section: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that a recipe's table gives to the fields of a dataclass, by their annotations.
+    """Read the values that a recipe's table gives to the fields of a dataclass, by their annotations.
 
     Raises UsageError for the first key that is unknown or missing, or whose value is of another type.
     """
-    hints = get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    typed: Any = {name: (hints[name], ... if required(field) else None) for name, field in fields.items()}
-    try:
-        checked = create_model(kind.__name__, __base__=Settings, **typed).model_validate(dict(table))
-    except ValidationError as error:
-        raise _refusal(error, kind, section, list(fields)) from None
+    checked = validated(model_of(kind), section, table)
     return {key: getattr(checked, key) for key in checked.model_fields_set}
 
 
+def model_of(kind: Any, base: type[S] = Settings, name: str = "") -> type[S]:
+    """Make settings of `base` and the fields of a dataclass; `name` is what messages call it, its own if none."""
+    hints = get_type_hints(kind)
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    typed: Any = {field.name: (hints[field.name], ... if required(field) else None) for field in fields}
+    return create_model(name or kind.__name__, __base__=base, **typed)
+
+
+def validated(model: type[S], section: str, table: Mapping[str, Any], known: Sequence[str] = ()) -> S:
+    """Check a table's values. Raises UsageError for the first thing that is wrong; `known` are more of its keys."""
+    try:
+        return model.model_validate(dict(table))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, (section, *first["loc"])))
+        if first["type"] == "extra_forbidden":
+            near = nearest(str(first["loc"][0]), [*known, *model.model_fields])
+            raise UsageError(f"{key}: {model.__name__} has no such key; {near}") from None
+        raise UsageError(fault(first, key)) from None
+
+
+def fault(error: Any, key: str) -> str:
+    """Say one of pydantic's errors: that a key is missing, or its value and what is wrong with that."""
+    if error["type"] == "missing":
+        return f"{key} is missing"
+    words = error["msg"].removeprefix("Value error, ")
+    return f"{key} = {brief(error['input'])}: {words[0].lower()}{words[1:]}"
+
+
 def required(field: dataclasses.Field[Any]) -> bool:
-    """Return whether a dataclass cannot be made without a value for the field."""
+    """Tell whether a dataclass cannot be made without a value for the field."""
     return field.init and field.default is field.default_factory is dataclasses.MISSING
-
-
-def _refusal(error: ValidationError, kind: Any, section: str, known: list[str]) -> UsageError:
-    first = error.errors()[0]
-    key = ".".join(map(str, (section, *first["loc"])))
-    if first["type"] == "extra_forbidden":
-        return UsageError(f"{key}: {kind.__name__} has no such key; {nearest(str(first['loc'][0]), known)}")
-    if first["type"] == "missing":
-        return UsageError(f"{key} is missing")
-    words = first["msg"].removeprefix("Value error, ")
-    return UsageError(f"{key} = {brief(first['input'])}: {words[0].lower()}{words[1:]}")

@@ -1,4 +1,4 @@
-"""What the stream of prompts gives a step, and where it stands between two."""
+"""Records of the stream of prompts: what it gives a step, and where it stands between two."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from groupwise.core.records import Completion, Group, Prompt
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """What a step generated and what of it trains.
+    """Groups that a step generated, and those of them that train.
 
     groups      the groups that train
     generated   every group generated in this step, dropped and surplus ones included

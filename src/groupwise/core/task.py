@@ -1,4 +1,4 @@
-"""What a task is: it gives samples of a split and scores completions. One typed sample object everywhere."""
+"""Protocol of tasks: a task gives samples of a split and scores completions. One typed sample object everywhere."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -48,6 +48,13 @@ class PlaysTurns(Protocol):
     """
 
     max_turns: int
+
+
+@runtime_checkable
+class PlaysInProcesses(Protocol):
+    """Task whose environments may live in processes of their own: `in_processes` says if they do."""
+
+    in_processes: bool
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from groupwise.core.environment import Reply, Says
 from groupwise.core.errors import UsageError, one_line
-from groupwise.core.files.jsonl import writable
+from groupwise.core.files.json_text import writable
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Attempt, Sample

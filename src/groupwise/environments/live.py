@@ -18,8 +18,8 @@ from groupwise.core.samples import Sample
 from groupwise.core.task import Starts
 from groupwise.environments.adapt import Playable, begun, ended
 from groupwise.environments.game import Game
-from groupwise.rewards.pool.pool import Pool, ScorePool
-from groupwise.rewards.pool.work import Limits
+from groupwise.rewards.pool.pool import Pool
+from groupwise.rewards.pool.work import Limits, ScorePool
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from groupwise.core.environment import Reply, ToolCall
 from groupwise.core.errors import UsageError, brief, listed, one_line, shortened
-from groupwise.core.files.jsonl import writable
+from groupwise.core.files.json_text import writable
 from groupwise.environments.calls import Call, Malformed
 
 #: JSON's names of Python's types.

@@ -1,1 +1,1 @@
-"""What a run takes, before it runs: memory of each rank by phase, and about how long a step takes."""
+"""Needs of a run, before it runs: memory of each rank by phase, and about how long a step takes."""

@@ -1,19 +1,23 @@
-"""What a microbatch holds between its forward and its backward pass: both are run, on tensors that have a shape only.
+"""Memory of a microbatch between its forward and its backward pass: both are run, on tensors that have a shape only.
 
 So every architecture is counted by its own code, in the learner's layout, precision and chunks. One of the layers that
 are alike is run, and counts for all of them.
 """
 
 import copy
+import weakref
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 
@@ -25,7 +29,6 @@ from groupwise.models.forward.heads import halves
 from groupwise.models.forward.layout import Layout, moved, packed, padded
 from groupwise.models.forward.line_attention import NAME, UNMASKED, attending, hidden_states
 from groupwise.models.forward.logprobs import token_logprobs
-from groupwise.planning.live_bytes import LiveBytes
 
 #: Tokens of a microbatch that are run, if only in shape: where each lies is computed with numbers.
 MOST_TOKENS = 1 << 18
@@ -227,11 +230,50 @@ def _head_bytes(head: _Head, tokens: int, how: Computation, device: str) -> int:
 
 
 def _layout(rows: Rows, line: bool) -> Layout:
-    """Lay out the rows as a learner runs them."""
     count, width = sum(rows.completions), rows.prompt + rows.completion
     tokens, length = torch.zeros(count, width, dtype=torch.long), torch.full((count,), width)
     family = torch.arange(len(rows.completions)).repeat_interleave(torch.tensor(rows.completions))
     return packed(tokens, length, prompt_keys(family, rows.prompt, rows.completion)) if line else padded(tokens, length)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counter of every tensor that an operation makes inside it, views of older ones not, until its storage is gone.
+
+    now   bytes
+    peak  the most that `now` has been
+
+    What one operation takes and gives back inside its kernel is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = self.compute(func, args, kwargs or {})
+        older = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(out):
+            if storage._cdata not in older:
+                self._see(storage)
+        return out
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation; a subclass may know better what one gives of shapes."""
+        return func(*args, **kwargs)
+
+    def _see(self, storage: UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
 
 
 class _ShapesLive(LiveBytes):
@@ -305,3 +347,7 @@ def _layers(backbone: nn.Module) -> Any:
     """Find the list of the backbone's layers; empty if it has none that is known."""
     lists = [m for m in backbone.modules() if isinstance(m, nn.ModuleList)]
     return max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=[])
+
+
+def _storages(values: Any) -> Iterator[UntypedStorage]:
+    return (value.untyped_storage() for value in tree_iter(values) if isinstance(value, Tensor))

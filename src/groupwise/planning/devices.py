@@ -52,7 +52,7 @@ class Device:
     source: str
 
     def link(self, ranks: int) -> float:
-        """Bytes a second that reach each of so many ranks in a collective.
+        """Compute the bytes a second that reach each of so many ranks in a collective.
 
         Rings over several machines enter each of them by all of its network cards, a part of the bytes by each.
         """
@@ -82,7 +82,6 @@ def device_of(name: str, ranks: int, free: int) -> Device:
 
 
 def _of_file(path: Path) -> dict[str, Any]:
-    """Read a device's row from a file; what every GPU is assumed to reach may be left out."""
     try:
         row = {"title": path.stem, "source": str(path), **_table()["assumed"], **tomllib.loads(path.read_text("utf-8"))}
     except (OSError, ValueError) as error:

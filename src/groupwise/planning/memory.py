@@ -1,4 +1,4 @@
-"""What each rank of a run holds, by part and by phase, from shapes alone; and how its updates are cut to fit.
+"""Memory that each rank of a run holds, by part and by phase, from shapes alone; and how its updates are cut to fit.
 
 A phase holds what always stands (weights, moments, copies) and what is its own. The peak is the largest phase's.
 """
@@ -67,7 +67,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the free memory is enough, with a tenth of it to spare."""
+        """True if the free memory is enough, with a tenth of it to spare."""
         return self.needed <= USABLE * self.free
 
 

@@ -1,13 +1,14 @@
-"""What each part of a run takes, in bytes, and in which phases it is held."""
+"""Bytes of each part of a run, and the phases in which it is held."""
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
-from groupwise.engines.local.engine import PREFILL_TOKENS, PREFILL_TOKENS_CPU
+from groupwise.engines.local.cache import GAP, GAP_SHARE, ROOM
+from groupwise.engines.local.engine import KEEP_BYTES, PREFILL_TOKENS, PREFILL_TOKENS_CPU
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.adapters.targets import adapted_weights
@@ -19,7 +20,6 @@ from groupwise.planning.activations import (
     weight_bytes,
     with_value_head,
 )
-from groupwise.planning.engine_memory import cache_bytes, drawing_bytes
 from groupwise.planning.run_shape import RunShape, extremes, microbatch_rows, microbatch_sizes, scored_sizes
 from groupwise.planning.shard_groups import (
     FLOAT32,
@@ -64,7 +64,7 @@ UPDATES = frozenset({UPDATING, UPDATING_CRITIC})
 
 @dataclass(frozen=True)
 class Cuts:
-    """How an update is cut.
+    """Cuts of an update.
 
     learner, critic  tokens of a microbatch
     chunk_logits     logits computed at once
@@ -105,7 +105,7 @@ class PlannedRun:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the ranks share one machine's memory."""
+        """True if the ranks share one machine's memory."""
         return self.device == "cpu"
 
     def over(self, ranks: int) -> Self:
@@ -261,7 +261,6 @@ def _update(
 
 
 def _scoring(run: PlannedRun, layer_token: float) -> dict[str, int]:
-    """Size what a reward model takes to score a batch of rows."""
     if run.reward is None:
         return {"scored rows": 0, "gathered to score": 0}
     ranks, groups = run.shape.ranks, run.reward.groups
@@ -333,3 +332,40 @@ def _sampling(run: PlannedRun, layer_token: float) -> dict[str, int]:
         "cache between steps": shape.engines * cache.kept,
         "drawing": shape.engines * (drawing + passing),
     }
+
+
+#: Bytes that a logit takes while a token is drawn: two steps' logits and a softmax; with top-p, top-k or min-p, ranks
+#: too; where a bias, a penalty or barred ends change logits, what they become and what a row has had.
+DRAWN, RANKED, ADJUSTED = 12, 40, 16
+
+
+@dataclass(frozen=True)
+class CacheBytes:
+    """Bytes of keys and values: peak  the most, while their buffers grow; kept  between two calls."""
+
+    peak: int
+    kept: int
+
+
+def cache_bytes(widths: Sequence[int], rows: int, prompt: int, new: int, itemsize: int = 4) -> CacheBytes:
+    """Size the cache of `rows` rows that all begin with `prompt` tokens and sample `new`.
+
+    widths  numbers that a token has in each tensor of keys or values: [heads * head size] for each layer, twice
+    """
+    buffers, spare, peak, window = [0] * len(widths), 0, 0, prompt
+    while not peak or window < prompt + new - 1:  # the last token is not run
+        ahead = prompt + new - window
+        columns = window + max(1, min(ahead, max(GAP, int(GAP_SHARE * window))))
+        room = rows * (window + max(1, min(ahead, max(ROOM, window)))) * max(widths)
+        for i, width in enumerate(widths):
+            fits = spare >= rows * columns * width
+            peak = max(peak, sum(buffers) + spare + (0 if fits else room))
+            spare, buffers[i] = buffers[i], spare if fits else room
+        window = columns
+    size = (sum(buffers) + spare) * itemsize
+    return CacheBytes(max(peak * itemsize, size), size if size <= KEEP_BYTES else 0)
+
+
+def drawing_bytes(rows: int, vocabulary: int, truncates: bool, adjusts: bool = False) -> int:
+    """Size the logits [rows,V] and what a token is drawn from them with."""
+    return rows * vocabulary * ((RANKED if truncates else DRAWN) + (ADJUSTED if adjusts else 0))

@@ -1,4 +1,4 @@
-"""What of a run its memory and its time depend on, beside the model; and the microbatches of its updates.
+"""Sizes of a run that its memory and its time depend on, beside the model; and the microbatches of its updates.
 
 Prompts and completions are all taken to be as long as they may be.
 """

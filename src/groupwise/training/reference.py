@@ -2,14 +2,13 @@
 
 import copy
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 from torch import nn
 
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.models.precision import WeightPrecision, cast_weights
-from groupwise.training.learner import Learner
 
 #: The `model` that is no other: the policy that the run starts from.
 START = "start"
@@ -35,6 +34,16 @@ class ReferenceSettings(Settings):
         return self.model == START and self.every == 0
 
 
+class KeepsReference(Protocol):
+    """Learner, as far as a reference takes its weights from it and is saved and put back by it."""
+
+    def renew_reference(self) -> None: ...
+
+    def save_reference(self, folder: Path, name: str) -> dict[str, str]: ...
+
+    def restore_reference(self, folder: Path, name: str) -> None: ...
+
+
 class Reference:
     """The frozen policy of a run, and when it was taken.
 
@@ -53,7 +62,7 @@ class Reference:
         """Files that a checkpoint needs for the run to go back to it: its weights, once they are not the first ones."""
         return (WEIGHTS,) if self.returns and self.model is not None and self.step else ()
 
-    def renew(self, step: int, learner: Learner) -> bool:
+    def renew(self, step: int, learner: KeepsReference) -> bool:
         """Take the policy's weights after `step`, if it is renewed after that one -> whether it is."""
         if self.model is None or not self.every or step % self.every:
             return False
@@ -61,7 +70,7 @@ class Reference:
         self.step = step
         return True
 
-    def save(self, folder: Path, learner: Learner) -> dict[str, str]:
+    def save(self, folder: Path, learner: KeepsReference) -> dict[str, str]:
         """Save the reference's weights into a checkpoint's folder, unless they are surely those that it began with.
 
         -> the hashes of the files that ranks wrote.
@@ -70,7 +79,7 @@ class Reference:
             return learner.save_reference(folder, WEIGHTS)
         return {}
 
-    def restore(self, folder: Path, step: int, learner: Learner) -> None:
+    def restore(self, folder: Path, step: int, learner: KeepsReference) -> None:
         """Put the reference of `step` back bit for bit from a checkpoint. Raises ValueError if it does not fit."""
         if step and self.model is None:
             raise ValueError("its reference was renewed, and without reference.every this run keeps none of its own")

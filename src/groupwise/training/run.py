@@ -26,8 +26,8 @@ from groupwise.rollout.collect import Rollout
 from groupwise.training import checkpoint
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
-from groupwise.training.settings import RunSettings
-from groupwise.training.state import Guard, Progress, Rollback, RunState, way_back
+from groupwise.training.settings import Guard, RunSettings
+from groupwise.training.state import Progress, Rollback, RunState, way_back
 
 #: Seconds that a stop takes without its being said.
 PATIENCE = 10.0

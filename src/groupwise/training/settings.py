@@ -1,5 +1,6 @@
 """Settings of a run: what its recipe may say, key by key, and what follows from the keys alone."""
 
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -23,7 +24,6 @@ from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import ReferenceSettings
 from groupwise.training.start.reward_model import PreferenceSettings
 from groupwise.training.start.warm_start import WarmStart
-from groupwise.training.state import Guard, RollbackSettings
 
 #: Why keys stay as they are in a run that goes on.
 PLACE = Fixed("the run is its folder: rename or move that")
@@ -33,6 +33,25 @@ GOAL = Fixed("the steps before were trained for another goal, and one run has on
 COMPARED = Fixed("evaluations before and after the change would not compare")
 LIMITS = Fixed("the limits of the run's checks are those of this arithmetic")
 COUNTED = Fixed("the schedule of the learning rate counts updates by it")
+
+
+class Guard(StrEnum):
+    """Action of a run when an early warning of collapse begins, beside saying it."""
+
+    WARN = "warn"
+    STOP = "stop"
+    ROLLBACK = "rollback"
+
+
+class RollbackSettings(Settings):
+    """The section [rollback], of a run with guard = "rollback".
+
+    most         times that the run goes back; the next early warning stops it
+    rate_factor  times the policy's learning rate, from each return on
+    """
+
+    most: Changeable[int] = Field(default=2, ge=1, le=100)
+    rate_factor: Changeable[float] = Field(default=0.3, gt=0, lt=1)
 
 
 class RunSettings(Settings):

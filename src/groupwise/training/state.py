@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from safetensors import SafetensorError
 
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.files.dataclass_json import from_json, to_json
-from groupwise.core.settings import Changeable, Settings
 from groupwise.core.stream import StreamState
 from groupwise.health.symptoms.base import RECENT
 from groupwise.training import checkpoint
@@ -24,25 +22,6 @@ from groupwise.training.reference import Reference
 
 #: Characters of a library's message that are shown: it may list every tensor of a model.
 LONGEST = 300
-
-
-class Guard(StrEnum):
-    """Action of a run when an early warning of collapse begins, beside saying it."""
-
-    WARN = "warn"
-    STOP = "stop"
-    ROLLBACK = "rollback"
-
-
-class RollbackSettings(Settings):
-    """The section [rollback], of a run with guard = "rollback".
-
-    most         times that the run goes back; the next early warning stops it
-    rate_factor  times the policy's learning rate, from each return on
-    """
-
-    most: Changeable[int] = Field(default=2, ge=1, le=100)
-    rate_factor: Changeable[float] = Field(default=0.3, gt=0, lt=1)
 
 
 class Rollback(BaseModel):

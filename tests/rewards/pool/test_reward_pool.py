@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from groupwise.commands.check.correctness import repeated_findings
 from groupwise.commands.check.findings import Level
-from groupwise.commands.check.trials import Kind, TrialScores
+from groupwise.commands.check.trials import Kind, TrialScores, repeated_findings
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.processes.children import Child
 from groupwise.core.records import Completion

@@ -3,6 +3,7 @@
 A slot's protocol says what its parts are called with and, with defaults, what else they declare of themselves.
 """
 
+from enum import Enum
 from typing import Protocol
 
 
@@ -10,6 +11,16 @@ class Part(Protocol):
     """A part: it says its equation in plain text and in the field's own names."""
 
     equation: str
+
+
+class Signal(Enum):
+    """The kind of a group by its completions' values: by correctness, or by a reward."""
+
+    MIXED = "mixed"
+    ALL_RIGHT = "all right"
+    ALL_WRONG = "all wrong"
+    EQUAL = "equal"
+    UNSCORED = "unscored"
 
 
 def require_within(part: object, low: float, high: float, *fields: str) -> None:

@@ -2,25 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple, Protocol
 
-from groupwise.algorithms.parts import Part, require_within
+from groupwise.algorithms.parts import Part, Signal, require_within
 from groupwise.core.numbers.measure import CORRECTNESS, differ, values_of
 from groupwise.core.records import Group
 
 #: A completion with at least this score is right, whatever is added to its reward later.
 RIGHT = 1.0 - 1e-6
-
-
-class Signal(Enum):
-    """The kind of a group by its completions' values: by correctness, or by a reward."""
-
-    MIXED = "mixed"
-    ALL_RIGHT = "all right"
-    ALL_WRONG = "all wrong"
-    EQUAL = "equal"
-    UNSCORED = "unscored"
 
 
 class Verdict(NamedTuple):

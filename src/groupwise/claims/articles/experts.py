@@ -2,11 +2,10 @@
 
 from functools import cache
 
-from groupwise.claims.chain_runs import SEEDS
 from groupwise.claims.claim import Claim, gains
-from groupwise.claims.experiments import Experiment, trained
+from groupwise.claims.experiments import SEEDS, Experiment, trained
+from groupwise.claims.measurements import below, every
 from groupwise.claims.readings import in_words
-from groupwise.claims.verdict import below, every
 
 #: The recipes' own learning rate, and the lower one that was added.
 RATES = (1.5e-3, 1e-3)

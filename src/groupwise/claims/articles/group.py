@@ -9,12 +9,11 @@ from torch import Tensor
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.chain_runs import GRPO, GRPO_LARGE, PPO, PPO_LARGE
 from groupwise.claims.claim import Claim, Figure, Line, grid, lines_of, quantities
-from groupwise.claims.experiments import computed
+from groupwise.claims.experiments import GRPO, GRPO_LARGE, PPO, PPO_LARGE, computed
+from groupwise.claims.measurements import above, below, both
 from groupwise.claims.readings import in_words
 from groupwise.claims.toys import chances_of
-from groupwise.claims.verdict import above, below, both
 
 SIZES = (2, 4, 16, 64, 256)
 CHANCES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.chain_runs import GRPO, GRPO_ENGINE, GSPO, GSPO_ENGINE, GSPO_MATCHED, SAPO, SAPO_ENGINE
 from groupwise.claims.claim import Claim, Figure, gains, grid, lines_of
-from groupwise.claims.experiments import computed
+from groupwise.claims.experiments import GRPO, GRPO_ENGINE, GSPO, GSPO_ENGINE, GSPO_MATCHED, SAPO, SAPO_ENGINE, computed
+from groupwise.claims.measurements import above, below, both
 from groupwise.claims.readings import in_words
 from groupwise.claims.toys import ToyRun, passed
-from groupwise.claims.verdict import above, below, both
 
 LENGTHS = (32, 256, 2048, 8192)
 #: Deviation of a token's log-ratio, nats: what four minibatches of a small learning rate give.

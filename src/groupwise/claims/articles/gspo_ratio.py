@@ -8,8 +8,8 @@ from groupwise.algorithms.parts.aggregate import count
 from groupwise.algorithms.settings import algorithm
 from groupwise.claims.claim import Claim, Figure, grid, lines_of
 from groupwise.claims.experiments import computed
+from groupwise.claims.measurements import above, below, both
 from groupwise.claims.toys import Markov, ascent, sequences
-from groupwise.claims.verdict import above, below, both
 
 GSPO, GSPO_TOKEN = algorithm("gspo"), algorithm("gspo-token")
 VOCABULARY, LENGTHS = 3, (1, 2, 4, 6, 8)

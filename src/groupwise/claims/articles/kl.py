@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.chain_runs import GRPO, KL_LOSS, KL_REWARD
 from groupwise.claims.claim import Claim, grid, quantities
-from groupwise.claims.experiments import computed
+from groupwise.claims.experiments import GRPO, KL_LOSS, KL_REWARD, computed
+from groupwise.claims.measurements import above, below, both, every
 from groupwise.claims.readings import in_words
-from groupwise.claims.verdict import above, below, both, every
 
 VOCABULARY = 12
 ESTIMATORS = {name: algorithm("grpo", {"kl.estimator": name}).kl.estimator for name in ("k1", "k2", "k3", "k3-ratio")}

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.chain_runs import CONSTANT, FILTERING, GRPO, NAIVE, SOFT_ALONE, TOKEN_MEAN
 from groupwise.claims.claim import Claim, Figure, gains, grid, lines_of
-from groupwise.claims.experiments import computed
+from groupwise.claims.experiments import CONSTANT, FILTERING, GRPO, NAIVE, SOFT_ALONE, TOKEN_MEAN, computed
+from groupwise.claims.measurements import above, below, both
 from groupwise.claims.readings import in_words
 from groupwise.claims.toys import ascent
-from groupwise.claims.verdict import above, below, both
 
 #: Tokens of the short answer, and of the long one beside it.
 SHORT, LONG = 10, (10, 20, 50, 100, 200, 400)

@@ -8,13 +8,11 @@ import numpy as np
 import torch
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.chain_runs import DYNAMIC_SAMPLING, GRPO
 from groupwise.claims.claim import Claim, Figure, LineOverSteps, gains, grid, lines_of
-from groupwise.claims.experiments import computed, recipe_file
-from groupwise.claims.measurements import Measurements
+from groupwise.claims.experiments import DYNAMIC_SAMPLING, GRPO, computed, recipe_file
+from groupwise.claims.measurements import Measurements, above, below, every
 from groupwise.claims.readings import in_words
 from groupwise.claims.toys import chances_of
-from groupwise.claims.verdict import above, below, every
 from groupwise.config.recipe import read_table
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+from torch import nn
 
 from groupwise.commands.build.engine import make_probe, precisions, run_limits, training_engine
-from groupwise.commands.build.learner import idle_ranks, over_ranks, rounds
-from groupwise.commands.build.memory import in_words, memory_of, memory_of_folder, picks, record_cuts, with_cuts
-from groupwise.commands.build.models import reference_copy, reward_model, value_model
-from groupwise.commands.build.output import disk_plan, require_disk, run_output, run_state
-from groupwise.commands.build.policy import Note, base_policy, named_model
+from groupwise.commands.build.learner import OverRanks, idle_ranks, over_ranks, rounds
+from groupwise.commands.build.machine import disk_plan, in_words, memory_of, memory_of_folder, picks, with_cuts
+from groupwise.commands.build.policy import base_policy, named_model, reference_copy, reward_model, value_model
 from groupwise.commands.build.rollout import (
     TRIED_ROWS,
     batches_of,
@@ -25,14 +27,18 @@ from groupwise.commands.build.rollout import (
     too_long,
 )
 from groupwise.config.plan import OWN_START, Plan
+from groupwise.config.recipe import dump
 from groupwise.config.resolve import resolved_recipe
+from groupwise.core.environment import Environments
 from groupwise.core.errors import UsageError
 from groupwise.core.machine.facts import count_peak_anew
 from groupwise.core.machine.free_memory import give_back
 from groupwise.core.processes.place import HERE, Place
 from groupwise.core.processes.stop import Stop
-from groupwise.core.task import Task
+from groupwise.health.watch import Watch
 from groupwise.journal.journal import Journal
+from groupwise.journal.output import Output
+from groupwise.journal.rollout_rows import Spelling
 from groupwise.journal.terminal import View
 from groupwise.models.adapters.targets import in_short
 from groupwise.models.chat.prompts import Chat
@@ -40,15 +46,71 @@ from groupwise.models.chat.template_checks import check_chat, require_no_fatal
 from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy, digest
 from groupwise.models.moe.record import Router
-from groupwise.models.moe.settings import RoutingSettings, routers_to_record
+from groupwise.models.moe.settings import routers_to_record
 from groupwise.models.precision import keep_few_products
+from groupwise.models.reward import RewardModel
 from groupwise.planning.activations import without_memory
 from groupwise.planning.memory import MemoryPlan
+from groupwise.rewards.pool.work import ScorePool
 from groupwise.rollout.collect import Prompts
+from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection
+from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.reference import Reference
 from groupwise.training.run import Components, Training
+from groupwise.training.settings import Guard
 from groupwise.training.start.initial_policy import TINY
+from groupwise.training.state import RunState
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Things around a run while it is built.
+
+    place    where its processes live
+    started  closes what holds processes or threads if the build fails
+    """
+
+    journal: Journal
+    view: View
+    stop: Stop
+    place: Place
+    started: ExitStack
+
+    def say(self, line: str) -> None:
+        """Say a line in the log and to the person."""
+        self.journal.log(line)
+        self.view.note(line)
+
+    def on_step(self, what: str, step: int, steps: int, loss: float) -> None:
+        """Show a step of a training before the run's own, which may be left here."""
+        self.stop.look()
+        self.view.preparing(what, step, steps, loss)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Policy of a run, the problems that it is asked, and the processes that score and play."""
+
+    policy: Policy
+    chat: Chat
+    selection: Selection
+    pool: ScorePool | None
+    environments: Environments | None
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Parts beside the policy: the digest of its start, the reference, what scores, the critic's model, and the
+    routers whose routes are recorded.
+    """
+
+    start: str
+    reference: Reference | None
+    scorer: Scorer
+    judge: RewardModel | None
+    values: nn.Module | None
+    routers: Sequence[Router]
 
 
 def build(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place = HERE) -> Training:
@@ -59,74 +121,100 @@ def build(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place = H
     if rounds(plan.recipe):
         keep_few_products()
     with ExitStack() as started:
-        run = _built(plan, journal, view, stop, place, started)
+        around = Surroundings(journal, view, stop, place, started)
+        asked, plan = _asked(plan, around)
+        table = resolved_recipe(plan)
+        run = _training(plan, table, asked, _beside(plan, asked, around), around)
         started.pop_all()
     return run
 
 
-def _built(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place, started: ExitStack) -> Training:
-    """Build the run at step 0; what holds processes or threads is put into `started`, which closes it."""
-    recipe, task, folder, row = plan.recipe, plan.task, plan.folder, plan.algorithm
-
-    def say(line: str) -> None:
-        journal.log(line)
-        view.note(line)
-
-    def on_step(what: str, step: int, steps: int, loss: float) -> None:
-        stop.look()
-        view.preparing(what, step, steps, loss)
-
-    pool = pool_of(recipe, plan.slow_rewards, place, say)
-    environments = environments_of(recipe, task, place, say)
+def _asked(plan: Plan, around: Surroundings) -> tuple[Asked, Plan]:
+    """Start the processes, load the policy and select its problems; and the plan, its updates cut to fit."""
+    recipe, task, note = plan.recipe, plan.task, around.view.note
+    pool = pool_of(recipe, plan.slow_rewards, around.place, around.say)
+    environments = environments_of(recipe, task, around.place, around.say)
     for each in (pool, environments):
         if each is not None:
-            started.callback(each.close)
+            around.started.callback(each.close)
     for line in reward_forms(task, pool):
-        view.note(line)
-    model = named_model(recipe.origin, folder / OWN_START, view.note)
+        note(line)
+    model = named_model(recipe.origin, plan.folder / OWN_START, note)
     memory = None if model in TINY else memory_of_folder(plan, model)
-    policy = base_policy(recipe, task, model, plan.cache, say, partial(on_step, "warm start"))
+    policy = base_policy(recipe, task, model, plan.cache, around.say, partial(around.on_step, "warm start"))
     give_back()
     count_peak_anew()  # a warm start is another kind of work, and another run finds its policy made
     if recipe.adapter.rank:
-        view.note(f"adapters     {in_short(policy.model, recipe.adapter)}")
+        note(f"adapters     {in_short(policy.model, recipe.adapter)}")
     chat = chat_of(recipe, task, policy.tokenizer)
     selection = selected(recipe, task, chat)
-    if wrong := too_long(recipe, policy.model.config, selection.longest):
+    longest = selection.longest
+    if wrong := too_long(recipe, policy.model.config, longest):
         raise UsageError(wrong)
-    for line in _problem_notes(task, policy, chat, selection):
-        view.note(line)
-    memory = memory or memory_of(plan, without_memory(policy.model.config), selection.longest)
-    plan = _cut(plan, memory, selection.longest, journal, view)
-    recipe, table = plan.recipe, resolved_recipe(plan)
+    findings = check_chat(chat, policy.eos, selection.heldout or task.samples("train")[:TRIED_ROWS])
+    require_no_fatal(findings)
+    for line in (chat.describe(), *findings):
+        note(f"prompts      {line}")
+    for line in selection.notes:
+        note(f"problems     {line}")
+    memory = memory or memory_of(plan, without_memory(policy.model.config), longest)
+    return Asked(policy, chat, selection, pool, environments), _cut(plan, memory, longest, around)
+
+
+def _cut(plan: Plan, memory: MemoryPlan, longest: int, around: Surroundings) -> Plan:
+    """Cut the updates of a plan to fit; what that takes is said, and what it leaves without work asked.
+
+    The run's recipe says what was picked, so that a resumed run computes the same bits.
+    """
+    around.view.note(in_words(memory))
+    if picks(plan):
+        plan = with_cuts(plan, memory)
+        around.journal.replace_recipe(dump(resolved_recipe(plan)))
+    if idle := idle_ranks(plan.recipe, longest):
+        around.view.note(f"question     {idle}")
+    return plan
+
+
+def _beside(plan: Plan, asked: Asked, around: Surroundings) -> Beside:
+    """Load or make the models beside the policy. Raises UsageError if the checkpoints of all have no room."""
+    recipe, policy, folder, note = plan.recipe, asked.policy, plan.folder, around.view.note
     start = digest(policy.model)
-    journal.log(f"starting policy {start}")
-    reference = Reference(None, start) if row.needs_reference else None
+    around.journal.log(f"starting policy {start}")
+    reference = Reference(None, start) if plan.algorithm.needs_reference else None
     if plan.copies_reference:
-        reference = reference_copy(recipe, policy, start, selection.longest, folder, view.note)
-    scorer = scorer_of(task, plan.rewards, policy, chat, pool, row.reads_steps)
-    judge = reward_model(recipe, policy, chat, scorer, folder, plan.cache, partial(on_step, "reward model"), say)
-    values = value_model(recipe.critic, policy, folder, view.note)
-    routers = recorded_routers(policy, recipe.routing, view.note)
+        reference = reference_copy(recipe, policy, start, asked.selection.longest, folder, note)
+    scorer = scorer_of(plan.task, plan.rewards, policy, asked.chat, asked.pool, plan.algorithm.reads_steps)
+    on_step = partial(around.on_step, "reward model")
+    judge = reward_model(recipe, policy, asked.chat, scorer, folder, plan.cache, on_step, around.say)
+    values = value_model(recipe.critic, policy, folder, note)
+    routers = routers_to_record(halves(policy.model)[0], recipe.routing)
+    if routers:
+        note(f"routing      {len(routers)} layers, {routers[0].chosen} of {routers[0].experts} experts a token")
     disk = disk_plan(recipe, folder, policy.model, values, plan.copies_reference)
-    require_disk(disk)
-    view.note(f"disk         {disk}")
-    engine = training_engine(recipe, policy, routers, say, place)
-    started.callback(engine.close)
-    copy = reference and reference.model
-    trained = over_ranks(recipe, table, folder, policy, routers, copy, values, judge, place)
+    disk.require()
+    note(f"disk         {disk}")
+    return Beside(start, reference, scorer, judge, values, routers)
+
+
+def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, around: Surroundings) -> Training:
+    """Start the engine and the ranks, and put all parts together; `table` is the resolved recipe."""
+    recipe, row, policy, reference = plan.recipe, plan.algorithm, asked.policy, beside.reference
+    engine = training_engine(recipe, policy, beside.routers, around.say, around.place)
+    around.started.callback(engine.close)
+    models = (policy, beside.routers, reference and reference.model, beside.values, beside.judge)
+    trained = over_ranks(recipe, table, plan.folder, *models, around.place)
     learner = trained.learner
-    started.callback(learner.mesh.close)
-    prompts = Prompts(selection.train, selection.encode, recipe.seed)
+    around.started.callback(learner.mesh.close)
+    prompts = Prompts(asked.selection.train, asked.selection.encode, recipe.seed)
     sides = precisions(recipe, engine, row.needs_reference)
-    limits = run_limits(recipe, sides, policy, engine, learner, prompts, journal)
+    limits = run_limits(recipe, sides, policy, engine, learner, prompts, around.journal)
     for line in limits.tolerance.lines():
-        view.note(f"tolerance    {line}")
-    episodes = episodes_of(task, policy, chat, engine, environments)
-    rollout = rollout_of(recipe, row.filter, engine, scorer, prompts, trained.judge, episodes)
-    other = reference is not None and reference.digest != start
+        around.view.note(f"tolerance    {line}")
+    episodes = episodes_of(plan.task, policy, asked.chat, engine, asked.environments)
+    rollout = rollout_of(recipe, row.filter, engine, beside.scorer, prompts, trained.judge, episodes)
+    other = reference is not None and reference.digest != beside.start
     why = f"reference.model = {recipe.reference.model!r} is another policy than the run starts from" if other else ""
-    evaluate = evaluation_of(recipe, rollout.sample, scorer, selection, trained.judge)
+    evaluate = evaluation_of(recipe, rollout.sample, beside.scorer, asked.selection, trained.judge)
     components = Components(
         algorithm=row,
         rollout=rollout,
@@ -136,40 +224,29 @@ def _built(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place, s
         critic=trained.critic,
         probe=make_probe(recipe, engine, learner, prompts, policy.pad, limits),
         limits=limits,
-        evaluate=evaluate if selection.heldout else None,
-        state=run_state(recipe, folder, policy.tokenizer, learner, trained.critic, reference),
+        evaluate=evaluate if asked.selection.heldout else None,
+        state=_state(plan, policy, trained, reference),
         pad=policy.pad,
         other_reference=why,
     )
-    output = run_output(recipe, table, row.advantage.compares_within_group, policy.tokenizer, journal, view)
-    return Training(recipe, components, output, stop)
+    output = Output(
+        journal=around.journal,
+        view=around.view,
+        watch=Watch(table, row.advantage.compares_within_group),
+        token_text=Spelling(policy.tokenizer),
+        token_budget=recipe.journal.token_budget,
+        measure=recipe.measure,
+    )
+    return Training(recipe, components, output, around.stop)
 
 
-def _problem_notes(task: Task, policy: Policy, chat: Chat, selection: Selection) -> list[str]:
-    """Say what the run's problems are like. Raises UsageError if the chat template is wrong for them."""
-    findings = check_chat(chat, policy.eos, selection.heldout or task.samples("train")[:TRIED_ROWS])
-    require_no_fatal(findings)
-    return [
-        f"prompts      {chat.describe()}",
-        *(f"prompts      {finding}" for finding in findings),
-        *(f"problems     {line}" for line in selection.notes),
-    ]
-
-
-def _cut(plan: Plan, memory: MemoryPlan, longest: int, journal: Journal, view: View) -> Plan:
-    """Cut the updates of a plan to fit; what that takes is said, and what it leaves without work asked."""
-    view.note(in_words(memory))
-    if picks(plan):
-        plan = with_cuts(plan, memory)
-        record_cuts(plan, journal)
-    if idle := idle_ranks(plan.recipe, longest):
-        view.note(f"question     {idle}")
-    return plan
-
-
-def recorded_routers(policy: Policy, settings: RoutingSettings, note: Note) -> Sequence[Router]:
-    """Find the routers whose routes the run records; none for a dense policy."""
-    routers = routers_to_record(halves(policy.model)[0], settings)
-    if routers:
-        note(f"routing      {len(routers)} layers, {routers[0].chosen} of {routers[0].experts} experts a token")
-    return routers
+def _state(plan: Plan, policy: Policy, trained: OverRanks, reference: Reference | None) -> RunState:
+    return RunState(
+        folder=plan.folder / CHECKPOINTS,
+        keep=plan.recipe.checkpoint.keep,
+        reference=reference,
+        tokenizer=policy.tokenizer,
+        learner=trained.learner,
+        critic=trained.critic,
+        every=1 if plan.recipe.guard is Guard.WARN else plan.recipe.checkpoint.every,
+    )

@@ -4,13 +4,15 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from groupwise.commands.build.rollout import too_long
 from groupwise.config import recipe as recipes
-from groupwise.config.plan import OWN_START
+from groupwise.config.plan import OWN_CRITIC, OWN_REFERENCE, OWN_START, REWARD_MODEL
 from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
@@ -20,9 +22,18 @@ from groupwise.journal.recipe_file import whole_recipe
 from groupwise.models.adapters.files import holds_adapters, read_adapters
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.adapters.targets import adapted_weights
-from groupwise.models.load import Policy, load_policy, save_policy
+from groupwise.models.chat.prompts import Chat
+from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
+from groupwise.models.precision import cast_weights
+from groupwise.models.reward import RewardModel, load_reward_model
+from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
+from groupwise.rollout.scoring import Scorer
 from groupwise.training import checkpoint
+from groupwise.training.critic import CriticSettings
 from groupwise.training.optimizer import OnStep, silent
+from groupwise.training.reference import START, Reference, frozen_copy
+from groupwise.training.settings import Guard
+from groupwise.training.start.cached_reward_model import REPORT, cached_reward_model, read_report
 from groupwise.training.start.initial_policy import RunPolicy, run_policy, starting_policy
 
 #: Function that says a line.
@@ -34,17 +45,13 @@ def pinned(recipe: Recipe, note: Note) -> Recipe:
 
     def runs(settings: Any, *keys: str) -> dict[str, str]:
         named = {key: run_policy(value) for key in keys if (value := getattr(settings, key)) is not None}
-        return {key: _with_step(source, note) for key, source in named.items() if source is not None}
+        found = {key: (s.run, checkpoint_of(s.run, s.step, note)) for key, s in named.items() if s is not None}
+        return {key: str(RunPolicy(run, step_of(folder))) for key, (run, folder) in found.items()}
 
     sections = {"reference": runs(recipe.reference, "model")}
     sections["critic"] = runs(recipe.critic, "start") if recipe.critic is not None else {}
     changed = {name: getattr(recipe, name).replace(**keys) for name, keys in sections.items() if keys}
     return recipe.replace(**runs(recipe, "start", "model"), **changed)
-
-
-def _with_step(source: RunPolicy, note: Note) -> str:
-    state = checkpoint.read_state(checkpoint_of(source.run, source.step, note))
-    return str(RunPolicy(source.run, state["step"]))
 
 
 def named_model(model: str, own: Path, note: Note) -> str:
@@ -78,7 +85,7 @@ def export(run: Path, folder: Path, step: int | None, note: Note) -> int:
         raise UsageError(f"{folder}: it exists already, and is not written over; name another folder")
     source = checkpoint_of(run, step, note)
     write_policy(run, source, folder, note)
-    return int(checkpoint.read_state(source)["step"])
+    return step_of(source)
 
 
 def base_policy(recipe: Recipe, task: Task, model: str, cache: Path, note: Note, on_step: OnStep = silent) -> Policy:
@@ -127,22 +134,19 @@ def checkpoint_policy(run: Path, folder: Path, note: Note, device: str | None = 
     return policy
 
 
-@dataclass(frozen=True)
-class PolicyAfter:
-    """Policy of a run, and the step that it is of."""
-
-    step: int
-    policy: Policy
-
-
-def policy_after(run: Path, step: int | None, note: Note, device: str | None = None) -> PolicyAfter:
-    """Load the policy of a run after a step, None for its newest good checkpoint; adapters are merged.
+def policy_after(run: Path, step: int | None, note: Note, device: str | None = None) -> tuple[int, Policy]:
+    """Load the policy of a run after a step, None for its newest good checkpoint; adapters are merged. And the step.
 
     device  where it is loaded; None is where the run has it
     Raises UsageError if there is none, or it does not load.
     """
     folder = checkpoint_of(run, step, note)
-    return PolicyAfter(checkpoint.read_state(folder)["step"], checkpoint_policy(run, folder, note, device))
+    return step_of(folder), checkpoint_policy(run, folder, note, device)
+
+
+def step_of(folder: Path) -> int:
+    """Read the step that a checkpoint is of."""
+    return int(checkpoint.read_state(folder)["step"])
 
 
 def checkpoint_of(run: Path, step: int | None, note: Note) -> Path:
@@ -165,3 +169,94 @@ def checkpoint_of(run: Path, step: int | None, note: Note) -> Path:
     if damage := checkpoint.damaged(checkpoint.folder_of(root, step)):
         raise UsageError(f"{checkpoint.folder_of(root, step)} is damaged ({damage}); take another step")
     return checkpoint.folder_of(root, step)
+
+
+def reference_copy(recipe: Recipe, policy: Policy, start: str, longest: int, folder: Path, note: Note) -> Reference:
+    """Make the frozen reference of an algorithm that reads a copy.
+
+    start    digest of the policy
+    longest  prompt, tokens
+    Raises UsageError if it does not read the policy's tokens or prompts, or cannot be renewed from it.
+    """
+    settings = recipe.reference
+    source = policy if settings.model == START else _other_policy(recipe, policy, folder, note)
+    if wrong := too_long(recipe, source.model.config, longest, sampled=False):
+        raise UsageError(f"reference.model = {settings.model!r}: {wrong}")
+    identity = start if source is policy else digest(source.model)
+    note(f"reference    policy {identity}" + (", the start" if identity == start else ""))
+    model = frozen_copy(policy.model, settings) if source is policy else cast_weights(source.model, settings.precision)
+    return Reference(model, identity, settings.every, returns=recipe.guard is Guard.ROLLBACK)
+
+
+def _other_policy(recipe: Recipe, policy: Policy, folder: Path, note: Note) -> Policy:
+    """Load the policy that `reference.model` names, before a cast."""
+    settings = recipe.reference
+    other = load_policy(model_folder(named_model(settings.model, folder / OWN_REFERENCE, note)), device=recipe.device)
+    where = f"reference.model = {settings.model!r}"
+    embeddings = [p.model.get_input_embeddings().weight.shape[0] for p in (policy, other)]
+    if policy.tokenizer.get_vocab() != other.tokenizer.get_vocab() or embeddings[1] < embeddings[0]:
+        raise UsageError(f"{where}: its tokenizer is another than the policy's, whose tokens it is to read")
+    shapes = [{name: p.shape for name, p in model.named_parameters()} for model in (policy.model, other.model)]
+    if settings.every and shapes[0] != shapes[1]:
+        raise UsageError(f"{where}: its weights have other shapes than the policy's; set reference.every = 0")
+    return other
+
+
+def value_model(critic: CriticSettings | None, policy: Policy, folder: Path, note: Note) -> nn.Module | None:
+    """Make the model of the critic, if the run has one."""
+    if critic is None:
+        return None
+    if critic.start == POLICY_START:
+        return from_policy(policy.model)
+    if critic.start == REWARD_START:
+        return from_folder(folder / REWARD_MODEL, policy.model)
+    return from_folder(Path(named_model(critic.start, folder / OWN_CRITIC, note)), policy.model)
+
+
+def reward_model(
+    recipe: Recipe,
+    policy: Policy,
+    chat: Chat,
+    scorer: Scorer,
+    folder: Path,
+    cache: Path,
+    on_step: OnStep,
+    say: Note,
+) -> RewardModel | None:
+    """Load the run's reward model, kept in its folder, so that a resumed run scores with the very same one."""
+    preference, own = recipe.preference, folder / REWARD_MODEL
+    if preference is None:
+        return None
+
+    def bring(place: Path) -> None:
+        if preference.model is None:
+            shutil.copytree(
+                cached_reward_model(
+                    policy,
+                    chat,
+                    scorer,
+                    recipe.sampling,
+                    preference,
+                    seed=recipe.seed,
+                    cache=cache,
+                    engine_settings=recipe.engine,
+                    on_step=on_step,
+                    note=say,
+                ),
+                place,
+            )
+        else:
+            load_reward_model(Path(preference.model))
+            shutil.copytree(preference.model, place)
+
+    make_folder(own, bring, "the reward model")
+    report = read_report(own / REPORT) if (own / REPORT).is_file() else None
+    for line in report.in_words() if report else ():
+        say(line)
+    judge = load_reward_model(own, device=recipe.device)
+    if judge.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UsageError(
+            f"reward model {preference.source!r}: its tokenizer is not the policy's, it would read other words; "
+            "take one that shares it"
+        )
+    return judge

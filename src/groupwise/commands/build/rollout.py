@@ -26,9 +26,9 @@ from groupwise.models.chat.turn_checks import check_turns
 from groupwise.models.context import positions, positions_in_words
 from groupwise.models.load import Policy
 from groupwise.models.moe.record import routers
-from groupwise.rewards.pool.pool import Pool, ScorePool
+from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.remote import Note, RemotePool
-from groupwise.rewards.pool.work import Limits
+from groupwise.rewards.pool.work import Limits, ScorePool
 from groupwise.rollout.batches import AsynchronousBatches, Batches
 from groupwise.rollout.collect import Judge, Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.episodes import Episodes

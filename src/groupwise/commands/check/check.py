@@ -7,25 +7,34 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from groupwise.algorithms.algorithm import Algorithm
+from groupwise.commands.build.machine import threads, with_threads
 from groupwise.commands.build.rollout import pool_of, reward_forms
-from groupwise.commands.build.threads import threads, with_threads
-from groupwise.commands.check.correctness import (
+from groupwise.commands.check.findings import CheckSection, Remark, fault, note, ok
+from groupwise.commands.check.model import ModelFiles, file_findings, loaded_findings, model_path, read_files
+from groupwise.commands.check.problems import (
+    columns,
+    completion_encoder,
+    counts,
+    duplicates,
+    kinds,
+    lengths,
+    shown_problems,
+)
+from groupwise.commands.check.trials import (
     opening_findings,
     own_reward_findings,
     repeated_findings,
+    score_trials,
     task_findings,
+    trials,
     ungraded_findings,
+    ungraded_trials,
     unscored_findings,
 )
-from groupwise.commands.check.findings import CheckSection, Remark, fault, note, ok
-from groupwise.commands.check.lengths import completion_encoder, lengths, shown_problems
-from groupwise.commands.check.model import ModelFiles, file_findings, loaded_findings, model_path, read_files
-from groupwise.commands.check.problems import columns, counts, duplicates, kinds
-from groupwise.commands.check.trials import score_trials, trials, ungraded_trials
 from groupwise.config.given import RecipeLike, RewardsLike, given
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve, resolved_recipe
-from groupwise.config.usual import unusual
+from groupwise.config.validate import unusual
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
@@ -120,7 +129,6 @@ def _sections(plan: Plan, shown: int, with_model: bool, notes: Sequence[str]) ->
 
 
 def _samples(task: Task, count: int) -> list[Sample]:
-    """Take the first problems of both splits."""
     return [sample for split in ("train", "heldout") for sample in task.samples(split)[: count // 2]]
 
 

@@ -100,7 +100,6 @@ def print_sections(sections: Iterable[CheckSection], terminal: Terminal) -> int:
 
 
 def _print_section(section: CheckSection, terminal: Terminal) -> None:
-    """Print title, text, findings, problems, and an empty line."""
     terminal.print((section.title, "bold"))
     if section.text:
         terminal.print(section.text)

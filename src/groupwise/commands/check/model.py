@@ -9,8 +9,7 @@ from typing import Any
 
 from groupwise.commands.build.engine import precisions, tolerance_on, training_engine
 from groupwise.commands.build.learner import make_learner
-from groupwise.commands.build.memory import empty_model, in_words, memory_of
-from groupwise.commands.build.output import REMEDY, disk_plan
+from groupwise.commands.build.machine import REMEDY, disk_plan, empty_model, in_words, memory_of
 from groupwise.commands.build.policy import named_model
 from groupwise.commands.build.rollout import chat_of, turn_findings
 from groupwise.commands.check.findings import Remark, fault, note, ok
@@ -100,8 +99,7 @@ def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], lo
     """Check vocabulary, memory, experts, and one batch that engine and learner both run; `longest` prompt, tokens."""
     recipe = plan.recipe
     try:
-        where = f"model = {str(files.folder)!r}: does not load as a causal language model"
-        memory = memory_of(plan, empty_model(files.folder, read_config(files.folder, where), where), longest)
+        memory = memory_of(plan, empty_model(files.folder), longest)
         policy = load_policy(files.folder, device=recipe.device, training=True)
         adapted_weights(policy.model, recipe.adapter)
     except UsageError as error:

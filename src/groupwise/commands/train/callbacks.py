@@ -79,7 +79,6 @@ class Callbacks:
                 self.stop = True
 
     def _answer(self, number: int, callback: Callback, record: StepRecord) -> bool:
-        """Call one callback; whether it asks to stop."""
         what, doing = f"callback {_name(callback)}", f"step {record.step}"
         try:
             answer = callback(record)

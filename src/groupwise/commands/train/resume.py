@@ -3,25 +3,51 @@
 import copy
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import tomli_w
+
 from groupwise.config import recipe
-from groupwise.config.changes import UNSET, Change, differences, require_changeable
 from groupwise.config.plan import Plan
-from groupwise.config.recipe import Recipe
+from groupwise.config.recipe import Recipe, is_section, section_type
 from groupwise.config.resolve import resolved_recipe
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, shortened
+from groupwise.core.machine.facts import where
+from groupwise.core.settings import Fixed, MayChange
 from groupwise.journal.journal import METRICS, SUMMARY, Journal, read_log, sound_metrics
 from groupwise.journal.recipe_file import COPY, RECIPE, as_written, whole_recipe
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.optimizer import learning_rate
-from groupwise.training.state import Guard, Rollback, rate_after
+from groupwise.training.settings import Guard
+from groupwise.training.state import Rollback, rate_after
 
 #: What log.txt says of a checkpoint that was made at another step than every so many.
 SAVED = re.compile(r"stopped after step \d+, saved|\bSaved\b")
+#: Of a key that no declaration speaks of.
+UNSAID = "the run depends on it from its first step"
+#: The value of a key that a recipe does not have.
+UNSET = "unset"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key of a recipe with its value before and after, as TOML; UNSET where there is none."""
+
+    key: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.key} {shortened(self.before, 80)} -> {shortened(self.after, 80)}"
+
+    @property
+    def setting(self) -> str:
+        """Option of a command line that makes the change."""
+        return f"--set {quote(f'{self.key}={self.after}')}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,12 +156,110 @@ def _moved_rate(before: Recipe, after: Recipe, updates: object, factor: float) -
     """
     if not isinstance(updates, int) or updates >= after.total_updates:
         return []
-    old, new = (factor * _rate(recipe, updates) for recipe in (before, after))
+    old, new = (
+        factor
+        * (recipe.adapter.rate_factor if recipe.adapter.rank else 1.0)
+        * learning_rate(recipe.learner, updates, recipe.total_updates)
+        for recipe in (before, after)
+    )
     return [] if old == new else [f"the learning rate of the next update is {new:.3g}, and would have been {old:.3g}"]
 
 
-def _rate(recipe: Recipe, update: int) -> float:
-    """Compute the policy's learning rate in an update, counted from 0; adapters learn faster."""
-    adapter = recipe.adapter
-    faster = adapter.rate_factor if adapter.rank else 1.0
-    return faster * learning_rate(recipe.learner, update, recipe.total_updates)
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Change, ...]:
+    """List the keys in which two recipes' tables differ, in the order of the second.
+
+    >>> differences({"steps": 4, "learner": {"clip_norm": 1.0}}, {"steps": 8, "learner": {"clip_norm": 1.0}})
+    (Change(key='steps', before='4', after='8'),)
+    """
+    old, new = dict(_values(before)), dict(_values(after))
+    keys = dict.fromkeys([*new, *old])
+    return tuple(Change(k, _toml(old.get(k)), _toml(new.get(k))) for k in keys if old.get(k) != new.get(k))
+
+
+def require_changeable(changes: tuple[Change, ...], run: Path) -> None:
+    """Raise UsageError for the first key that may not change: the reason, what may, and what to do instead."""
+    for change in changes:
+        if reason := fixed_because(change.key):
+            place = quote(str(run))
+            raise UsageError(
+                f"{change}: cannot change in a run that goes on: {reason}. What may: {changeable_in_words()}. "
+                f"For another {change.key} begin a run with this one's weights: "
+                f"groupwise train {quote(str(run / 'recipe.toml'))} --set start={place} {change.setting}"
+            )
+
+
+def fixed_because(key: str) -> str:
+    """Say why a key of a recipe stays as it is in a run that is resumed; "" if it may change.
+
+    >>> fixed_because("learner.learning_rate"), fixed_because("runs")
+    ('', 'the run is its folder: rename or move that')
+    """
+    section, reason = Recipe, UNSAID
+    for part in key.split("."):
+        field = section.model_fields.get(part) if is_section(section) else None
+        if field is None:
+            break
+        if any(isinstance(mark, MayChange) for mark in field.metadata):
+            return ""
+        reason = next((mark.reason for mark in field.metadata if isinstance(mark, Fixed)), reason)
+        section = section_type(field.annotation)
+    return reason
+
+
+def changeable_keys(section: Any = Recipe, prefix: str = "") -> Iterator[str]:
+    """List the keys that may change, dotted, in the order of declaration."""
+    for name, field in section.model_fields.items():
+        inner = section_type(field.annotation)
+        if any(isinstance(mark, MayChange) for mark in field.metadata):
+            yield prefix + name
+        elif is_section(inner):
+            yield from changeable_keys(inner, f"{prefix}{name}.")
+
+
+def changeable_in_words() -> str:
+    """Say the keys that may change in one line, by section."""
+    sections: dict[str, list[str]] = {}
+    for key in changeable_keys():
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, []).append(name)
+    words = {section: ", ".join(names) for section, names in sections.items()}
+    return "; ".join(f"{section}: {names}" if section else names for section, names in words.items())
+
+
+def _values(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _values(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield prefix + name, list(value) if isinstance(value, tuple) else value
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):  # in one line
+        return f"[{', '.join(map(_toml, value))}]"
+    return UNSET if value is None else tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
+
+
+def resumed(
+    before: Mapping[str, Any],
+    step: int,
+    now: float,
+    device: str,
+    changes: Sequence[Change] = (),
+    rollbacks: Sequence[Mapping[str, Any]] = (),
+    lost: str = "",
+) -> dict[str, Any]:
+    """Add to about.json that the run was resumed after `step` at `now`, unix seconds.
+
+    changes    those of its recipe
+    rollbacks  the returns that the checkpoint has
+    lost       the process after whose loss it was resumed by itself
+    """
+    entry: dict[str, Any] = {"step": step, "started": round(now, 3), **where(device)}
+    if lost:
+        entry["lost"] = lost
+    if changes:
+        entry["changed"] = {change.key: [change.before, change.after] for change in changes}
+    rest = {key: value for key, value in before.items() if key != "rolled_back"}
+    returns = {"rolled_back": [*rollbacks]} if rollbacks else {}
+    return {**rest, "resumed": [*before.get("resumed", []), entry], **returns}

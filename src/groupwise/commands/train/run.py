@@ -1,21 +1,33 @@
 """Run as a program holds it: its folder, how it ended, its metrics and its policy."""
 
+import math
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Self
 
 from groupwise.commands.build.policy import policy_after
+from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.config.recipe import read_table
 from groupwise.core.errors import GroupwiseError, UsageError, brief
 from groupwise.core.files import jsonl
 from groupwise.core.files.paths import from_here, location
+from groupwise.core.machine.facts import where
 from groupwise.core.machine.terminal import Terminal
-from groupwise.journal.journal import ROLLOUTS, metric_columns, read_metrics, read_summary, sound_metrics
+from groupwise.core.numbers.measure import Measure
+from groupwise.health.checks import of_limit
+from groupwise.health.measure import measured
+from groupwise.journal.journal import ROLLOUTS, metric_columns, read_metrics, read_problems, read_summary, sound_metrics
 from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.terminal import curve
 from groupwise.models.load import Policy
+from groupwise.reports.folder.heldout import change_of, with_problems
+from groupwise.training import checkpoint
+from groupwise.training.run import Training
+from groupwise.training.settings import Guard
+from groupwise.training.start.cached_reward_model import REPORT, read_report
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its last step; one that did not is resumed with groupwise.resume."""
+        """True if the run came to its last step; one that did not is resumed with groupwise.resume."""
         return bool(self.summary)
 
     def metrics(self) -> dict[str, list[Any]]:
@@ -80,7 +92,7 @@ class Run:
         device  "cpu" or "cuda"; None is the run's own
         Raises UsageError if there is no such checkpoint, or it does not load.
         """
-        return policy_after(self.folder, step, Terminal(stderr=True).print, device).policy
+        return policy_after(self.folder, step, Terminal(stderr=True).print, device)[1]
 
     def _repr_html_(self) -> str:
         """Show the run in a notebook: how far it came, and what was measured on the way."""
@@ -116,3 +128,133 @@ class Run:
         if "seconds_total" in s:
             facts["time"] = f"{s['seconds_training']:.0f} s of training, {s['seconds_total']:.0f} s in all"
         return facts
+
+
+#: What the names of a step's totals begin with.
+TOTAL = "logged_total."
+
+
+def summary_of(plan: Plan, run: Training) -> dict[str, Any]:
+    """Sum a run up from the rows of metrics.jsonl, so that a resumed run says the same."""
+    progress = run.progress
+    return {
+        "name": plan.folder.name,
+        "algorithm": plan.algorithm.name,
+        "seed": plan.recipe.seed,
+        "steps": progress.step,
+        **_heldout(plan.recipe.measure, evaluations_of(plan.folder), progress.step),
+        **_reward_model_in_short(plan.folder / REWARD_MODEL / REPORT),
+        **_logged_total(plan.folder),
+        "checks": _worst_checks(plan.folder),
+        "seconds_total": round(progress.seconds_before + run.clock.total, 3),
+        "seconds_after": round(math.fsum(run.clock.lap().values()), 3),
+        "seconds_training": round(progress.seconds_training, 3),
+        "policy": str(checkpoint.folder_of(plan.folder / checkpoint.CHECKPOINTS, progress.step) / checkpoint.POLICY),
+        **({"rollbacks": [r.model_dump() for r in progress.rollbacks]} if plan.recipe.guard is Guard.ROLLBACK else {}),
+        **where(plan.recipe.device),
+    }
+
+
+def _heldout(measure: Measure, evaluations: Mapping[int, dict[str, Any]], step: int) -> dict[str, Any]:
+    """Sum up the evaluations before and after; empty if the run evaluated nothing."""
+    if step not in evaluations:
+        return {}
+    what = measured(measure.metric, measure.pass_at is not None)
+    unknown = {what.column: None, "length_mean": math.nan, "by_source": {}, "rewards": {}}
+    before, after = evaluations.get(0, unknown), evaluations[step]
+    return {
+        "heldout_measure": what.words,
+        "heldout_metric": measure.metric,
+        "heldout_before": _or_nan(before[what.column]),
+        "heldout_after": _or_nan(after[what.column]),
+        "heldout_change": change_of(before, after, what).row,
+        "length_before": before["length_mean"],
+        "length_after": after["length_mean"],
+        **_means("heldout_by_reward", before["rewards"], after["rewards"]),
+        **_means("heldout_by_source", *(_measured_means(each["by_source"]) for each in (before, after))),
+        "heldout_problems": after["problems"],
+        "heldout_samples": after["samples"],
+    }
+
+
+def evaluations_of(folder: Path) -> dict[int, dict[str, Any]]:
+    """Read the run's evaluations by the step after which they were made, each with its problems if they are known."""
+    rows = [row for row in sound_metrics(folder) if "evaluation" in row]
+    with_problems(rows, read_problems(folder))
+    return {row["step"]: row["evaluation"] for row in rows}
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _means(
+    key: str, before: Mapping[str, float | None], after: Mapping[str, float | None]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Give the means before and after by name, if there are names: of rewards that train, or of sources."""
+    means = {n: {"before": _or_nan(before.get(n)), "after": _or_nan(mean)} for n, mean in after.items()}
+    return {key: means} if means else {}
+
+
+def _measured_means(by_source: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+    return {source: row.get("measured_mean") for source, row in by_source.items()}
+
+
+def _reward_model_in_short(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    report = read_report(path)
+    names = ("accuracy", "accuracy_true", "ceiling", "share_of_ceiling", "calibration_error")
+    return {"reward_model": {name: getattr(report, name) for name in names}}
+
+
+def _logged_total(folder: Path) -> dict[str, Any]:
+    """Add up what rewards logged over all steps and evaluations; empty if they logged nothing."""
+    totals: dict[str, list[float]] = {}
+    for row in sound_metrics(folder):
+        own = {name.removeprefix(TOTAL): value for name, value in row.items() if name.startswith(TOTAL)}
+        for name, value in (row["evaluation"].get("logged_total", {}) if "evaluation" in row else own).items():
+            totals.setdefault(name, []).append(value or 0.0)
+    return {"logged_total": {name: math.fsum(each) for name, each in sorted(totals.items())}} if totals else {}
+
+
+def _worst_checks(folder: Path) -> dict[str, dict[str, Any]]:
+    """Count the steps that measured each check, and find the value that came nearest to its limit."""
+    worst: dict[str, dict[str, Any]] = {}
+    for row in sound_metrics(folder):
+        for name, check in row.get("checks", {}).items():
+            known = worst.setdefault(name, {"steps": 0, "largest": 0.0, "limit": check["limit"]})
+            if check["value"] is not None and check["limit"] is not None:
+                known["steps"] += 1
+                if of_limit(check["value"], check["limit"]) >= of_limit(known["largest"], known["limit"] or 0.0):
+                    known["largest"], known["limit"] = check["value"], check["limit"]
+    return worst
+
+
+def in_words(summary: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Say a summary in lines, and the files of the run's folder."""
+    s = summary
+    if "heldout_after" in s:
+        yield (
+            f"held-out {s['heldout_measure']} {s['heldout_before']:.3f} -> {s['heldout_after']:.3f} on "
+            f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
+            f"mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
+        )
+        yield f"held-out {s['heldout_measure']} {s['heldout_change']['words']}"
+    for kind, title in (("heldout_by_reward", "reward {}"), ("heldout_by_source", "{}")):
+        for name, mean in s.get(kind, {}).items():
+            yield f"{title.format(name)}: held-out mean {mean['before']:.3f} -> {mean['after']:.3f}"
+    if totals := s.get("logged_total"):
+        yield "logged by rewards, added up: " + ", ".join(f"{name} {value:.6g}" for name, value in totals.items())
+    steps = f"{s['steps']} step{'s' * (s['steps'] != 1)}"
+    yield f"{steps} of {s['algorithm']} in {s['seconds_training']:.0f} s, {s['seconds_total']:.0f} s in all"
+    for name, check in s["checks"].items():
+        if check["steps"]:
+            far = f"largest {check['largest']:.2g}, limit {check['limit']:.3g}"
+            yield f"checked on {check['steps']} step{'s' * (check['steps'] != 1)}: {name} ({far})"
+        else:
+            yield f"not measured: {name}"
+    files = [name for name in ("rollouts.jsonl", "heldout.jsonl", "checkpoints") if (folder / name).exists()]
+    yield f"the run is in {folder} ({', '.join(['summary.json', 'metrics.jsonl', *files])})"
+    if (folder / "report.html").is_file():
+        yield f"read it in a browser: {folder / 'report.html'}"

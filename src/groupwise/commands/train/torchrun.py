@@ -5,20 +5,21 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from groupwise.commands.build.learner import take_part
+from groupwise.commands.train.resume import differences
 from groupwise.config import recipe as recipes
-from groupwise.config.changes import differences
 from groupwise.config.recipe import Recipe
 from groupwise.core import VERSION
 from groupwise.core.errors import GroupwiseError, UsageError
-from groupwise.training.ranks.followers import GivenRanks, given_ranks, join_given
+from groupwise.training.ranks.followers import given_ranks, join_given
 
 #: Seconds that a rank which has nothing to say waits for the end of rank 0, so that torchrun does not end that first.
 ENDS = 20.0
@@ -37,11 +38,11 @@ def follows(recipe: str | None, resume: Path | None, overrides: Mapping[str, obj
     given = given_ranks()
     if given is None:
         return False
-    store = given.store()
+    store, asked = given.store(), partial(_request, recipe, resume, overrides)
     if given.rank == 0:
-        _require_agreement(store, given, recipe, resume, overrides)
+        _require_agreement(store, given.size, asked)
         return False
-    _agree(store, given, recipe, resume, overrides)
+    _agree(store, given.rank, asked)
     mesh = join_given(given)
     for number in (signal.SIGINT, signal.SIGTERM):
         with suppress(ValueError):  # not in the main thread
@@ -94,14 +95,12 @@ def disagreement(own: Request, rank: int, others: Request) -> str:
     return f"rank {rank} was asked for another run than rank 0: {words}; give all the same" if changes else ""
 
 
-def _require_agreement(
-    store: Store, given: GivenRanks, recipe: str | None, resume: Path | None, overrides: Mapping[str, object]
-) -> None:
+def _require_agreement(store: Store, size: int, asked: Callable[[], Request]) -> None:
     """Compare, on rank 0, what all were asked for, and tell the others whether it is the same."""
     wrong = "rank 0 cannot begin"
     try:
-        own = _request(recipe, resume, overrides)
-        others = [json.loads(store.get(f"asked {rank}")) for rank in range(1, given.size)]
+        own = asked()
+        others = [json.loads(store.get(f"asked {rank}")) for rank in range(1, size)]
         wrong = next((words for rank, one in enumerate(others, 1) if (words := disagreement(own, rank, one))), "")
     finally:
         store.set("agreed", wrong or AGREED)
@@ -109,15 +108,13 @@ def _require_agreement(
         raise UsageError(wrong)
 
 
-def _agree(
-    store: Store, given: GivenRanks, recipe: str | None, resume: Path | None, overrides: Mapping[str, object]
-) -> None:
+def _agree(store: Store, rank: int, asked: Callable[[], Request]) -> None:
     """Say, on another rank, what it was asked for; end in silence if that is something else, for rank 0 says it."""
     try:
-        request = _request(recipe, resume, overrides)
+        request = asked()
     except GroupwiseError as error:
         request = {"error": str(error)}
-    store.set(f"asked {given.rank}", json.dumps(request))
+    store.set(f"asked {rank}", json.dumps(request))
     if store.get("agreed") != AGREED.encode():
         time.sleep(ENDS)
         sys.exit(UsageError.exit_code)

@@ -16,19 +16,17 @@ from groupwise import loop
 from groupwise.actors.place import RayPlace
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.commands.build.build import build
+from groupwise.commands.build.machine import threads, with_threads
 from groupwise.commands.build.policy import pinned
-from groupwise.commands.build.threads import threads, with_threads
 from groupwise.commands.train.callbacks import Callback, Callbacks, require_callbacks
-from groupwise.commands.train.resume import continuation, made_again, record_changes
-from groupwise.commands.train.run import Run
-from groupwise.commands.train.summary import evaluations_of, summary_of
+from groupwise.commands.train.resume import continuation, made_again, record_changes, resumed
+from groupwise.commands.train.run import Run, evaluations_of, summary_of
 from groupwise.commands.train.torchrun import with_given_ranks
-from groupwise.config import about
 from groupwise.config import recipe as recipes
 from groupwise.config.given import RecipeLike, RewardsLike, given
-from groupwise.config.plan import Plan
+from groupwise.config.plan import Plan, about
 from groupwise.config.resolve import resolve, resolved_recipe
-from groupwise.config.usual import unusual
+from groupwise.config.validate import unusual
 from groupwise.core.code.boundary import save_traceback
 from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
 from groupwise.core.files.paths import location
@@ -85,7 +83,7 @@ def train(
 
     def first() -> Run:
         with threads(plan.recipe), freed_stays(large=not plan.recipe.learner.recompute):
-            row = about.about(plan, time.time())
+            row = about(plan, time.time())
             return _go(plan, book, row, None, Sender(send_to, book.log), notes, callbacks, quiet, fresh=True)
 
     return with_restarts(plan.folder, first, partial(_resumed, plan.folder, {}, callbacks, quiet))
@@ -156,7 +154,7 @@ def _resumed(
     plan.recipe.engine.require_place()
     send_to = tracker(plan.recipe.journal.tracker)
     book = Journal.reopen(folder, step)
-    before = journal.read_about(folder) or about.about(plan, path.stat().st_mtime)
+    before = journal.read_about(folder) or about(plan, path.stat().st_mtime)
     if step and plan.evaluated and 0 not in evaluations_of(folder):
         damaged.append(f"{folder / journal.METRICS} has no evaluation before step 1: the summary will lack it")
     for line in [*([lost] if lost else []), *damaged, *code.differences(folder)]:
@@ -166,7 +164,7 @@ def _resumed(
         _say(quiet)(line)
     with threads(plan.recipe), freed_stays(large=not plan.recipe.learner.recompute):
         returns = state.get("rollbacks", ())
-        row = about.resumed(before, step, time.time(), plan.recipe.device, then.changes, returns, lost)
+        row = resumed(before, step, time.time(), plan.recipe.device, then.changes, returns, lost)
         return _go(plan, book, row, newest, Sender(send_to, book.log), notes, callbacks, quiet, fresh=False)
 
 
@@ -229,7 +227,6 @@ def _go(
 
 
 def _finished(plan: Plan, run: Training, book: Journal) -> dict[str, Any]:
-    """Write summary.json of a run that is at its end."""
     if run.progress.step not in evaluations_of(plan.folder):  # its row was damaged since
         book.cut_heldout(run.progress.step - 1)
         loop.evaluate(run)
@@ -256,14 +253,12 @@ def _logged(folder: Path, book: Journal, stop: Stop) -> Iterator[None]:
 
 
 def _stopped(folder: Path) -> str:
-    """Say where a run stopped that ends before its last step."""
     saved = checkpoint.steps(folder / checkpoint.CHECKPOINTS)
     where = f"after step {saved[-1]}, saved" if saved else "before step 1, with nothing to save"
     return f"stopped {where}; go on with: groupwise train --resume {shlex.quote(str(folder))}"
 
 
 def _say(quiet: bool, stderr: bool = False) -> Callable[[str], None]:
-    """Make what says a line to the person."""
     return (lambda line: None) if quiet else Terminal(stderr=stderr).print
 
 

@@ -3,7 +3,7 @@
 import traceback
 from pathlib import Path
 
-from groupwise.core.files.jsonl import writable
+from groupwise.core.files.json_text import writable
 
 #: Files of this package, and the machinery of the standard library between them and a user's code.
 OURS = (str(Path(__file__).parents[2]), "<frozen ", "/asyncio/", "/importlib/", "<string>")

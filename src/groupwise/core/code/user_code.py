@@ -20,7 +20,7 @@ from typing import Any
 from groupwise.core.code.trace import own_traceback, place
 from groupwise.core.errors import UsageError, nearest
 from groupwise.core.files.atomic import open_regular
-from groupwise.core.files.jsonl import writable
+from groupwise.core.files.json_text import writable
 from groupwise.core.files.paths import expanded
 
 #: Bytes of a file at most.

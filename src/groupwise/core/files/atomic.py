@@ -93,7 +93,7 @@ def make_folder(folder: Path, write: Callable[[Path], object], what: str) -> Non
 
 
 def require_place(folder: Path, size: int) -> None:
-    """Raises UsageError if a folder of `size` bytes cannot be made: no place that can be written to, or no room."""
+    """Raise UsageError if a folder of `size` bytes cannot be made: no place that can be written to, or no room."""
     place = existing_parent(folder)
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise UsageError(f"{folder}: cannot be made: {place} is no folder that can be written to")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def to_json(value: Any) -> Any:
-    """Dataclasses and mappings as objects, sequences as lists, a tensor as its type, shape and bytes.
+    """Write dataclasses and mappings as objects, sequences as lists, a tensor as its type, shape and bytes.
 
     >>> to_json(torch.tensor([1, 2], dtype=torch.uint8))
     {'dtype': 'uint8', 'shape': [2], 'base64': 'AQI='}

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from groupwise.core.errors import UsageError, brief, one_line
@@ -49,7 +50,6 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _depth(value: object) -> int:
-    """Return how many lists and objects are inside one another."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
@@ -60,3 +60,14 @@ def encoded(text: str, where: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise UsageError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff), which is no character") from None
+
+
+def writable(value: Any) -> Any:
+    """Return the value with every text encodable: half a surrogate pair becomes the replacement character."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, Mapping):
+        return {writable(k): writable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [writable(v) for v in value]
+    return value

@@ -9,6 +9,7 @@ import orjson
 
 from groupwise.core.errors import RunError
 from groupwise.core.files.atomic import open_regular, whole_file
+from groupwise.core.files.json_text import writable
 
 OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
@@ -65,7 +66,7 @@ def cut(path: Path, last: int) -> None:
 
 
 def flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested tables as one: dotted key -> value.
+    """Flatten nested tables: dotted key -> value.
 
     >>> flat({"seed": 0, "algorithm": {"kl": {"beta": 0.04}}})
     {'seed': 0, 'algorithm.kl.beta': 0.04}
@@ -90,15 +91,4 @@ def shallow(value: Any) -> Any:
         orjson.dumps(value, option=OPTIONS)
     except TypeError as error:
         raise ValueError(str(error)) from None
-    return value
-
-
-def writable(value: Any) -> Any:
-    """Return the value with every text encodable: half a surrogate pair becomes the replacement character."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, Mapping):
-        return {writable(k): writable(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [writable(v) for v in value]
     return value

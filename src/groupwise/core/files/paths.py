@@ -77,7 +77,7 @@ def existing_parent(path: Path) -> Path:
 
 
 def require_regular(path: Path, what: str) -> None:
-    """Raises UsageError, `what` first, unless the path is a file: reading a pipe or a terminal could last for ever."""
+    """Raise UsageError, `what` first, unless the path is a file: reading a pipe or a terminal could last for ever."""
     if not path.is_file():
         other = "a directory, not a file" if path.is_dir() else "not a regular file"
         raise UsageError(f"{what}: {other if path.exists() else 'there is no such file'}")

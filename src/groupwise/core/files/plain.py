@@ -1,4 +1,4 @@
-"""What a recipe can hold: text, finite numbers of 64 bits, dates, and lists and tables of these."""
+"""Values that a recipe can hold: text, finite numbers of 64 bits, dates, and lists and tables of these."""
 
 import datetime
 import math
@@ -13,7 +13,7 @@ DEEPEST = 16
 
 
 def require_plain(key: str, value: object, depth: int = 0) -> None:
-    """Raises UsageError naming the key of the first value, inside this one too, that no recipe can hold."""
+    """Raise UsageError naming the key of the first value, inside this one too, that no recipe can hold."""
     why = f"more than {DEEPEST} tables and lists inside one another" if depth > DEEPEST else _refusal(value)
     if why:
         raise UsageError(f"{key} = {brief(value)}: {why}")
@@ -47,7 +47,7 @@ def of_program(value: Any) -> Any:
 
 
 def _refusal(value: object) -> str:
-    """Why no recipe can hold the value itself; "" if one can."""
+    """Say why no recipe can hold the value itself; "" if one can."""
     if value is None:
         return "a recipe has no such value; leave the key out to have its default"
     if isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -31,7 +31,7 @@ _NAMED = {name: dtype for dtype, name in DTYPES.items()}
 
 @dataclass(frozen=True)
 class TensorBytes:
-    """Return the place of a tensor's bytes, counted from the beginning of the file."""
+    """Place of a tensor's bytes, counted from the beginning of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -41,14 +41,14 @@ class TensorBytes:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a file holds, by name, and what else its header says."""
+    """Tensors of a file by name, and what else its header says."""
 
     places: Mapping[str, TensorBytes]
     metadata: Mapping[str, str]
 
 
 def size(tensor: Tensor) -> int:
-    """Bytes of its numbers."""
+    """Return the bytes of its numbers."""
     return tensor.numel() * tensor.element_size()
 
 

@@ -47,17 +47,17 @@ class Clock:
             self.switch(before)
 
     def add(self, phase: str, seconds: float) -> None:
-        """Seconds of a process before this one, which no lap has handed out."""
+        """Add seconds of a process before this one, which no lap has handed out."""
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
     def lap(self) -> dict[str, float]:
-        """Seconds by phase since the last lap; the phase that runs goes on as "other"."""
+        """Hand out the seconds by phase since the last lap; the phase that runs goes on as "other"."""
         self.switch("other")
         seconds, self._seconds = self._seconds, {}
         return {phase: round(value, 6) for phase, value in seconds.items()}
 
     def take_extents(self) -> Mapping[str, Extent]:
-        """When each phase ran since the last time that this was asked."""
+        """Say when each phase ran since this was asked before."""
         self.switch(self.current)
         extents, self._extents = self._extents, {}
         return extents

@@ -1,4 +1,4 @@
-"""What a run depends on and its recipe does not say: the machine, the libraries, and the memory it took."""
+"""Facts that a run depends on and its recipe does not say: the machine, the libraries, and the memory it took."""
 
 import platform
 import resource
@@ -15,17 +15,15 @@ import transformers
 RSS_UNIT = 1 if sys.platform == "darwin" else 2**10
 
 
-def words(device: str) -> str:
-    """Return the machine in a few words: "x86_64, 2 threads, cpu"."""
-    return f"{platform.machine()}, {torch.get_num_threads()} threads, {device}"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what computes the numbers."""
+def where(device: str) -> dict[str, Any]:
+    """Say the machine in a few words, "x86_64, 2 threads, cpu", and the versions of what computes the numbers."""
     return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, {device}",
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
     }
 
 

@@ -1,4 +1,4 @@
-"""How much memory a process holds, and how much more it can take: the machine's, a container's, or a GPU's."""
+"""Memory that a process holds, and that it can take: the machine's, a container's, or a GPU's."""
 
 import ctypes
 import os
@@ -23,7 +23,7 @@ KEEP_SMALL = {MMAP_THRESHOLD: 4 << 20, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 0}
 
 
 def held_memory(device: str) -> int:
-    """Bytes that this process holds now, on a GPU those of torch's tensors."""
+    """Count the bytes that this process holds now, on a GPU those of torch's tensors."""
     if device != "cpu":
         return torch.cuda.memory_allocated()
     if sys.platform != "linux":
@@ -32,7 +32,7 @@ def held_memory(device: str) -> int:
 
 
 def free_memory(device: str) -> int:
-    """Bytes that this process can take beside those that it holds."""
+    """Count the bytes that this process can take beside those that it holds."""
     if device != "cpu":
         free, _ = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
@@ -52,7 +52,7 @@ def give_back() -> None:
 
 
 def keep_freed(large: bool = True) -> None:
-    """From now on what is freed here stays with the process, for what it takes next; without glibc nothing happens.
+    """Let what is freed here from now on stay with the process, for what it takes next; without glibc nothing happens.
 
     The C library returns the end of its heap whenever that is free. A microbatch takes and frees all of its
     activations, so each takes every page from the system again: an eighth of an update's time. `give_back` returns it.
@@ -77,7 +77,7 @@ def freed_stays(large: bool = True) -> Iterator[None]:
 
 
 def available(meminfo: str) -> int:
-    """Bytes that can be taken without swapping.
+    """Read the bytes that can be taken without swapping.
 
     >>> available("MemTotal: 8 kB\\nMemAvailable:       3 kB")
     3072

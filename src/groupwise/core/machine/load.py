@@ -1,4 +1,4 @@
-"""How many of this process's cores other work holds, and so how many threads it should take.
+"""Cores of this process that other work holds, and so the threads that it should take.
 
 Threads that share a core with other work wait for each other at every barrier: a step of two threads beside one busy
 process takes five to ten times as long as with one thread.
@@ -22,7 +22,7 @@ def cores() -> int:
 
 
 def held_cores(seconds: float = 0.3) -> float:
-    """Cores of this process's that others keep busy, the mean over so many seconds; 0.0 where nothing says it."""
+    """Measure the cores of this process that others keep busy, a mean over so many seconds; 0.0 if nothing says it."""
     before, own = busy_seconds(_stat(), _own_cores()), time.process_time()
     started = time.monotonic()
     time.sleep(seconds)
@@ -32,7 +32,7 @@ def held_cores(seconds: float = 0.3) -> float:
 
 
 def busy_seconds(stat: str, own: Collection[int]) -> float:
-    """Seconds that the cores `own` have been busy since the machine started, from the text of STAT.
+    """Add up the seconds that the cores `own` have been busy since the machine started, from the text of STAT.
 
     >>> busy_seconds("cpu  9 9 9 9 9 9 9 9\\ncpu0 100 50 50 900 80 0 0 0 0 0\\ncpu1 7 7 7 7 7 7 7 7", own=[0]) * TICKS
     200.0

@@ -37,7 +37,7 @@ class Terminal:
 
     @property
     def in_notebook(self) -> bool:
-        """Whether what is printed stands in a notebook."""
+        """True if what is printed stands in a notebook."""
         return Console().is_jupyter
 
     def html(self, renderable: Any) -> str:

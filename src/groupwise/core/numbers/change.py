@@ -1,4 +1,4 @@
-"""Whether what was measured on held-out problems rose, fell, or cannot be told: the one place that says so.
+"""Change of what is measured on held-out problems: it rose, fell, or cannot be told.
 
 Before and after are the same problems, so the change is the mean over problems of each problem's own difference, and
 its interval is over problems: samples of one problem are one value.
@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Change:
-    """What is measured on held-out problems after, less before.
+    """Difference of what is measured on held-out problems, after less before.
 
     problems  those that both have; none where the values of single problems are not known
     unpaired  those that only one of the two has, which are left out
@@ -88,7 +88,7 @@ class Change:
         }
 
     def __str__(self) -> str:
-        """In words, for a sentence whose subject is what was measured.
+        """Say the change, for a sentence whose subject is what was measured.
 
         >>> print(change({i: 0.0 for i in "abcd"}, {i: float(i == "a") for i in "abcd"}, SHARE))
         cannot be told at 4 problems (+0.250, 95 % -0.368 to 0.692); about 51 problems would tell a change of 0.25
@@ -99,7 +99,7 @@ class Change:
 
     @property
     def grounds(self) -> str:
-        """What stands behind the verdict in a sentence."""
+        """Grounds of the verdict, in a sentence."""
         if not self.problems:
             why = "no problem is in both" if self.unpaired else "the evaluations do not say enough"
             return f"for {why}{self.remarks}"
@@ -112,7 +112,7 @@ class Change:
 
     @property
     def remarks(self) -> str:
-        """How many problems would do, where it cannot be told; how many were left out."""
+        """Number of problems that would do, if it cannot be told; and of those left out."""
         told = self.enough is None
         enough = "" if told else f"; about {self.enough:,} problems would tell a change of {self.looked_for:.2g}"
         left = f"; {_many(self.unpaired)} that only one of the two has left out" if self.unpaired else ""

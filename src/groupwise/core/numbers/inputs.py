@@ -80,13 +80,13 @@ def _from_array(given: Column) -> Tensor:
 
 
 def require_shape(name: str, column: Tensor, shape: torch.Size, words: str) -> None:
-    """Raises ValueError, with `words` for the shape that is due, if a column has another."""
+    """Raise ValueError, with `words` for the shape that is due, if a column has another."""
     if column.shape != shape:
         raise ValueError(f"{name} has shape {tuple(column.shape)}; {words} {tuple(shape)} is due")
 
 
 def require_finite(name: str, column: Tensor, read: Tensor, remedy: str, largest: float = torch.inf) -> None:
-    """Raises ValueError if a column has NaN, infinity or a number beyond the largest at a place that is read."""
+    """Raise ValueError if a column has NaN, infinity or a number beyond the largest at a place that is read."""
     column = column.detach()
     wrong = read & ~(column.abs() <= min(largest, torch.finfo(column.dtype).max))
     if wrong.any():

@@ -1,4 +1,4 @@
-"""What completions are judged by: the task's score, the reward that trains, or one of several rewards."""
+"""Measures that completions are judged by: the task's score, the reward that trains, or one of several rewards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIE = 1e-6
 
 @dataclass(frozen=True)
 class Measure:
-    """What an evaluation and the words of a run go by.
+    """Measure that an evaluation and the words of a run go by.
 
     metric   CORRECTNESS, REWARD, or the name of one of several rewards
     pass_at  reward units from which on a completion passes; None: there is no passing, and the mean is what counts
@@ -32,7 +32,7 @@ class Measure:
     pass_at: float | None = 1.0
 
     def value(self, completion: Completion) -> float:
-        """Reward units; NaN if it has none."""
+        """Return the value of a completion, reward units; NaN if it has none."""
         return metric_value(completion, self.metric)
 
     def passes(self, completion: Completion) -> bool:
@@ -72,7 +72,7 @@ class Logged(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Mapping[str, Sequence[tuple[float, int]]]) -> Logged:
-        """From (number, completions that it is of together) for each completion: a call's number is added once.
+        """Take (number, completions that it is of together) of each completion: a call's number is added once.
 
         >>> logged = Logged.of({"mine.cost": [(0.5, 2), (0.5, 2), (0.25, 1)]})
         >>> logged.totals["mine.cost"].read()
@@ -84,7 +84,7 @@ class Logged(NamedTuple):
         return cls(means, totals)
 
     def merged(self, other: Logged) -> Logged:
-        """Both together."""
+        """Merge both."""
         return Logged(merge([self.means, other.means]), merge([self.totals, other.totals]))
 
 

@@ -63,7 +63,7 @@ Metrics = Mapping[str, Value]
 
 
 def merge(parts: Iterable[Metrics]) -> dict[str, Value]:
-    """Metrics of several parts as those of the whole."""
+    """Merge the metrics of several parts."""
     whole: dict[str, Value] = {}
     for part in parts:
         for name, value in part.items():

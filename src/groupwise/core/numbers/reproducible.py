@@ -16,7 +16,7 @@ MODE: Any = deterministic
 
 
 def prepare(device: torch.device | str) -> None:
-    """To be called before the first product on a device; what a person has set for cuBLAS stays."""
+    """Prepare a device before its first product; what a person has set for cuBLAS stays."""
     if torch.device(device).type == "cuda":
         os.environ.setdefault(CUBLAS_WORKSPACE, ONE_ORDER)
 

@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 
 from groupwise.core.files.atomic import open_regular
-from groupwise.core.files.jsonl import STEP, shallow, writable
+from groupwise.core.files.json_text import writable
+from groupwise.core.files.jsonl import STEP, shallow
 from groupwise.health.symptoms.base import is_number
 from groupwise.reports.records import Number
 

@@ -7,28 +7,13 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from groupwise.core.environment import Conversation
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.pool.dispatch import Dispatcher
 from groupwise.rewards.pool.work import Entry, Limits
-
-
-class ScorePool(contextlib.AbstractContextManager["ScorePool"], Protocol):
-    """What scores, wherever its processes are: see Pool."""
-
-    def submit(self, name: str, attempts: Sequence[Attempt | Conversation]) -> list[int]: ...
-
-    def wait(self, tickets: Sequence[int]) -> list[ScoreResult]: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-    def check(self, samples: Sequence[Sample] = ()) -> dict[str, str]: ...
-
-    def close(self) -> None: ...
 
 
 class Pool(contextlib.AbstractContextManager["Pool"]):

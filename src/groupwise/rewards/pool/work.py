@@ -1,21 +1,37 @@
 """Limits of workers, what waits for them, and how much of it one worker is given."""
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any
+from typing import Any, Protocol
 
 from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation
 from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause, ScoreResult
-from groupwise.core.samples import Attempt
+from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.pool.isolate import Isolation
 
 #: The most attempts a worker is given at once: for one call, and one by one.
 MANY, FEW = 32, 8
 _CAUSES = frozenset(cause.value for cause in Cause)
+
+
+class ScorePool(contextlib.AbstractContextManager["ScorePool"], Protocol):
+    """Pool of processes that scores, wherever its processes are: a Pool here, a RemotePool elsewhere."""
+
+    def submit(self, name: str, attempts: Sequence[Attempt | Conversation]) -> list[int]: ...
+
+    def wait(self, tickets: Sequence[int]) -> list[ScoreResult]: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    def check(self, samples: Sequence[Sample] = ()) -> dict[str, str]: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

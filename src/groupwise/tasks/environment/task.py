@@ -95,6 +95,11 @@ class EnvironmentTask(DataSettings):
             )
 
     @property
+    def in_processes(self) -> bool:
+        """True if its environments do not play where the run is."""
+        return not self.game.quick
+
+    @property
     def limits(self) -> EpisodeLimits:
         """The limits at which episodes end."""
         return EpisodeLimits(self.max_turns, self.turn_tokens, self.seconds, self.on_fault)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from groupwise.models.load import Policy, prompt_ids, text_ids
 from groupwise.rollout.collect import Prompts, scored_groups
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.segments import advance
+from groupwise.training.start.reward_model import Comparison
 
 KEYS = ("prompt", "chosen", "rejected")
 #: Prompts drawn for each pair wanted, after which sampling gives up.
@@ -38,24 +39,6 @@ class Pair:
     prompt: str
     chosen: str
     rejected: str
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A labelled pair as ids, the end-of-sequence id included where the completion has one.
-
-    right  whether the label agrees with the true ranking; None where that is unknown
-    """
-
-    prompt: Tokens
-    chosen: Tokens
-    rejected: Tokens
-    right: bool | None = None
-
-    def swapped(self) -> Comparison:
-        """Return the same pair with the opposite label."""
-        right = None if self.right is None else not self.right
-        return Comparison(self.prompt, chosen=self.rejected, rejected=self.chosen, right=right)
 
 
 def read_pairs(path: Path) -> list[Pair]:

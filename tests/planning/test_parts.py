@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaForCausalLM
 
 from groupwise.core.engine import Request, Sampling
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache
 from groupwise.engines.local.engine import KEEP_BYTES, LocalEngine
-from groupwise.planning.engine_memory import cache_bytes, drawing_bytes
-from groupwise.planning.live_bytes import LiveBytes
+from groupwise.planning.activations import LiveBytes
+from groupwise.planning.parts import cache_bytes, drawing_bytes
+from tests.planning.made import llama
 
 
 @pytest.mark.parametrize(("rows", "prompt", "new"), [(3, 5, 1), (3, 5, 30), (2, 40, 200), (4, 300, 40), (1, 1, 300)])
@@ -37,19 +38,11 @@ def test_a_large_cache_is_not_held_between_calls():
     assert cache_bytes([8], 2 * rows, 50, 40).kept == 0
 
 
-def tiny(vocabulary: int) -> Qwen3ForCausalLM:
+def tiny(vocabulary: int) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=64,
-    )
-    return Qwen3ForCausalLM(config)
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 8)
+    heads = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1)
+    return LlamaForCausalLM(llama(vocab_size=vocabulary, max_position_embeddings=64, **sizes, **heads))
 
 
 def test_rows_whose_prompts_are_run_some_at_a_time_are_laid_out_once(monkeypatch: pytest.MonkeyPatch):

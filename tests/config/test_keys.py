@@ -9,8 +9,7 @@ import pytest
 
 from groupwise.algorithms.settings import KINDS, algorithm, settings
 from groupwise.cli import app
-from groupwise.commands.keys import page, text
-from groupwise.config.keys import chosen, sections
+from groupwise.config.keys import chosen, page, sections, text
 from groupwise.config.recipe import Recipe, first_comment, section_type, shipped
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Settings
