@@ -14,7 +14,7 @@ import groupwise
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstrates
-from groupwise.rewards.sandbox import ACCEPTED, Sandbox, cases, judge, wire
+from groupwise.rewards.sandbox import ACCEPTED, Sandbox, judge, wire
 from groupwise.tasks.code import generated
 from groupwise.tasks.code.task import Code, assemble
 
@@ -230,7 +230,7 @@ def test_equality_is_of_values(found: object, expected: object, same: bool) -> N
 
 
 def test_without_every_the_first_failure_ends_the_work(box: Sandbox) -> None:
-    tests = cases.parse([{"call": "f", "args": [i], "expected": 1} for i in range(3)])
+    tests = judge.parse([{"call": "f", "args": [i], "expected": 1} for i in range(3)])
     program = "def f(x):\n    if x == 2: raise SystemExit\n    return x"
     assert judge.passed(box, program, tests) == [False, True, False]
     assert judge.passed(box, program, tests, every=False) == [False, False, False]

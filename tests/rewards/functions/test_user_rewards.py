@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from groupwise.core.errors import UsageError
-from groupwise.core.processes import parcel
+from groupwise.core.processes import codec
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.adapters import bound
@@ -120,7 +120,7 @@ def test_a_reward_is_what_its_file_said_when_the_run_began(tmp_path: Path) -> No
     use = own(tmp_path, "def f(sample, completion): return 1.0") + ":f"
     reward = with_file(User(use))
     own(tmp_path, "def f(sample, completion): return 2.0")
-    sent = parcel.unpack(parcel.pack(reward))
+    sent = codec.unpack(codec.pack(reward))
     assert (list(sent([Attempt(TWO, "")])), scores(use, Attempt(TWO, ""))) == ([1.0], [2.0])
     assert repr(sent) == repr(User(use))
     with pytest.raises(UsageError, match=r"own2\.py.*did you mean 'own\.py'"):
@@ -261,7 +261,7 @@ def test_a_wrong_list_gives_nobody_a_score(values: object, cause: Cause) -> None
 
 def test_workers_start_without_torch() -> None:
     heavy = "{'torch', 'numpy', 'pydantic'}"
-    code = f"import sys; from groupwise.rewards.pool import pool, zygote; print({heavy} & set(sys.modules))"
+    code = f"import sys; from groupwise.rewards.pool import pool, worker; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

@@ -20,18 +20,19 @@ from groupwise.commands.check.correctness import repeated_findings
 from groupwise.commands.check.findings import Level
 from groupwise.commands.check.trials import Kind, TrialScores
 from groupwise.core.errors import RunError, UsageError
-from groupwise.core.processes.children import Child
 from groupwise.core.records import Completion
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
+from groupwise.rewards import isolation as isolate
 from groupwise.rewards.functions.form import Format
 from groupwise.rewards.functions.user import TaskScore, User
-from groupwise.rewards.pool import isolate, zygote
+from groupwise.rewards.isolation import Isolation
 from groupwise.rewards.pool.dispatch import Dispatcher
-from groupwise.rewards.pool.isolate import Isolation
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.slot import Clock
 from groupwise.rewards.pool.work import Limits
+from groupwise.rewards.pool.worker import ask_where
+from groupwise.rewards.zygote import Zygote
 from groupwise.rollout.scoring import RewardWeights, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.code.task import Code
@@ -193,7 +194,7 @@ def test_processes_that_another_left_cost_nothing() -> None:
     "isolation", [Isolation.NAMESPACE, pytest.param(Isolation.USER_NAMESPACE, marks=pytest.mark.slow), Isolation.REAPER]
 )
 def test_each_kind_of_wall_ends_what_was_started(isolation: Isolation, left: Callable[[], list[int]]) -> None:
-    if isolation not in (isolate.find_isolation(), Isolation.REAPER) and not isolate._works(isolation):
+    if isolation not in (isolate.find_isolation(), Isolation.REAPER) and not isolate.works(isolation):
         pytest.skip(f"this machine does not give {isolation}")
     with Pool({"mine": ONE}, Limits(workers=1, seconds=1.0, isolation=isolation)) as pool:
         daemon, _, _, good = outcomes(score(pool, "mine", attempts("daemon", "sleep", "bomb", "good")))
@@ -210,10 +211,9 @@ def test_the_limit_on_tasks_is_never_the_machines() -> None:
     limit = Path("/proc/sys/kernel/pid_max")
     before = limit.read_text()
     inside = """
-from groupwise.rewards import system
-from groupwise.rewards.pool import isolate, zygote
-system.unshare(system.NEWNS)
-isolate.settle(isolate.space())
+from groupwise.rewards import isolation
+isolation.unshare(isolation.NEWNS)
+isolation.settle(isolation.space())
 """
     subprocess.run([sys.executable, "-c", inside], check=True)
     after = limit.read_text()
@@ -223,7 +223,7 @@ isolate.settle(isolate.space())
 
 @linux
 def test_a_fork_bomb_stays_small(left: Callable[[], list[int]]) -> None:
-    if isolate._release() < (6, 14) or isolate.find_isolation() is Isolation.REAPER:
+    if isolate.release() < (6, 14) or isolate.find_isolation() is Isolation.REAPER:
         pytest.skip("this machine has no limit of a namespace's own")
     limit = Path("/proc/sys/kernel/pid_max").read_text()
     with Pool({"mine": ONE}, Limits(workers=1, seconds=30.0)) as pool:
@@ -250,7 +250,7 @@ SCRIPT = """
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.user import User
 from groupwise.rewards.pool.work import Limits
-from groupwise.rewards.pool.isolate import Isolation
+from groupwise.rewards.isolation import Isolation
 from groupwise.rewards.pool.pool import Pool
 pool = Pool({{"mine": User({use!r})}}, Limits(workers=2, seconds=60, isolation=Isolation({isolation!r})))
 def asked(*acts):
@@ -316,7 +316,7 @@ def test_a_process_that_never_makes_a_worker_is_not_waited_for(monkeypatch: pyte
     monkeypatch.setattr("groupwise.rewards.pool.dispatch.FAREWELL", 0.2, raising=False)
     start, raised = Dispatcher._zygote, []
 
-    def stopped(self: Dispatcher) -> Child:
+    def stopped(self: Dispatcher) -> Zygote:
         zygote = start(self)
         os.kill(zygote.process.pid, signal.SIGSTOP)
         return zygote
@@ -461,7 +461,7 @@ def test_a_worker_whose_two_connections_end_in_one_moment_is_removed_once(monkey
 
 
 def test_a_lost_process_that_starts_workers_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    child = Child("no.such.module")
+    child = Zygote("no.such.module", {}, "")
     child.process.wait()
     monkeypatch.setattr(Dispatcher, "_zygote", lambda self: child)
     words = "do not start: the process that starts them is lost: it ended: exit code 1$"
@@ -576,23 +576,20 @@ def test_a_worker_that_ends_while_it_is_asked_where_it_is_is_no_fault():
     """A pool that closes asks its workers, which may have ended a moment before."""
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
-    zygote._ask_where(ended.pid)
+    ask_where(ended.pid)
 
 
-FIRST_OF_A_NAMESPACE = """
+KEEPER = """
 import os, socket
-from groupwise.rewards.pool import isolate, zygote
-jobs, run = socket.socketpair()
+from groupwise.rewards.pool.worker import keep
+(line, _), (leash, run) = socket.socketpair(), socket.socketpair()
 run.close()
-status_there, status_here = os.pipe()
-os.close(status_there)
-zygote._first(jobs, os.dup(2), status_here, 0, isolate.space())
+keep(line, leash, lambda: os._exit(0), alone=True)
 """
 
 
 @linux
-def test_a_namespace_whose_keeper_has_gone_ends_without_a_word() -> None:
+def test_a_keeper_whose_run_has_gone_ends_without_a_word() -> None:
     """The run ended while a worker started: nobody is there to be told, and its last line stays the last."""
-    code = [sys.executable, "-c", FIRST_OF_A_NAMESPACE]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", KEEPER], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -5,7 +5,7 @@ from typing import Any
 
 from groupwise.algorithms.laws.draws import Draw
 from groupwise.algorithms.laws.law import Law
-from groupwise.core.processes import parcel
+from groupwise.core.processes import codec
 
 
 def prints_itself(part: Any, batch: Draw) -> str:
@@ -35,7 +35,7 @@ def is_a_value(part: Any, batch: Draw) -> str:
 
 def travels(part: Any, batch: Draw) -> str:
     """Sent to another process and back it is the same."""
-    again = parcel.unpack(parcel.pack(part))
+    again = codec.unpack(codec.pack(part))
     return "" if again == part and repr(again) == repr(part) else f"it comes back as {again!r}"
 
 

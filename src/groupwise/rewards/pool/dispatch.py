@@ -16,18 +16,20 @@ from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.core.peer import PeerLost
-from groupwise.core.processes.children import Child, ending
+from groupwise.core.processes.children import ending
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.rewards.functions.results import exhausted
-from groupwise.rewards.pool.given import Given, packed, tree
 from groupwise.rewards.pool.slot import Slot, messages, read_available
-from groupwise.rewards.pool.work import Entry, Limits, results_of, take
+from groupwise.rewards.pool.work import Entry, Given, Limits, packed, results_of, take, tree
+from groupwise.rewards.zygote import Zygote
 
 #: A worker that gives way to others is not charged for it, but while the run itself waits there is an end: this many
 #: times its seconds.
 PATIENCE = 10.0
 #: Seconds after which what is left of a worker that was asked to end is not waited for any more.
 FAREWELL = 30.0
+#: Seconds in which a keeper ends that has said its last.
+REST = 1.0
 #: How often in a row what makes workers may be lost, as where the system kills a process for its memory.
 LOSSES = 3
 
@@ -49,7 +51,7 @@ class Dispatcher:
         self.closing = False
         self.thread: threading.Thread | None = None
         self.slots: list[Slot] = []
-        self.maker: Child | None = None
+        self.maker: Zygote | None = None
         self.losses = 0  # of makers, since something was scored
         self.spent = 0.0  # seconds that workers have scored
         self.single: dict[str, bool] = {}  # by reward: whether it scores one by one, once a worker has said so
@@ -124,7 +126,7 @@ class Dispatcher:
         with self.changed:
             self.changed.notify_all()
 
-    def _living_maker(self) -> Child:
+    def _living_maker(self) -> Zygote:
         """What makes workers, started again where it was lost. Raises PeerLost where that happens again and again."""
         if self.maker is not None and not self.maker.usable:
             self.maker.close()
@@ -135,10 +137,11 @@ class Dispatcher:
         self.maker = self.maker or self._zygote()
         return self.maker
 
-    def _zygote(self) -> Child:
-        return Child(
-            "groupwise.rewards.pool.zygote",
-            {"memory": self.limits.memory, "isolation": self.limits.isolation},
+    def _zygote(self) -> Zygote:
+        return Zygote(
+            "groupwise.rewards.pool.worker",
+            {"memory": self.limits.memory, "wanted": self.limits.isolation},
+            "rewards: no process to score",
             environment={"OMP_NUM_THREADS": "1", **os.environ},  # the cores are generation's
             stderr=None,
         )
@@ -174,10 +177,10 @@ class Dispatcher:
             while True:
                 maker = self._living_maker()
                 with contextlib.suppress(PeerLost):
-                    maker.send({}, [theirs.fileno(), keepers.fileno()])
+                    number = maker.spawn(None, [theirs.fileno(), keepers.fileno()], wait=False)
                     break
             unless_sent.pop_all()
-        slot = Slot(line, leash, maker)
+        slot = Slot(line, leash, maker, number)
         slot.clock.start()
         self.slots.append(slot)
         self.selector.register(line, selectors.EVENT_READ, slot)
@@ -206,14 +209,18 @@ class Dispatcher:
                     self.selector.unregister(slot.line)
                 self._hear_all(slot)
             elif not read_available(slot.leash, slot.leash_buffer):
+                with contextlib.suppress(PeerLost, RunError):  # a lost one's workers end with it
+                    slot.maker.reap(slot.number, REST)
                 self._remove(slot)
 
     def _hear_all(self, slot: Slot) -> None:
         try:
             for message in slot.said():
                 self._hear(slot, message)
-        except FrameError:  # something else wrote there
+        except FrameError:  # something else wrote there: nothing more is heard
             slot.line_buffer.clear()
+            with contextlib.suppress(OSError):
+                slot.line.shutdown(socket.SHUT_RD)
             slot.end()
 
     def _hear(self, slot: Slot, message: dict[str, Any]) -> None:

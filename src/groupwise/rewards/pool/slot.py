@@ -14,11 +14,11 @@ from typing import Any
 from groupwise.core.channel import Channel, FrameError, unpack
 from groupwise.core.code.trace import own_lines
 from groupwise.core.environment import Conversation
-from groupwise.core.processes.children import Child, ending
+from groupwise.core.processes.children import ending
 from groupwise.core.reward import Cause, ScoreResult
-from groupwise.rewards.pool.given import Given
-from groupwise.rewards.pool.isolate import below, stat_fields
-from groupwise.rewards.pool.work import Entry
+from groupwise.rewards.isolation import below, stat_fields
+from groupwise.rewards.pool.work import Entry, Given
+from groupwise.rewards.zygote import Zygote
 
 #: A worker that has started more processes than this is not given time for those that keep it from running.
 SWARM = 16
@@ -87,8 +87,8 @@ class Clock:
 class Slot:
     """A worker.
 
-    line     its connection, and what has come over it; `leash` and its buffer are the keeper's (zygote.keep)
-    maker    the process that made it
+    line     its connection, and what has come over it; `leash` and its buffer are the keeper's (worker.keep)
+    maker    the process that made it, and `number` what it is called there
     report   what the keeper said last: the worker's wait status and the end of its output
     entries  what it was given and has not answered yet
     episodes  the numbers of those that live in it, all of one round
@@ -98,7 +98,8 @@ class Slot:
 
     line: socket.socket
     leash: socket.socket
-    maker: Child
+    maker: Zygote
+    number: int
     line_buffer: bytearray = field(default_factory=bytearray)
     leash_buffer: bytearray = field(default_factory=bytearray)
     clock: Clock = field(default_factory=Clock)

@@ -5,13 +5,14 @@ import select
 import signal
 import socket
 import time
+from dataclasses import asdict
 from typing import Any
 
 from groupwise.core.channel import FrameError, pack, unpack
 from groupwise.core.peer import PeerLost
 from groupwise.core.processes.children import ending, signal_name
-from groupwise.rewards.sandbox.launch import Zygote
 from groupwise.rewards.sandbox.outcome import REFUSED, Kind, Limits, Outcome
+from groupwise.rewards.zygote import Zygote
 
 _CHUNK = 2**16
 _PATIENCE = 0.5  # seconds that a program may take to end after it closed its files
@@ -29,7 +30,7 @@ class Job:
         self.begun = time.monotonic()
         self.ends, theirs = _pipes()
         try:
-            self.child = zygote.spawn(limits, theirs)
+            self.child = zygote.spawn(asdict(limits), theirs)
         except BaseException:
             for descriptor in self.ends.values():
                 os.close(descriptor)
