@@ -12,8 +12,8 @@ from contextlib import suppress
 import pytest
 
 from groupwise.core.channel import Channel, FrameError, pack
-from groupwise.core.processes import door as doors
-from groupwise.core.processes.door import Door
+from groupwise.core.processes import network as doors
+from groupwise.core.processes.network import Door
 
 
 def known(connection: socket.socket) -> str | None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 
-from groupwise.core.processes.tail import MOST, Tail
+from groupwise.core.processes.children import MOST, Tail
 
 FLOOD = "import sys\nfor i in range(200_000): print('x' * 100, i, file=sys.stderr)\nprint('the end', file=sys.stderr)"
 

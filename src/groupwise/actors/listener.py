@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from groupwise.core.channel import Channel, FrameError
-from groupwise.core.processes.address import Address, keep_alive
-from groupwise.core.processes.door import Door
+from groupwise.core.processes.network import Address, Door, keep_alive
 
 #: Characters of a token, and seconds in which it must have come.
 TOKEN, PATIENCE = 32, 10.0

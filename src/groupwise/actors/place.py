@@ -27,11 +27,18 @@ from groupwise.core import VERSION
 from groupwise.core.channel import Channel
 from groupwise.core.errors import UsageError
 from groupwise.core.peer import Peer, PeerLost
-from groupwise.core.processes.address import Address
-from groupwise.core.processes.children import Child, ending
-from groupwise.core.processes.place import Exit, Role, last_of
-from groupwise.core.processes.placement import AUTO, LOCAL, PlacementSettings, in_words, resources_in_words
-from groupwise.core.processes.tail import Tail
+from groupwise.core.processes.children import Child, Tail, ending
+from groupwise.core.processes.network import Address
+from groupwise.core.processes.place import (
+    AUTO,
+    LOCAL,
+    Exit,
+    PlacementSettings,
+    Role,
+    in_words,
+    last_of,
+    resources_in_words,
+)
 
 #: The module that runs in the broker.
 BROKER = "groupwise.actors.broker"

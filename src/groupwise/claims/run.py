@@ -14,7 +14,7 @@ from groupwise.claims.experiments import Effort, Experiment
 from groupwise.claims.measurements import Measurements, Row
 from groupwise.claims.store import append_row, read_rows
 from groupwise.core import VERSION
-from groupwise.core.code.boundary import unexpected
+from groupwise.core.code.trace import unexpected
 from groupwise.core.errors import GroupwiseError, brief
 from groupwise.core.machine.load import cores
 

@@ -15,8 +15,7 @@ from groupwise.core.code.user_code import Source
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import brief, listed
 from groupwise.core.numbers.measure import CORRECTNESS, Measure
-from groupwise.core.processes.place import Role
-from groupwise.core.processes.placement import in_words, resources_in_words
+from groupwise.core.processes.place import Role, in_words, resources_in_words
 from groupwise.core.reward import TASK
 from groupwise.core.task import Notes, PlaysTurns, ScoresSteps, Task
 from groupwise.models.value import POLICY_START, REWARD_START

@@ -14,7 +14,7 @@ from groupwise.config.recipe import Recipe, dump
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.errors import UsageError
 from groupwise.core.machine.free_memory import free_memory, held_memory
-from groupwise.core.processes.placement import LOCAL
+from groupwise.core.processes.place import LOCAL
 from groupwise.core.task import PlaysTurns
 from groupwise.engines.address import addresses_of
 from groupwise.journal.journal import Journal

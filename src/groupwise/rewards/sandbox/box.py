@@ -11,11 +11,10 @@ from typing import Any
 
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.peer import PeerLost
+from groupwise.core.processes import codec
 from groupwise.core.processes.children import ROOT
 from groupwise.core.task import Starting
-from groupwise.rewards.sandbox import wire
-from groupwise.rewards.sandbox.job import Job
-from groupwise.rewards.sandbox.outcome import Kind, Layers, Limits, Outcome
+from groupwise.rewards.sandbox.job import Job, Kind, Layers, Limits, Outcome
 from groupwise.rewards.zygote import Zygote
 
 ACCEPTED = "i accept that completions run unprotected"
@@ -49,7 +48,7 @@ for attempt in (network, sockets, processes, signals, accounts, folders, limits)
 
 @dataclass(frozen=True)
 class Reply:
-    """What a called function returned: a tree of `wire`, or the name and traceback of the exception that it raised."""
+    """Answer of a called function: a tree of the codec, or the name and traceback of the exception that it raised."""
 
     value: Any = None
     error: str = ""
@@ -83,11 +82,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
             return None
         try:
             if message.get("nonce") != nonce:
-                raise wire.NotPlain("a message without the question's nonce")
+                raise codec.NotPlain("a message without the question's nonce")
             if "error" in message:
                 return Reply(error=str(message["error"])[:200], traceback=str(message.get("traceback", ""))[:4000])
-            wire.validate(message.get("value"))
-        except wire.NotPlain as fault:
+            codec.validate(message.get("value"))
+        except codec.NotPlain as fault:
             self._job.ended = (Kind.CRASH, f"it sent {fault}")
             self._job.stop()
             return None

@@ -18,7 +18,7 @@ import types
 from typing import Any, NoReturn
 
 from groupwise.core.channel import pack, unpack
-from groupwise.rewards.sandbox import wire
+from groupwise.core.processes import codec
 
 _CHUNK = 2**16
 #: Whoever calls a function inside a loop (map, zip, filter, all, sum, next) takes these for the loop's end, not for a
@@ -99,8 +99,8 @@ def _answer(control: Control, first: dict[str, Any]) -> None:
     while True:
         order = control.receive()
         try:
-            args, kwargs = wire.decode(order["args"]), wire.decode(order["kwargs"])
-            reply = {"value": wire.encode(_find(names, order["call"])(*args, **kwargs))}
+            args, kwargs = codec.decode(order["args"]), codec.decode(order["kwargs"])
+            reply = {"value": codec.encode(_find(names, order["call"])(*args, **kwargs))}
         except BaseException as error:
             reply = _failure(error)
         control.send({"nonce": order["nonce"], **reply})
@@ -130,11 +130,11 @@ def _proxy(control: Control, name: str) -> Any:
     """A function that asks the supervisor for the tested function's answer."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        control.send({"call": name, "args": wire.encode(args), "kwargs": wire.encode(kwargs)})
+        control.send({"call": name, "args": codec.encode(args), "kwargs": codec.encode(kwargs)})
         reply = control.receive()
         number, control.calls = control.calls, control.calls + 1
         if "value" in reply:
-            return wire.decode(reply["value"])
+            return codec.decode(reply["value"])
         error = _exception(reply["error"], reply["traceback"])
         control.raised = number, error
         raise error

@@ -10,15 +10,15 @@ Expected values stay here, or in a process that the program cannot reach.
 
 import ast
 import builtins
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from groupwise.rewards.sandbox import wire
+from groupwise.core.processes import codec
 from groupwise.rewards.sandbox.box import Reply, Sandbox, Session
-from groupwise.rewards.sandbox.job import Job
-from groupwise.rewards.sandbox.outcome import Kind, Limits
+from groupwise.rewards.sandbox.job import Job, Kind, Limits
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Stdio:
 
 @dataclass(frozen=True)
 class Call:
-    """A function (`f`, or `Solution.solve`), its arguments and the expected value, as trees of `wire`."""
+    """A function (`f`, or `Solution.solve`), its arguments and the expected value, as trees of the codec."""
 
     name: str
     args: Any
@@ -131,7 +131,7 @@ def _calls(box: Sandbox, program: str, calls: Sequence[Call], every: bool) -> li
             reply = session.call(call.name, call.args, call.kwargs)
             if reply is None:
                 return verdicts + [_ending(session)] * (len(calls) - len(verdicts))
-            verdicts.append(_raised(reply) or (None if wire.equal(reply.value, call.expected) else WRONG))
+            verdicts.append(_raised(reply) or (None if equal(reply.value, call.expected) else WRONG))
             if verdicts[-1] and not every:
                 break
     return verdicts + [WRONG] * (len(calls) - len(verdicts))
@@ -225,10 +225,10 @@ def _parsed_case(test: object) -> Test:
         args, kwargs = test.get("args", []), test.get("kwargs", {})
         if isinstance(test["call"], str) and isinstance(args, list) and isinstance(kwargs, dict):
             try:
-                expected = wire.encode(test["expected"])
-            except wire.NotPlain as error:
+                expected = codec.encode(test["expected"])
+            except codec.NotPlain as error:
                 raise ValueError(f"expected: {error}") from None
-            return Call(test["call"], wire.encode(args), wire.encode(kwargs), expected)
+            return Call(test["call"], codec.encode(args), codec.encode(kwargs), expected)
     raise ValueError(
         'a test must be {"input": text, "output": text} or {"call": name, "args": [...], "expected": value}, '
         f"not {test!r:.80}"
@@ -267,3 +267,47 @@ def _note(node: ast.AST, defined: set[str], used: set[str]) -> None:
             defined.add(name)
         case ast.alias(name, asname):
             defined.add((asname or name).split(".")[0])
+
+
+def equal(value: Any, expected: Any, depth: int = codec.DEPTH) -> bool:
+    """Tell if two trees mean the same value, the second being trusted.
+
+    Trees are compared, and no set or dict is built of a child's data: keys chosen to collide would cost quadratic time.
+    A bool is no number, a float equals the int of its value, NaN equals nothing. A tuple equals a list where the
+    expected value is a list: JSON has no tuples.
+
+    >>> equal(["t", 1, 2.0], ["l", 1, 2]), equal(True, 1), equal(float("nan"), float("nan"))
+    (True, False, False)
+    """
+    value, expected = _number(value), _number(expected)
+    if type(expected) in (int, float):
+        return type(value) in (int, float) and value == expected
+    if type(expected) is not list or type(value) is not list:
+        return type(value) is type(expected) and value == expected
+    if len(value) != len(expected) or depth == 0:
+        return False
+    kind = expected[0]
+    if value[0] != kind and not (kind == "l" and value[0] == "t"):
+        return False
+    if kind == "d":
+        pairs = zip(*(sorted(tree[1:], key=lambda pair: _key(pair[0])) for tree in (value, expected)), strict=True)
+        return all(equal(a[0], b[0], depth - 1) and equal(a[1], b[1], depth - 1) for a, b in pairs)
+    sides = (sorted(tree[1:], key=_key) if kind == "s" else tree[1:] for tree in (value, expected))
+    return all(equal(a, b, depth - 1) for a, b in zip(*sides, strict=True))
+
+
+def _number(tree: Any) -> Any:
+    """A large int as the int it is, anything else as it came."""
+    return int(tree[1], 16) if type(tree) is list and tree[0] == "i" else tree
+
+
+def _key(tree: Any) -> str:
+    """A text that is the same for equal members of a set, or keys of a dict: 2.0 is 2."""
+    return json.dumps(_with_ints(tree))
+
+
+def _with_ints(tree: Any) -> Any:
+    """The tree with every float that is an int as that int."""
+    if type(tree) is list:
+        return [_with_ints(item) for item in tree]
+    return int(tree) if type(tree) is float and tree.is_integer() else tree

@@ -20,7 +20,7 @@ from typing import NoReturn
 from groupwise.rewards import isolation
 from groupwise.rewards.isolation import prctl, syscall
 from groupwise.rewards.sandbox import inside
-from groupwise.rewards.sandbox.outcome import REFUSED
+from groupwise.rewards.sandbox.job import REFUSED
 
 _STACK = 64 * 2**20
 _CREATE, _ADD, _RESTRICT = 444, 445, 446

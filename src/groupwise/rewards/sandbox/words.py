@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from groupwise.core.errors import RunError
+from groupwise.core.processes.codec import NotPlain
 from groupwise.rewards.sandbox.box import Sandbox
+from groupwise.rewards.sandbox.job import Kind
 from groupwise.rewards.sandbox.judge import Failure
-from groupwise.rewards.sandbox.outcome import Kind
-from groupwise.rewards.sandbox.wire import NotPlain
 
 #: Characters of a line at most, and seconds that it may take beyond the program's own.
 LONGEST, MARGIN = 120, 2.0

@@ -12,15 +12,24 @@ from typing import Protocol
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Starting
 from groupwise.rewards.verifiers.choice import Choice
-from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
-from groupwise.rewards.verifiers.kinds.reading import read as read_answer
-from groupwise.rewards.verifiers.marks import BRACE, Claim, boxed, claims, spoken
+from groupwise.rewards.verifiers.kinds import Answer, Kind
+from groupwise.rewards.verifiers.marks import (
+    BRACE,
+    LONGEST_CLAIM,
+    SPAN,
+    Claim,
+    boxed,
+    claims,
+    denied,
+    spoken,
+    statement,
+)
 from groupwise.rewards.verifiers.numerals import close, read
+from groupwise.rewards.verifiers.reading import read as read_answer
 from groupwise.rewards.verifiers.same import Ask, Judge
 from groupwise.rewards.verifiers.spelling import untypeset
 from groupwise.rewards.verifiers.stated import claimed, ending, signed
-from groupwise.rewards.verifiers.verify import Guard, Tally
-from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SPAN, denied, statement
+from groupwise.rewards.verifiers.symbolic import Guard, Tally
 
 _LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt|infty)[A-Za-z]{4,}")
 #: Words that a sentence has and an answer in words does not.

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 
 from groupwise.core.errors import UsageError
-from groupwise.rewards.verifiers.marks import Claim, by_marker, spoken
+from groupwise.rewards.verifiers.marks import SAYS_NOTHING, Claim, by_marker, spoken
 from groupwise.rewards.verifiers.spelling import untypeset
-from groupwise.rewards.verifiers.wording import SAYS_NOTHING
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 
-from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
-from groupwise.rewards.verifiers.kinds.sets import as_interval
+from groupwise.rewards.verifiers.kinds import Answer, Kind
 from groupwise.rewards.verifiers.numerals import close
+from groupwise.rewards.verifiers.several import as_interval
 
 #: (question of `symbolic`, texts) -> its answer.
 Ask = Callable[..., bool | int]

@@ -11,13 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from groupwise.rewards.verifiers import formula
-from groupwise.rewards.verifiers.kinds import many, sets, values
-from groupwise.rewards.verifiers.kinds.answer import INFINITE, Answer, Kind, Read
-from groupwise.rewards.verifiers.kinds.many import split
-from groupwise.rewards.verifiers.kinds.sets import all_but, as_interval
-from groupwise.rewards.verifiers.kinds.values import is_closed, is_constant, name_of, part_of
+from groupwise.rewards.verifiers import formula, kinds, several
+from groupwise.rewards.verifiers.kinds import INFINITE, Answer, Kind, Read, is_closed, is_constant, name_of, part_of
 from groupwise.rewards.verifiers.numerals import measure
+from groupwise.rewards.verifiers.several import all_but, as_interval, split
 from groupwise.rewards.verifiers.spelling import outer, spelled
 
 
@@ -34,7 +31,7 @@ def read(text: str) -> Answer:
         return said
     measured = measure(text)
     if measured is not None:
-        name = values.name_of(spelled(outer(text)).rpartition("=")[0]) if measured.name else ""
+        name = kinds.name_of(spelled(outer(text)).rpartition("=")[0]) if measured.name else ""
         letters = (
             str(measured.value)
             if measured.unit is None and not measured.words
@@ -255,14 +252,14 @@ _READERS: tuple[Callable[[str, Read], Answer | None], ...] = (
     time_of_day,
     congruence,
     in_a_base,
-    sets.set_of,
-    sets.matrix,
-    many.side_by_side,
-    sets.union,
-    many.entries_of,
+    several.set_of,
+    several.matrix,
+    several.side_by_side,
+    several.union,
+    several.entries_of,
     relation,
-    sets.tuple_of,
-    many.ratio,
-    values.expression,
-    values.words_of,
+    several.tuple_of,
+    several.ratio,
+    kinds.expression,
+    kinds.words_of,
 )
