@@ -122,7 +122,7 @@ def drop_capabilities() -> None:
 
 
 class Isolation(StrEnum):
-    """What a machine may give, the strongest first."""
+    """Isolation that a machine may give, the strongest first."""
 
     NAMESPACE = "a PID namespace"
     USER_NAMESPACE = "a user and a PID namespace"
@@ -198,7 +198,7 @@ def space() -> str:
 
 
 def settle(outside: str) -> None:
-    """Inside a PID namespace, limit its tasks and mount a /proc that shows it; outside of one do nothing.
+    """Limit the tasks of a PID namespace and mount a /proc that shows it; outside of one, do nothing.
 
     outside  the namespace of the run, which must not be limited
 

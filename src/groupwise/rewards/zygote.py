@@ -1,4 +1,4 @@
-"""The process that makes others by fork, in milliseconds: those that score (pool), or run programs (sandbox).
+"""Process that makes others by fork, in milliseconds: those that score (pool), or run programs (sandbox).
 
     run -> zygote -> child
 

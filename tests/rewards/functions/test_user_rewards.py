@@ -16,8 +16,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.processes import codec
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Attempt, Sample
-from groupwise.rewards.functions.adapters import bound
-from groupwise.rewards.functions.results import score_result, score_results
+from groupwise.rewards.functions.adapters import bound, score_result, score_results
 from groupwise.rewards.functions.user import TaskScore, User, with_file
 from groupwise.tasks.arithmetic import Arithmetic
 

@@ -502,7 +502,7 @@ def test_a_run_works_while_its_completions_are_scored(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import time\ndef f(attempt):\n    time.sleep(0.05)\n    return 1.0\n")
     with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=4)) as pool:
         tickets = pool.submit("mine", attempts(*["x"] * 16))
-        assert until(lambda: len(pool._dispatcher.results) == 16)
+        assert until(lambda: all(future.done() for future in pool._dispatcher.futures.values()))
         started = time.monotonic()
         assert outcomes(pool.wait(tickets)) == [1.0] * 16
         assert time.monotonic() - started < 0.1

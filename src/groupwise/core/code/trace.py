@@ -39,7 +39,7 @@ def own_lines(output: str) -> str:
 
 
 def place(error: BaseException) -> str:
-    """`file.py, line 3` of the innermost frame that is not ours; "" if there is none."""
+    """Return `file.py, line 3` of the innermost frame that is not ours; "" if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not ours(f.filename)]
@@ -90,7 +90,6 @@ def _appended(log: Path | None, text: bytes) -> str:
 
 
 def _written(text: bytes) -> str:
-    """Write a new file of this text -> its name."""
     handle, name = tempfile.mkstemp(prefix="groupwise-", suffix=".log")
     with open(handle, "wb") as file:
         file.write(text)
@@ -98,7 +97,6 @@ def _written(text: bytes) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """file:line of the last frame that is groupwise's own."""
     places = [(Path(frame.f_code.co_filename), line) for frame, line in traceback.walk_tb(error.__traceback__)]
     path, line = [place for place in places if place[0].is_relative_to(_PACKAGE)][-1]
     return f"{path.relative_to(_PACKAGE.parent)}:{line}"

@@ -1,4 +1,4 @@
-"""The one supervisor of child processes: starts one, talks to it with a deadline, ends it, says why it ended.
+"""Supervisor of child processes: starts one, talks to it with a deadline, ends it, says why it ended.
 
     child = Child("groupwise.some.module", {"option": 1})    # there: main(channel, option=1)
     child.send({"question": 2})
@@ -105,16 +105,16 @@ class Child(Peer):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed here, or this process is a fork of the one that it belongs to."""
+        """True if it was closed here, or this process is a fork of the one that it belongs to."""
         return not self._end.alive
 
     @property
     def usable(self) -> bool:
-        """Whether it runs, and has answered every time, as far as is known."""
+        """True if it runs, and has answered every time, as far as is known."""
         return not self.closed and not self.lost and self.process.poll() is None
 
     def close(self) -> None:
-        """Kills the process and its group, and waits for its end. Again, or in a fork of this process, does nothing."""
+        """Kill the process and its group, and waits for its end. Again, or in a fork of this process, does nothing."""
         self._end()
 
     def _gone(self) -> str:
@@ -125,7 +125,7 @@ class Child(Peer):
 
 
 def ending(code: int) -> str:
-    """How a process ended, by its exit code, which is negative where a signal killed it (as Popen.returncode is).
+    """Say how a process ended, by its exit code, which is negative where a signal killed it (as Popen.returncode is).
 
     >>> ending(3), ending(-9)
     ('exit code 3', 'killed by SIGKILL')
@@ -134,7 +134,7 @@ def ending(code: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; the number itself where it has no name."""
+    """Name a signal: `SIGKILL` for 9; the number itself where it has no name."""
     return signal.Signals(number).name if number in signal.valid_signals() else str(number)
 
 
@@ -191,11 +191,11 @@ class Tail:
         self._thread.start()
 
     def given(self) -> None:
-        """Closes the writing end here. Once only."""
+        """Close the writing end here. Once only."""
         os.close(self.writing)
 
     def text(self, seconds: float = 0.0) -> str:
-        """What was printed last; waits so long at most for the end of a process that is about to end."""
+        """Return what was printed last; waits so long at most for the end of a process that is about to end."""
         self._thread.join(seconds)
         return bytes(self._last).decode(errors="replace")
 

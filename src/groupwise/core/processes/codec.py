@@ -1,4 +1,4 @@
-"""The one codec between processes: JSON with its length before it, and arrays as raw bytes behind it.
+"""Codec between processes: JSON with its length before it, and arrays as raw bytes behind it.
 
 A message is a JSON object in a frame (core/channel.py). One with arrays names each, with type and shape, under
 "arrays"; their bytes follow in that order:
@@ -80,7 +80,7 @@ def send(
     seconds: float | None = None,
     descriptors: Sequence[int] = (),
 ) -> None:
-    """Sends a message with arrays; `seconds` may pass without progress. Raises as the line does."""
+    """Send a message with arrays; `seconds` may pass without progress. Raises as the line does."""
     named = {name: [array.dtype.name, list(array.shape)] for name, array in arrays.items()}
     line.send({**content, "arrays": named}, descriptors, seconds)
     for array in arrays.values():
@@ -90,7 +90,7 @@ def send(
 
 
 def receive(line: Transport, seconds: float | None = None) -> Message:
-    """The next message. Raises FrameError where its arrays cannot be, and else as the line does."""
+    """Return the next message. Raises FrameError where its arrays cannot be, and else as the line does."""
     content = line.receive(seconds)
     return Message(content, arrays_behind(line, content, seconds))
 
@@ -98,7 +98,7 @@ def receive(line: Transport, seconds: float | None = None) -> Message:
 def arrays_behind(
     line: Transport, content: dict[str, Any], seconds: float | None = None, most: int = LARGEST
 ) -> dict[str, "np.ndarray"]:
-    """The arrays of a message of which the JSON has come, where their names are taken out; of `most` bytes together.
+    """Receive the arrays of a message, whose names are taken out of its JSON: `most` bytes together.
 
     Raises FrameError before anything is read where what is said of one cannot be, and else as the line does.
     """
@@ -129,7 +129,7 @@ def _layout(name: str, said: Any) -> tuple[str, list[int]]:
 
 
 def encode(value: Any, depth: int = DEPTH, others: Others | None = None) -> Any:
-    """The tree of a plain value. Raises NotPlain for nesting deeper than `depth`, and for any other type unless
+    """Return the tree of a plain value. Raises NotPlain for nesting deeper than `depth`, and for any other type unless
     `others` has a tree for it.
 
     >>> encode({"a": (1, 2.5)})
@@ -154,7 +154,7 @@ def encode(value: Any, depth: int = DEPTH, others: Others | None = None) -> Any:
 
 
 def decode(tree: Any, depth: int = DEPTH, others: Others | None = None) -> Any:
-    """The value of a tree. Raises NotPlain where it is none, nor one that `others` knows.
+    """Return the value of a tree. Raises NotPlain where it is none, nor one that `others` knows.
 
     >>> decode(encode({"a": (1, {2}), "b": 2**70})) == {"a": (1, {2}), "b": 2**70}
     True
@@ -206,7 +206,7 @@ def validate(tree: Any, depth: int = DEPTH) -> None:
 
 
 def _encoded(values: Iterable[Any], depth: int, others: Others | None) -> Iterable[Any]:
-    """The trees of several values; numbers and texts, of which there may be many, are looked at all at once."""
+    """Return the trees of several values; numbers and texts, of which there may be many, are looked at all at once."""
     values, kinds = list(values), set(map(type, values))
     if kinds <= _UNCHANGED or (kinds == {int} and min(values) > -_SMALL and max(values) < _SMALL):
         return values
@@ -288,7 +288,6 @@ def _value(tree: Any, depth: int) -> Any:
 
 
 def _give(made: Any, state: Any) -> None:
-    """Give an object that was made what it held."""
     if state is not None and hasattr(made, "__setstate__"):
         made.__setstate__(state)
         return

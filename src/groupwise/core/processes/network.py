@@ -41,7 +41,7 @@ class Address(NamedTuple):
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """So that a machine that has gone silently is known to be gone within two minutes, and nothing waits to be sent."""
+    """Set a connection so that a machine which is gone is known to be within two minutes, and nothing waits to go."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 6)):
@@ -78,7 +78,7 @@ class Door:
         self._waiting: dict[socket.socket, None] = {}  # the oldest first
 
     def serve(self) -> None:
-        """Until the socket is closed, from another thread or by an interrupt."""
+        """Accept until the socket is closed, from another thread or by an interrupt."""
         while True:
             try:
                 connection, peer = self._listening.accept()
@@ -98,7 +98,7 @@ class Door:
                 connection.close()
 
     def close(self) -> None:
-        """Nobody is accepted any more. Again does nothing."""
+        """Accept nobody any more. Again does nothing."""
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -113,7 +113,7 @@ class Door:
             self._met(who, connection, (peer[0], peer[1]))
 
     def _send_oldest_away(self, most: int) -> None:
-        """Until `most` are waiting. Their threads see the end of the connection, and close it."""
+        """Send the oldest away until `most` are waiting. Their threads see the end of the connection, and close it."""
         with self._lock:
             while len(self._waiting) > most:
                 oldest = next(iter(self._waiting))

@@ -25,7 +25,7 @@ REST = 1.0
 
 
 class Closable(Protocol):
-    """What holds something until it is closed."""
+    """Holder of something until it is closed."""
 
     def close(self) -> None: ...
 
@@ -34,7 +34,7 @@ C = TypeVar("C", bound=Closable)
 
 
 class Role(StrEnum):
-    """What a process does for its run."""
+    """Part that a process has in its run."""
 
     RANK = "rank"
     ENGINE = "engine"
@@ -70,7 +70,7 @@ class Process(Transport, Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether it runs, and has answered every time, as far as is known."""
+        """True if it runs, and has answered every time, as far as is known."""
         ...
 
     @property
@@ -79,15 +79,15 @@ class Process(Transport, Protocol):
     def speaks(self, seconds: float) -> bool: ...
 
     def exit(self, seconds: float = 0.0) -> Exit | None:
-        """How it ended, if it does within these seconds; None where it runs, as far as is known."""
+        """Say how it ended, if it does within these seconds; None where it runs, as far as is known."""
         ...
 
     def printed(self, seconds: float = 0.0) -> str:
-        """The last that it printed; waits so long at most for the rest of a process that is about to end."""
+        """Return the last that it printed; waits so long at most for the rest of a process that is about to end."""
         ...
 
     def close(self) -> None:
-        """Ends it, with all that it started, and waits for its end. Again does nothing."""
+        """End it, with all that it started, and waits for its end. Again does nothing."""
         ...
 
 
@@ -107,7 +107,7 @@ class Place(Protocol):
     def start(
         self, role: Role, module: str, options: Mapping[str, Any], *, seconds: float, python: str | None = None
     ) -> Process:
-        """A process that runs the module's `main(channel, **options)`; it ends with this one, however that ends.
+        """Return a process that runs the module's `main(channel, **options)`; it ends with this one, however that ends.
 
         seconds  in which it must run
         python   its interpreter, which has libraries of its own; None is the one of this process
@@ -116,7 +116,7 @@ class Place(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what the place itself needs. Again does nothing."""
+        """End what the place itself needs. Again does nothing."""
         ...
 
 
@@ -140,7 +140,7 @@ class LocalProcess(Child):
         self.pid: int | None = self.process.pid
 
     def exit(self, seconds: float = 0.0) -> Exit | None:
-        """How it ended, if it does within these seconds."""
+        """Say how it ended, if it does within these seconds."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -148,7 +148,7 @@ class LocalProcess(Child):
         return Exit(ending(code), code)
 
     def printed(self, seconds: float = 0.0) -> str:
-        """The last that it printed."""
+        """Return the last that it printed."""
         return self._tail.text(seconds)
 
 
@@ -160,11 +160,11 @@ class Here:
     def start(
         self, role: Role, module: str, options: Mapping[str, Any], *, seconds: float, python: str | None = None
     ) -> LocalProcess:
-        """A child, at once; whether it comes to run its module is seen when it is asked. Raises PeerLost."""
+        """Return a child, at once; whether it comes to run its module is seen when it is asked. Raises PeerLost."""
         return LocalProcess(module, options, python)
 
     def close(self) -> None:
-        """There is nothing but the children, and each is closed by whoever started it."""
+        """Do nothing: each child is closed by whoever started it."""
 
 
 #: This machine, and this process's own children.
@@ -172,12 +172,12 @@ HERE = Here()
 
 
 def last_line(process: Process) -> str:
-    """The last line that a process printed, as `last_of` has it."""
+    """Return the last line that a process printed, as `last_of` has it."""
     return last_of(process.printed(REST))
 
 
 def last_of(text: str) -> str:
-    """The last line of what was printed, in brackets behind a space; "" where there is none.
+    """Return the last line of what was printed, in brackets behind a space; "" where there is none.
 
     >>> last_of("one\\ntwo\\n"), last_of("")
     (' (two)', '')
@@ -187,7 +187,7 @@ def last_of(text: str) -> str:
 
 
 def started(makers: Sequence[Callable[[], C]]) -> list[C]:
-    """What they make, side by side. Raises the first's error where one fails, and closes what others have made."""
+    """Make all of them side by side. Raises the first's error where one fails, and closes what others have made."""
     with ThreadPoolExecutor(len(makers)) as workers:
         futures = [workers.submit(maker) for maker in makers]
     errors = [error for future in futures if (error := future.exception()) is not None]
@@ -247,7 +247,7 @@ class PlacementSettings(Settings):
     pool_gpus: Changeable[Gpus] = 0.0
 
     def resources(self, role: Role) -> dict[str, float]:
-        """What a process of a role asks Ray for, by Ray's names.
+        """Return what a process of a role asks Ray for, by Ray's names.
 
         >>> PlacementSettings(engine_cpus=2.0, engine_gpus=1.0).resources(Role.ENGINE)
         {'CPU': 2.0, 'GPU': 1.0}
@@ -256,7 +256,7 @@ class PlacementSettings(Settings):
         return {name: count for name, count in every.items() if count}
 
     def unread(self, roles: set[Role]) -> set[str]:
-        """The keys that nothing reads where a run has processes of these roles: without Ray all that are about it.
+        """Return the keys that nothing reads in a run with processes of these roles: without Ray all that are about it.
 
         >>> sorted(PlacementSettings(ray="local").unread({Role.ENGINE, Role.POOL}))
         ['rank_cpus', 'rank_gpus']
@@ -276,7 +276,7 @@ NAMES = {
 
 
 def in_words(role: Role, count: int) -> str:
-    """So many processes of a role.
+    """Name so many processes of a role.
 
     >>> in_words(Role.ENGINE, 2), in_words(Role.RANK, 1)
     ('2 engines', '1 other rank')
@@ -285,7 +285,7 @@ def in_words(role: Role, count: int) -> str:
 
 
 def resources_in_words(settings: PlacementSettings, role: Role) -> str:
-    """What a process of a role asks Ray for.
+    """Return what a process of a role asks Ray for.
 
     >>> resources_in_words(PlacementSettings(rank_gpus=1.0), Role.RANK)
     '1 CPU and 1 GPU'

@@ -11,7 +11,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, replace
+from concurrent.futures import Future
+from dataclasses import asdict, astuple
 from typing import Any
 
 from groupwise.core.channel import Channel, FrameError
@@ -49,11 +50,9 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         self._tree = tree(self._rewards, "one of them")
         self._tickets, self._numbers = itertools.count(), itertools.count()
         self._owed: dict[int, tuple[str, Attempt | Conversation]] = {}
-        self._questions: dict[int, Given] = {}
-        self._answers: dict[int, dict[str, Any]] = {}
-        self._changed = threading.Condition(threading.RLock())
+        self._questions: dict[int, tuple[Given, Future[dict[str, Any]]]] = {}
+        self._lock = threading.RLock()
         self._broken: GroupwiseError | None = None
-        self._closing = False
         self._lost_in_a_row, self._spent = 0, 0.0
         try:
             self._process = self._started()
@@ -63,10 +62,10 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         self._thread.start()
 
     def submit(self, name: str, attempts: Sequence[Attempt | Conversation]) -> list[int]:
-        """As `Pool.submit`."""
+        """Submit as `Pool.submit` does."""
         if name not in self._rewards:
             raise KeyError(name)
-        with self._changed:
+        with self._lock:
             self._require_usable()
             given = {next(self._tickets): (name, attempt) for attempt in attempts}
             self._owed |= given
@@ -74,11 +73,11 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         return list(given)
 
     def wait(self, tickets: Sequence[int]) -> list[ScoreResult]:
-        """As `Pool.wait`; raises RunError where the process is lost for good as well."""
-        with self._changed:
-            if unknown := set(tickets) - self._owed.keys():
-                raise ValueError(f"tickets that were never given, or were waited for already: {sorted(unknown)}")
-            answer = self._answer(Given({"wait": list(tickets)}))
+        """Wait as `Pool.wait` does; raises RunError where the process is lost for good as well."""
+        if unknown := set(tickets) - self._owed.keys():
+            raise ValueError(f"tickets that were never given, or were waited for already: {sorted(unknown)}")
+        answer = self._answer({"wait": list(tickets)})
+        with self._lock:
             for ticket in tickets:
                 del self._owed[ticket]
         try:
@@ -92,17 +91,14 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         return self._spent
 
     def check(self, samples: Sequence[Sample] = ()) -> dict[str, str]:
-        """As `Pool.check`."""
-        with self._changed:
-            rows = [Attempt(sample, "") for sample in samples]
-            return self._answer(packed({"check": True}, rows, "a sample"))["forms"]
+        """Check as `Pool.check` does."""
+        return self._answer({"check": True}, [Attempt(sample, "") for sample in samples])["forms"]
 
     def close(self) -> None:
-        """Ends the process, and with it those that score."""
-        self._closing = True
-        with self._changed:
+        """End the process, and with it those that score."""
+        self._end(RunError("rewards: the pool is closed"))
+        with self._lock:
             process = self._process
-            self._changed.notify_all()
         process.close()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -120,13 +116,17 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
             raise PeerLost(words) from None
         return process
 
-    # The lock is held in the following ones.
-
     def _require_usable(self) -> None:
-        if self._closing:
-            raise RunError("rewards: the pool is closed")
         if self._broken is not None:
             raise self._broken
+
+    def _end(self, error: GroupwiseError) -> None:
+        """Answer nothing any more, and every question with the error."""
+        with self._lock:
+            self._broken = self._broken or error
+            for _, future in self._questions.values():
+                future.set_exception(self._broken)
+            self._questions.clear()
 
     def _hand_over(self, entries: Mapping[int, tuple[str, Attempt | Conversation]]) -> None:
         for name in dict.fromkeys(name for name, _ in entries.values()):
@@ -134,16 +134,15 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
             message = {"submit": list(some), "name": name}
             self._say(packed(message, list(some.values()), f"what {name} is given"))
 
-    def _answer(self, question: Given) -> dict[str, Any]:
-        """What is answered to a question, once it is."""
-        number = next(self._numbers)
-        self._questions[number] = replace(question, message={**question.message, "number": number})
-        self._require_usable()
-        self._say(self._questions[number])
-        while number not in self._answers:
+    def _answer(self, question: Mapping[str, Any], rows: Sequence[Attempt] = ()) -> dict[str, Any]:
+        future: Future[dict[str, Any]] = Future()
+        with self._lock:
             self._require_usable()
-            self._changed.wait()
-        answer = self._answers.pop(number)
+            number = next(self._numbers)
+            given = packed({**question, "number": number}, rows, "a sample")
+            self._questions[number] = given, future
+            self._say(given)
+        answer = future.result()
         if wrong := answer.get("error"):
             error = (UsageError if wrong["usage"] else RunError)(wrong["message"])
             for note in wrong["notes"]:
@@ -159,18 +158,16 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
     # What the thread does.
 
     def _listen(self) -> None:
-        while not self._closing and self._broken is None:
+        while self._broken is None:
             try:
                 message = self._next()
             except PeerLost as lost:
                 self._replace(lost)
                 continue
-            if "answer" in message:
-                with self._changed:
-                    self._answers[message["answer"]] = message
-                    self._questions.pop(message["answer"], None)
+            with self._lock:
+                if asked := self._questions.pop(message.get("answer", -1), None):
+                    asked[1].set_result(message)
                     self._lost_in_a_row = 0
-                    self._changed.notify_all()
 
     def _next(self) -> dict[str, Any]:
         silent = 0.0
@@ -181,21 +178,18 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         return self._process.receive()
 
     def _replace(self, lost: PeerLost) -> None:
-        """Another process, which is given what the lost one owed; none where the pool, or its place, is closed."""
-        if self._closing or self._process.closed:
-            with self._changed:
-                self._closing = True
-                self._changed.notify_all()
+        """Start another process, which is given what the lost one owed, unless the pool, or its place, is closed."""
+        if self._process.closed:
+            self._end(RunError("rewards: the pool is closed"))
             return
         words = f"{lost}{last_line(self._process)}"
         self._process.close()  # whoever is sending to it, and holds the lock, goes on
-        with self._changed:
-            while not self._closing:
+        with self._lock:
+            while self._broken is None:
                 self._lost_in_a_row += 1
                 if self._lost_in_a_row > RESTARTS:
                     times = f"{self._lost_in_a_row} times in a row"
-                    self._broken = RunError(f"rewards: the process that scores is lost, {times}: {words}")
-                    self._changed.notify_all()
+                    self._end(RunError(f"rewards: the process that scores is lost, {times}: {words}"))
                     return
                 again = f"it is started again ({self._lost_in_a_row} of {RESTARTS} in a row) and given what it owed"
                 self._note(f"rewards      the process that scores is lost: {words}; {again}")
@@ -205,7 +199,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
                 except PeerLost as failed:
                     words = str(failed)
             self._hand_over(self._owed)
-            for question in self._questions.values():
+            for question, _ in self._questions.values():
                 self._say(question)
 
 
@@ -214,7 +208,7 @@ BEAT = 1.0
 
 
 def main(run: Channel) -> None:
-    """Serves the run at the other end of the channel."""
+    """Serve the run at the other end of the channel."""
     first = run.receive()
     limits, isolation = first["limits"], first["limits"]["isolation"]
     serving = Serving(run, Limits(**{**limits, "isolation": isolation and Isolation(isolation)}), first["rewards"])
@@ -244,7 +238,7 @@ class Serving:
             self._error = UsageError(f"rewards: one of them cannot be loaded where it is to score: {words}")
 
     def serve(self) -> None:
-        """Takes what is to be scored, and answers each question from a thread of its own."""
+        """Take what is to be scored, and answers each question from a thread of its own."""
         while True:
             given = Given.received(self._run)
             if "submit" in given.message:
@@ -253,12 +247,12 @@ class Serving:
                 threading.Thread(target=self._answer, args=(given,), daemon=True).start()
 
     def beat(self) -> None:
-        """Says that the process lives, until the run is gone."""
+        """Say that the process lives, until the run is gone."""
         while self._send({"alive": True}):
             time.sleep(BEAT)
 
     def close(self) -> None:
-        """Ends the processes that score."""
+        """End the processes that score."""
         if self._pool is not None:
             self._pool.close()
 
@@ -291,7 +285,7 @@ class Serving:
         return self._pool
 
     def _send(self, message: Mapping[str, Any]) -> bool:
-        """Whether it was sent; where not, the run is gone."""
+        """Tell if it was sent; where not, the run is gone."""
         try:
             with self._sending:
                 self._run.send(message)
@@ -301,7 +295,7 @@ class Serving:
 
 
 def _as_ours(error: Exception) -> GroupwiseError:
-    """The error as one that the run can raise: whatever it is, whoever waits for an answer gets one."""
+    """Return the error as one that the run can raise: whatever it is, whoever waits for an answer gets one."""
     if isinstance(error, GroupwiseError):
         return error
     return RunError(f"rewards: in the process that scores: {type(error).__name__}: {one_line(error)}")

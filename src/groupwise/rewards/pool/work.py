@@ -32,7 +32,7 @@ _CAUSES = frozenset(cause.value for cause in Cause)
 
 @dataclass(frozen=True)
 class Limits:
-    """What the worker processes of a pool may use.
+    """Limits of the worker processes of a pool.
 
     workers  processes; they start with the first submit
     seconds  for one completion, or for one call of a reward that takes many at once
@@ -76,20 +76,19 @@ class Entry:
 
     @property
     def episode(self) -> int | None:
-        """The number of the episode that it is a turn of; None of an attempt."""
+        """Number of the episode that it is a turn of; None of an attempt."""
         return self.attempt.episode if isinstance(self.attempt, Conversation) else None
 
 
 def anyone(entry: Entry) -> bool:
-    """Whether this worker may have the entry: yes."""
+    """Tell if this worker may have the entry: yes."""
     return True
 
 
 def take(
     queue: deque[Entry], workers: int, single: Mapping[str, bool], may: Callable[[Entry], bool] = anyone
 ) -> list[Entry]:
-    """What the next worker gets, removed from the queue: an even share of the entries that are alike to the first that
-    it `may` have; none where there is no such one.
+    """Take what the next worker gets: an even share of the entries that are like the first that it `may` have.
 
     Entries of several rewards come interleaved, as each completion is handed over when it ends.
 
@@ -116,7 +115,7 @@ def take(
 
 
 def rounded_to_groups(entries: Sequence[Entry], count: int) -> int:
-    """`count`, or as many entries of one reward as make it end with a group: with the one before, else with this.
+    """Return `count`, or as many entries as make it end with a group: with the one before, else with this.
 
     >>> from groupwise.core.samples import Attempt, Sample
     >>> entries = [Entry(i, "mine", Attempt(Sample(key, "", ""), "")) for i, key in enumerate("aabbb")]
@@ -131,7 +130,7 @@ def rounded_to_groups(entries: Sequence[Entry], count: int) -> int:
 
 
 def results_of(said: Any) -> list[ScoreResult]:
-    """The results that a process which scored says. Raises FrameError where it says anything else.
+    """Return the results that a process which scored says. Raises FrameError where it says anything else.
 
     >>> results_of([[0.5, None, "", {"guess": "7"}, {}, 1]])[0].columns
     {'guess': '7'}
@@ -146,13 +145,10 @@ def _result(said: Any) -> ScoreResult:
         case [float() | int() as value, cause, str(detail), dict(columns), dict(metrics), int(of_call)]:
             known = cause is None or (isinstance(cause, str) and cause in _CAUSES)
             logged = all(isinstance(one, (float, int, str, NoneType)) for one in columns.values())
-            if known and logged and all(map(_are_numbers, metrics.values())):
+            numbers = (isinstance(one, list) and set(map(type, one)) <= {float, int} for one in metrics.values())
+            if known and logged and all(numbers):
                 return ScoreResult(value, Cause(cause) if cause else None, detail, columns, metrics, of_call)
     raise FrameError(f"what is no result: {said!r:.80}")
-
-
-def _are_numbers(said: Any) -> bool:
-    return isinstance(said, list) and set(map(type, said)) <= {float, int}
 
 
 _SIZE = 8  # bytes of a token
@@ -173,12 +169,12 @@ class Given:
 
     @classmethod
     def received(cls, line: Transport) -> "Given":
-        """The next message with its numbers. Raises as the line does."""
+        """Return the next message with its numbers. Raises as the line does."""
         message = line.receive()
         return cls(message, bytes(line.receive_raw(_SIZE * sum(message.get("tokens", ())))))
 
     def work(self) -> list[Attempt | Conversation]:
-        """What is to be scored. What a user's class raises while its sample is made comes through."""
+        """Return what is to be scored. What a user's class raises while its sample is made comes through."""
         samples, numbers, begin, work = codec.unpack(self.message["samples"]), array("q", self.numbers), 0, []
         for row, count in zip(self.message["rows"], self.message["tokens"], strict=True):
             work.append(_work(samples, row, tuple(numbers[begin : begin + count])))
@@ -187,7 +183,7 @@ class Given:
 
 
 def packed(message: Mapping[str, Any], work: Sequence[Attempt | Conversation], what: str) -> Given:
-    """The message with what is to be scored. Raises UsageError, naming `what`, where another process cannot have it."""
+    """Pack what is to be scored. Raises UsageError, naming `what`, where another process cannot have it."""
     samples = list({id(one.sample): one.sample for one in work}.values())
     places = {id(sample): place for place, sample in enumerate(samples)}
     rows = [[places[id(one.sample)], *_row(one)] for one in work]
@@ -198,7 +194,7 @@ def packed(message: Mapping[str, Any], work: Sequence[Attempt | Conversation], w
 
 
 def tree(value: Any, what: str) -> Any:
-    """The tree of objects (core/processes/codec.py). Raises UsageError, naming `what`, where they cannot be sent."""
+    """Return the tree of objects. Raises UsageError, naming `what`, where they cannot be sent."""
     with _in_words(what):
         return codec.pack(value)
 

@@ -1,4 +1,4 @@
-"""The process that scores, and the one above it that ends it; the zygote (rewards/zygote.py) makes both.
+"""Process that scores, and the one above it that ends it; the zygote (rewards/zygote.py) makes both.
 
     run -> zygote -> keeper -> worker
 
@@ -29,8 +29,7 @@ from groupwise.core.processes import codec
 from groupwise.core.reward import ScoreResult
 from groupwise.core.task import Starts
 from groupwise.rewards import isolation
-from groupwise.rewards.functions.adapters import ATTEMPTS, Bound, fault
-from groupwise.rewards.functions.results import exhausted, list_is_wrong
+from groupwise.rewards.functions.adapters import ATTEMPTS, Bound, exhausted, fault, list_is_wrong
 from groupwise.rewards.functions.user import finisher
 from groupwise.rewards.isolation import Isolation
 from groupwise.rewards.pool.work import Given
@@ -126,7 +125,6 @@ def _watch(child: int, leash: socket.socket, output: int, wakened: int) -> tuple
 
 
 def _reaped() -> dict[int, int]:
-    """Reap what has ended, adopted processes too -> their statuses."""
     ended = {}
     with contextlib.suppress(ChildProcessError):
         while (one := os.waitpid(-1, os.WNOHANG))[0]:
@@ -159,7 +157,6 @@ def _drain(output: int, tail: bytearray) -> bool:
 
 
 def _scoring(line: socket.socket, memory: int, outside: str) -> None:
-    """Live the life of a worker; it ends when the run closes the line."""
     isolation.die_with_parent()
     os.setsid()
     signal.set_wakeup_fd(-1)
@@ -192,7 +189,10 @@ class Worker:
 
     def serve(self, settle: Callable[[], None]) -> None:
         """Do jobs until the line is closed. The first message is what there is to score with."""
-        self.send({"hello": _outer_pid()})
+        number = os.getpid()
+        with contextlib.suppress(OSError):
+            number = int(os.readlink("/proc/self"))  # where the run sees it: /proc is still the run's
+        self.send({"hello": number})
         settle()
         run = Channel(self.line)
         self.rewards = codec.unpack(run.receive()["rewards"])
@@ -254,10 +254,3 @@ class Worker:
 def _broken(error: GroupwiseError) -> dict[str, object]:
     notes = "".join(getattr(error, "__notes__", []))
     return {"broken": str(error), "detail": notes, "usage": isinstance(error, UsageError)}
-
-
-def _outer_pid() -> int:
-    """Return this process's number where the run sees it: /proc is still the run's."""
-    with contextlib.suppress(OSError):
-        return int(os.readlink("/proc/self"))
-    return os.getpid()

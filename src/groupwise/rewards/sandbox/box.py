@@ -1,4 +1,4 @@
-"""The sandbox: runs programs that are not trusted, with nothing to reach."""
+"""Sandbox that runs programs that are not trusted, with nothing to reach."""
 
 import contextlib
 import os
@@ -63,21 +63,21 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.loaded = self._read(nonce, job.exchange())
 
     def call(self, name: str, args: Any = ("t",), kwargs: Any = ("d",)) -> Reply | None:
-        """The function's answer to trees of arguments; None where the program is at its end, or did not load."""
+        """Return the function's answer to trees of arguments; None where the program is at its end, or did not load."""
         if self.loaded is None or self.loaded.error:
             return None
         nonce = secrets.token_hex(16)
         return self._read(nonce, self._job.exchange({"nonce": nonce, "call": name, "args": args, "kwargs": kwargs}))
 
     def close(self) -> Outcome:
-        """Ends the program. How it ended, where that was before this call."""
+        """End the program -> how it ended, where that was before this call."""
         return self._job.stop()
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def _read(self, nonce: str, message: dict[str, Any] | None) -> Reply | None:
-        """The reply to the question with this nonce. Anything else ends the program: it forges its answers."""
+        """Return the reply to the question with this nonce. Anything else ends the program: it forges its answers."""
         if message is None:
             return None
         try:
@@ -118,21 +118,21 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         return self._layers
 
     def run(self, program: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
-        """The program as a script with this input, to its end."""
+        """Run the program as a script with this input, to its end."""
         return self._job({"mode": "run", "program": program}, stdin, limits).finish()
 
     def session(self, program: str, limits: Limits | None = None) -> Session:
-        """The program, loaded, to call its functions."""
+        """Load the program, to call its functions."""
         nonce = secrets.token_hex(16)
         return Session(self._job({"mode": "calls", "program": program, "nonce": nonce}, "", limits), nonce)
 
     def tester(self, tests: list[str], names: list[str], limits: Limits | None = None) -> tuple[Job, str]:
-        """A process that runs the tests and asks for calls of the names; the nonce that its verdict must carry."""
+        """Start a process that runs the tests and asks for calls of the names -> it, and its verdict's nonce."""
         nonce = secrets.token_hex(16)
         return self._job({"mode": "tests", "tests": tests, "names": names, "nonce": nonce}, "", limits), nonce
 
     def close(self) -> None:
-        """Ends every process of the sandbox. It starts again when it is next used."""
+        """End every process of the sandbox. It starts again when it is next used."""
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None

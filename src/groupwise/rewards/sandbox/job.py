@@ -19,7 +19,7 @@ REFUSED = 97  # the exit code of a child that could not put a layer in place
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use.
+    """Limits of one program.
 
     seconds  wall time from its start to its last answer; also its processor time, rounded up
     memory   address space, bytes
@@ -83,7 +83,7 @@ class Layers:
 
     @property
     def enough(self) -> bool:
-        """Whether foreign programs may run: a list of calls, and a file system with nothing in it."""
+        """True if foreign programs may run: a list of calls, and a file system with nothing in it."""
         return self.seccomp and (self.namespaces or self.bubblewrap or self.landlock > 0)
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class Layers:
 
     @property
     def missing(self) -> str:
-        """What keeps `enough` from being true, in words."""
+        """Layers that keep `enough` from being true, in words."""
         lacks = [] if self.seccomp else ["seccomp (Linux on x86_64 or aarch64)"]
         if not (self.namespaces or self.bubblewrap or self.landlock):
             lacks.append("one of: namespaces, bubblewrap (bwrap), Landlock")
@@ -136,7 +136,7 @@ class Job:
         self._send(first)
 
     def exchange(self, message: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Sends the message, if any, and waits for the child's next one. None where none will come."""
+        """Send the message, if any, and waits for the child's next one. None where none will come."""
         if message is not None:
             self._send(message)
         while self.ended is None:
@@ -152,13 +152,13 @@ class Job:
         return None
 
     def finish(self) -> Outcome:
-        """Waits until it ends or its deadline comes, and says how."""
+        """Wait until it ends or its deadline comes, and says how."""
         while self.ended is None and self._pump():
             pass
         return self.stop()
 
     def stop(self) -> Outcome:
-        """Kills what is left of it and says how it ended. Twice says the same."""
+        """Kill what is left of it and says how it ended. Twice says the same."""
         if self.outcome is None:
             for descriptor in self.ends.values():
                 os.close(descriptor)
@@ -177,7 +177,7 @@ class Job:
         self.write["control"] = memoryview(bytes(self.write["control"]) + pack(message))
 
     def _pump(self) -> bool:
-        """Moves what can be moved; False when every pipe from the child is closed. Sets `ended` at a limit."""
+        """Move what can be moved; False when every pipe from the child is closed. Sets `ended` at a limit."""
         if not any(name in self.ends for name in self.read):
             return False
         left = self.begun + self.limits.seconds - time.monotonic()
@@ -220,7 +220,7 @@ class Job:
             del self.read[name][most:]
 
     def _ending(self, code: int, cpu: float, killed: bool, stderr: str) -> tuple[Kind, str]:
-        """What the exit code means. The code is the kernel's word; the texts are the child's and prove nothing."""
+        """Interpret the exit code. The code is the kernel's word; the texts are the child's and prove nothing."""
         last = stderr.rstrip().rpartition("\n")[2][:300]
         if killed:
             return Kind.CRASH, "killed: it closed its files and went on"
@@ -240,7 +240,7 @@ class Job:
 
 
 def _pipes() -> tuple[dict[str, int], list[int]]:
-    """This side's ends by name, not blocking, and the child's in the order stdin, stdout, stderr, control."""
+    """Open this side's ends by name, not blocking, and the child's in the order stdin, stdout, stderr, control."""
     (in_there, in_here), (out_here, out_there), (err_here, err_there) = os.pipe(), os.pipe(), os.pipe()
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ends = {"stdin": in_here, "stdout": out_here, "stderr": err_here, "control": here.detach()}

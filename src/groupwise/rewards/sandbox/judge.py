@@ -72,7 +72,7 @@ MARGIN = 2.0
 
 
 def passed(box: Sandbox, program: str, tests: Sequence[Test], every: bool = True) -> list[bool]:
-    """Which tests the program passes, one for each Stdio, Call and text of Asserts.
+    """Return which tests the program passes, one for each Stdio, Call and text of Asserts.
 
     every  run them all; without it the first that fails ends the work, and those after it count as failed
     """
@@ -80,7 +80,7 @@ def passed(box: Sandbox, program: str, tests: Sequence[Test], every: bool = True
 
 
 def failures(box: Sandbox, program: str, tests: Sequence[Test], every: bool = True) -> list[Failure | None]:
-    """Why the program fails each test, None where it passes; in the order and with the arguments of `passed`.
+    """Say why the program fails each test, None where it passes; in the order and with the arguments of `passed`.
 
     All processes together, one after another, have the sandbox's seconds: what does not come to its turn failed.
     """
@@ -100,12 +100,12 @@ def failures(box: Sandbox, program: str, tests: Sequence[Test], every: bool = Tr
 
 
 def called(test: Test) -> tuple[str, ...]:
-    """The names that a test calls."""
+    """Return the names that a test calls."""
     return (test.name,) if isinstance(test, Call) else test.names if isinstance(test, Asserts) else ()
 
 
 def same_text(output: str, expected: str) -> bool:
-    """Whether two outputs are one, blanks at line ends and empty lines at the end aside.
+    """Tell if two outputs are one, blanks at line ends and empty lines at the end aside.
 
     >>> same_text("1 2 \\n3\\n\\n", "1 2\\n3"), same_text("1 2", "12")
     (True, False)
@@ -124,7 +124,7 @@ def _stdio(box: Sandbox, program: str, test: Stdio, limits: Limits) -> Failure |
 
 
 def _calls(box: Sandbox, program: str, calls: Sequence[Call], every: bool) -> list[Failure | None]:
-    """One process answers all the calls, in order; from its end on they fail."""
+    """Let one process answer all the calls, in order; from its end on they fail."""
     verdicts: list[Failure | None] = []
     with box.session(program) as session:
         for call in calls:
@@ -138,7 +138,7 @@ def _calls(box: Sandbox, program: str, calls: Sequence[Call], every: bool) -> li
 
 
 def _asserts(box: Sandbox, program: str, test: Asserts, limits: Limits) -> list[Failure | None]:
-    """The tests run apart from the program, and only their own process's verdict counts."""
+    """Return the tests run apart from the program, and only their own process's verdict counts."""
     until, replies = time.monotonic() + limits.seconds, list[Reply]()
     with box.session(program, limits) as session:
         left = replace(limits, seconds=until - time.monotonic())
@@ -155,7 +155,7 @@ def _asserts(box: Sandbox, program: str, test: Asserts, limits: Limits) -> list[
 
 
 def _read(verdict: dict[str, Any], nonce: str, replies: Sequence[Reply], count: int) -> list[Failure | None]:
-    """What the tester's verdict says of so many tests: all failed where it is none."""
+    """Return what the tester's verdict says of so many tests: all failed where it is none."""
     passes, raised = verdict.get("passed"), verdict.get("raised")
     if verdict.get("nonce") != nonce or type(passes) is not list or len(passes) != count:
         return [WRONG] * count
@@ -166,7 +166,6 @@ def _read(verdict: dict[str, Any], nonce: str, replies: Sequence[Reply], count: 
 
 
 def _cause(replies: Sequence[Reply], number: object) -> Failure:
-    """The exception of the call with this number, where a test says that one ended it."""
     if not isinstance(number, int) or not 0 <= number < len(replies):
         return WRONG
     return _raised(replies[number]) or WRONG
@@ -177,13 +176,13 @@ def _raised(reply: Reply) -> Failure | None:
 
 
 def _ending(session: Session) -> Failure:
-    """Why a program answers no more: it did not load, or is at its end."""
+    """Say why a program answers no more: it did not load, or is at its end."""
     unloaded = _raised(session.loaded) if session.loaded is not None else None
     return unloaded or Failure(session.close().kind)
 
 
 def _mediate(tester: Job, session: Session, names: Sequence[str], replies: list[Reply]) -> dict[str, Any] | None:
-    """Carries calls from the tester to the program and answers back, into `replies` too, until the tester's verdict.
+    """Carry calls from the tester to the program and answers back, into `replies` too, until the tester's verdict.
 
     None where the program ends before it answers: a test that expects an exception must not take that for one.
     """
@@ -297,17 +296,15 @@ def equal(value: Any, expected: Any, depth: int = codec.DEPTH) -> bool:
 
 
 def _number(tree: Any) -> Any:
-    """A large int as the int it is, anything else as it came."""
     return int(tree[1], 16) if type(tree) is list and tree[0] == "i" else tree
 
 
 def _key(tree: Any) -> str:
-    """A text that is the same for equal members of a set, or keys of a dict: 2.0 is 2."""
+    """Return a text that is the same for equal members of a set, or keys of a dict: 2.0 is 2."""
     return json.dumps(_with_ints(tree))
 
 
 def _with_ints(tree: Any) -> Any:
-    """The tree with every float that is an int as that int."""
     if type(tree) is list:
         return [_with_ints(item) for item in tree]
     return int(tree) if type(tree) is float and tree.is_integer() else tree

@@ -1,4 +1,4 @@
-"""What a fresh child of the zygote gives up before it runs a program. Each layer holds without the others.
+"""Layers that a fresh child puts around itself before it runs a program. Each layer holds without the others.
 
 Landlock: the file system but for a list, and network, signals and abstract sockets outside it. The numbers of its calls
 are the same on every machine (the kernel's documentation, userspace-api/landlock).
@@ -62,7 +62,7 @@ Instruction = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a child does to itself; made once by the zygote.
+    """Layers that a child puts in place; made once by the zygote.
 
     layers       what is in place, for the supervisor
     rules        descriptor of the Landlock ruleset
@@ -97,22 +97,20 @@ def _upward(path: str) -> list[str]:
 
 
 def run(plan: Plan, limits: dict[str, float], descriptors: Sequence[int]) -> NoReturn:
-    """Put every layer in place, then run what comes over the control socket. Never returns."""
+    """Put every layer in place, then run what comes over the control socket. Never returns.
+
+    descriptors  of stdin, stdout, stderr and control
+    """
     try:
         os.setsid()
-        _keep_only(descriptors)
+        for target, source in enumerate([os.dup(descriptor) for descriptor in descriptors]):
+            os.dup2(source, target)  # the others are closed when the ruleset, one of them, is in force
         _limit(limits)
         _drop(plan)
     except (OSError, ValueError) as error:
         os.write(2, f"a layer of protection failed: {error}".encode())
         os._exit(REFUSED)
     inside.run(3)
-
-
-def _keep_only(descriptors: Sequence[int]) -> None:
-    """Keep stdin, stdout, stderr and control as 0 to 3; the ruleset, one of the others, is still needed."""
-    for target, source in enumerate([os.dup(descriptor) for descriptor in descriptors]):
-        os.dup2(source, target)
 
 
 def _limit(limits: dict[str, float]) -> None:
@@ -131,7 +129,7 @@ def _limit(limits: dict[str, float]) -> None:
 
 
 def _drop(plan: Plan) -> None:
-    """User, capabilities, Landlock, seccomp, in the order that each still permits the next."""
+    """Give up user, capabilities, files, system calls, in the order that each still permits the next."""
     linux = os.uname().sysname == "Linux"
     if plan.uid is not None:
         os.setgroups([])
@@ -145,7 +143,9 @@ def _drop(plan: Plan) -> None:
         syscall("landlock", _RESTRICT, plan.rules, 0)
     os.closerange(4, 2**20)
     if plan.filter_code is not None:
-        _install(plan.filter_code)
+        held = ctypes.create_string_buffer(plan.filter_code, len(plan.filter_code))
+        header = struct.pack("HxxxxxxP", len(plan.filter_code) // 8, ctypes.addressof(held))
+        prctl(isolation.PR_SET_SECCOMP, 2, ctypes.create_string_buffer(header))
 
 
 class _Path(ctypes.Structure):
@@ -204,13 +204,6 @@ def seccomp_filter(machine: str, threads: bool) -> bytes:
     return b"".join(struct.pack("HBBI", *instruction) for instruction in [*code, _give(_FAIL | _EPERM)])
 
 
-def _install(filter_code: bytes) -> None:
-    held = ctypes.create_string_buffer(filter_code, len(filter_code))
-    length = len(filter_code) // 8
-    header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", length, ctypes.addressof(held)))
-    prctl(isolation.PR_SET_SECCOMP, 2, header)
-
-
 def _conditional(threads: bool) -> list[tuple[tuple[int | None, int | None], list[Instruction]]]:
     thread_only = [_argument(0), (_ANY_BIT, 2, 0, _CLONE_NEW), (_ANY_BIT, 0, 1, _CLONE_THREAD), _give(_ALLOW)]
     return [
@@ -229,7 +222,7 @@ def _conditional(threads: bool) -> list[tuple[tuple[int | None, int | None], lis
 
 
 def _when(number: int | None, body: list[Instruction]) -> list[Instruction]:
-    """The body, entered by that call only. Every body ends in a return."""
+    """Return the body, entered by that call only. Every body ends in a return."""
     return [] if number is None else [(_EQUAL, 0, len(body), number), *body]
 
 

@@ -1,4 +1,4 @@
-"""The zygote of the sandbox (rewards/zygote.py): a pristine Python that isolates itself once, then makes a child for
+"""Zygote of the sandbox (rewards/zygote.py): a pristine Python that isolates itself once, then makes a child for
 every program.
 
 It never sees a program, which goes from the supervisor straight to its child: nothing of one job (a test, an expected
@@ -111,13 +111,11 @@ def _read_only(path: str) -> None:
 
 
 def _library() -> list[str]:
-    """Return the folders of the standard library, outermost only."""
     folders = [path for path in sys.path if os.path.isdir(path)]
     return [f for f in folders if not any(f != g and f.startswith(g + os.sep) for g in folders)]
 
 
 def _plan(options: dict[str, bool], uid: int | None, own_user_namespace: bool, own_processes: bool) -> layers.Plan:
-    """Choose what every child will do to itself: the layers that are wanted and possible here."""
     linux = sys.platform == "linux"
     abi = layers.landlock_version() if linux and options["landlock"] else 0
     filtered = linux and options["seccomp"] and layers.seccomp_supported()

@@ -143,11 +143,11 @@ class Math:
         _fraction(self.tolerance)
         if not self.deadline > 0:
             raise UsageError(f"deadline must be above 0 seconds, not {self.deadline}")
-        object.__setattr__(self, "_guard", Guard(self.deadline))
+        object.__setattr__(self, "_guard", Guard())
 
     @property
     def tally(self) -> Tally:
-        """The questions to the child that had no answer so far, in this process."""
+        """Count of the questions to the child that had no answer so far, in this process."""
         return self._guard.tally
 
     def start(self) -> None:
@@ -310,7 +310,6 @@ def _unwrapped(claim: str) -> tuple[str, ...]:
 
 
 def _level(text: str) -> bool:
-    """Tell whether braces open before they close, and all close."""
     depths = list(accumulate(1 if brace == "{" else -1 for brace in BRACE.findall(text)))
     return min(depths, default=0) >= 0 and depths[-1:] in ([], [0])
 

@@ -12,7 +12,7 @@ from groupwise.rewards.verifiers.units import Unit, unit
 
 
 class Kind(StrEnum):
-    """The kinds of answers."""
+    """Kinds of answers."""
 
     NUMBER = "number"
     EXPRESSION = "expression"
@@ -64,7 +64,7 @@ class Answer:
 
     @property
     def infinite(self) -> int:
-        """1 or -1 where it is infinity with that sign, else 0."""
+        """Sign of infinity, 1 or -1, if it is that; else 0."""
         return {"\\infty": 1, "+ \\infty": 1, "- \\infty": -1}.get(self.letters, 0)
 
 

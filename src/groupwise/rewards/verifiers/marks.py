@@ -80,7 +80,7 @@ _ALTERNATIVE = re.compile(r"\s*,?\s*(?:or|and|maybe|perhaps)\b")
 
 
 def backwards(pattern: re.Pattern[str], text: str) -> Iterator[str]:
-    """Splits a text as `pattern.split` does, its end first: most readers need the last part alone.
+    """Split a text as `pattern.split` does, its end first: most readers need the last part alone.
 
     pattern  its first alternative is a line break, and another one may hold a line break only behind a blank, a comma
              or a semicolon, so that a part may begin behind any other line break

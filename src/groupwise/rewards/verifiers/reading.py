@@ -1,4 +1,4 @@
-"""The reader of answers: a text's kind and parts.
+"""Reader of answers: a text's kind and parts.
 
     text -> `spelled` -> `read` -> Answer(kind, parts) -> `same.Judge` -> right or wrong
 
@@ -204,7 +204,9 @@ def _equation(sides: list[str], read: Read) -> Answer | None:
         derived = re.match(r"\\frac \{ d (?:\^ \{ \d \} )?([a-z])", name)
         if derived and derived.group(1) in value.letters.split():
             return None
-        if name in ("x", "y", "z") and _curve(name, value):
+        coordinates = {"x", "y", "z"}
+        others = (coordinates - {name}) & set(value.letters.split())
+        if name in coordinates and value.one_value and others:  # `y = 2x + 1` is an equation, no value with a name
             return Answer(Kind.EQUATION, name=name, parts=(read(left), value), mark="=")
         if value.kind in (Kind.EQUATION, Kind.INEQUALITY):
             return None
@@ -213,11 +215,6 @@ def _equation(sides: list[str], read: Read) -> Answer | None:
         return None
     parts = part_of(left, read), part_of(right, read)
     return Answer(Kind.EQUATION, parts=parts, mark="=") if all(part.one_value for part in parts) else None
-
-
-def _curve(name: str, value: Answer) -> bool:
-    """Tell whether `y = 2x + 1` relates the coordinates x, y, z: then it is an equation, and no value with a name."""
-    return value.one_value and not ({"x", "y", "z"} - {name}).isdisjoint(value.letters.split())
 
 
 def _chain(sides: list[str], signs: list[str], read: Read) -> Answer | None:

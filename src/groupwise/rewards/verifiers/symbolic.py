@@ -197,13 +197,11 @@ class Tally:
 class Guard:
     """Questions from any thread to one persistent child, this module's `main`, which starts at the first question.
 
-    deadline  seconds for one answer
     starting  entered while the child gets ready
 
     A copy, also one that is sent to another process or made by a fork, starts a child of its own.
     """
 
-    deadline: float
     tally: Tally = field(default_factory=Tally)
     starting: Starting = nullcontext
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -211,7 +209,7 @@ class Guard:
     _ready: bool = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Guard, (self.deadline,)
+        return Guard, ()
 
     def start(self) -> None:
         """Start the child without waiting for it, so that the first question need not."""
