@@ -142,9 +142,47 @@ def test_in_a_batch_only_the_culprits_lose_their_score(left: Callable[[], list[i
         assert outcomes(pool.wait(batched)) == expected
 
 
-def test_a_wrong_length_is_found_out_alone() -> None:
-    with Pool({"mine": MANY}, Limits(workers=1)) as pool:
-        assert outcomes(score(pool, "mine", attempts("good", "short", "good"))) == [1.0, Cause.WRONG_LENGTH, 1.0]
+SLOW, LATE = TaskScore(Slow()), TaskScore(Late())
+LOADS = "import time\ntime.sleep(1.0)\ndef f(attempt): return 1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("reward", "limits", "acts", "expected"),
+    [
+        pytest.param(MANY, {}, ["good", "short", "good"], [1.0, Cause.WRONG_LENGTH, 1.0], id="a wrong length"),
+        pytest.param(MOODY, {}, ["good"] * 10, [1.0] * 10, id="a crash that others caused"),
+        pytest.param(ONE, {"memory": 1 << 30}, ["leak"] * 5, [1.0] * 5, id="memory that others leaked", marks=linux),
+        pytest.param(
+            ONE, {"seconds": 2.0}, ["swarm", "work", "good"], [1.0] * 3, id="processes that another left", marks=linux
+        ),
+        pytest.param(
+            SLOW, {"seconds": 0.5}, ["good", "bad", "sleep"], [1.0, 0.0, Cause.TIMEOUT], id="what a task starts"
+        ),
+        pytest.param(
+            LATE,
+            {"seconds": 0.5},
+            ["sleep", "segfault", "good"],
+            [0.0, Cause.CRASH, 1.0],
+            id="late where that is wrong",
+        ),
+        pytest.param(LOADS, {"seconds": 0.5}, ["a", "b"], [1.0, 1.0], id="loading"),
+    ],
+)
+def test_a_completion_is_charged_for_its_own_fault_alone(
+    reward: Any, limits: dict[str, Any], acts: list[str], expected: list[object], tmp_path: Path
+) -> None:
+    if isinstance(reward, str):
+        (tmp_path / "own.py").write_text(reward)
+        reward = User(f"{tmp_path}/own.py:f")
+    with Pool({"mine": reward}, Limits(workers=1, **limits)) as pool:
+        assert outcomes(score(pool, "mine", attempts(*acts))) == expected
+
+
+def test_a_task_says_what_late_is_and_what_it_starts_may_be_lost() -> None:
+    tasks = (Data(path="p"), Gym(generator="gcd", problems=20), Arithmetic())
+    assert [TaskScore(task).late for task in tasks] == [0.0, 0.0, None]
+    with Pool({"task": SLOW}, Limits(workers=1)) as pool, pytest.raises(RunError, match="cannot be started"):
+        score(pool, "task", attempts("good", "lost"))
 
 
 @pytest.mark.parametrize(
@@ -170,23 +208,6 @@ def test_a_call_for_many_that_fails_is_said_also_where_each_alone_has_a_score(
     (finding,) = repeated_findings(TrialScores("best", [{Kind.GOLD: result} for result in results]))
     assert finding.level is Level.FAULT
     assert "8 completions got a score only when it was called for each alone" in finding.what
-
-
-def test_a_crash_that_others_caused_costs_nothing() -> None:
-    with Pool({"mine": MOODY}, Limits(workers=1)) as pool:
-        assert outcomes(score(pool, "mine", attempts(*["good"] * 10))) == [1.0] * 10
-
-
-@linux
-def test_memory_that_others_leaked_costs_nothing() -> None:
-    with Pool({"mine": ONE}, Limits(workers=1, memory=1 << 30)) as pool:
-        assert outcomes(score(pool, "mine", attempts(*["leak"] * 5))) == [1.0] * 5
-
-
-@linux
-def test_processes_that_another_left_cost_nothing() -> None:
-    with Pool({"mine": ONE}, Limits(workers=1, seconds=2.0)) as pool:
-        assert outcomes(score(pool, "mine", attempts("swarm", "work", "good"))) == [1.0, 1.0, 1.0]
 
 
 @linux
@@ -236,10 +257,12 @@ def test_a_fork_bomb_stays_small(left: Callable[[], list[int]]) -> None:
 
 def test_the_users_own_lines_are_told() -> None:
     with Pool({"mine": ONE}, Limits(workers=1, seconds=0.5)) as pool:
-        exception, crash, late = score(pool, "mine", attempts("exception", "segfault", "sleep"))
+        acts = attempts("exception", "segfault", "sleep", "surrogate")
+        exception, crash, late, surrogate = score(pool, "mine", acts)
     assert exception.detail.endswith("KeyError: 'a key of mine'")
     assert crash.detail.endswith("killed by SIGSEGV")
     assert late.detail.endswith("no score after 0.5 s")
+    assert surrogate.detail.encode().decode().endswith("half \ufffd of a pair")
     for one in (exception, crash, late):
         assert "reward_faults.py" in one.detail
         assert "groupwise/rewards" not in one.detail
@@ -346,20 +369,6 @@ def test_a_pattern_that_hangs_costs_its_own_completion_and_is_counted() -> None:
     assert results[1].detail.endswith("no score after 0.5 s")
 
 
-def test_what_a_task_starts_is_not_in_a_completions_time() -> None:
-    with Pool({"task": TaskScore(Slow())}, Limits(workers=1, seconds=0.5)) as pool:
-        assert outcomes(score(pool, "task", attempts("good", "bad", "sleep"))) == [1.0, 0.0, Cause.TIMEOUT]
-        with pytest.raises(RunError, match="what it scores with cannot be started"):
-            score(pool, "task", attempts("good", "lost"))
-
-
-def test_what_has_no_score_in_time_is_wrong_where_the_task_says_so() -> None:
-    with Pool({"task": TaskScore(Late())}, Limits(workers=1, seconds=0.5)) as pool:
-        assert outcomes(score(pool, "task", attempts("sleep", "segfault", "good"))) == [0.0, Cause.CRASH, 1.0]
-    assert [TaskScore(task).late for task in (Data(path="p"), Gym(generator="gcd", problems=20))] == [0.0, 0.0]
-    assert TaskScore(Arithmetic()).late is None
-
-
 @pytest.mark.slow
 def test_mathematics_and_generators_are_not_charged_for_their_start() -> None:
     hang = r"\boxed{\lfloor(\sqrt{2}+\sqrt{3}+\sqrt{5}+\sqrt{7})^{3000}\rfloor}"
@@ -402,13 +411,6 @@ def test_a_program_that_hangs_is_wrong_and_never_unscored(tests: list[object], p
         results = score(pool, "task", [Attempt(sample, text) for text in hangs])
     assert [result.cause for result in results] == [None] * len(hangs)
     assert max(result.value for result in results) < 1.0
-
-
-def test_half_a_surrogate_pair_comes_out_of_a_reward_as_a_character() -> None:
-    with Pool({"mine": ONE}, Limits(workers=1)) as pool:
-        (result,) = score(pool, "mine", attempts("surrogate"))
-    assert "half \ufffd of a pair" in result.detail
-    assert result.detail.encode()
 
 
 @pytest.mark.parametrize("fields", [{"workers": 0}, {"seconds": 0.0}, {"load": 0.0}, {"memory": -1}], ids=repr)
@@ -476,12 +478,6 @@ def test_check_tells_the_forms_and_tries_the_columns(tmp_path: Path) -> None:
         assert forms["trl"] == "TRL reward_funcs: completions, level, **kwargs"
         with pytest.raises(UsageError, match="parameter 'level'"):
             pool.check([Sample("k", "p", "a")])
-
-
-def test_loading_is_not_charged_to_a_completion(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("import time\ntime.sleep(1.0)\ndef f(attempt): return 1.0\n")
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=1, seconds=0.5)) as pool:
-        assert outcomes(score(pool, "mine", attempts("a", "b"))) == [1.0, 1.0]
 
 
 def test_a_task_scores_in_the_pool_and_tickets_may_be_taken_in_any_order() -> None:

@@ -34,7 +34,7 @@ _WRONG = re.compile(
 _CANDIDATE = re.compile(r"\$[^$\n]+\$|\d+(?:[.,]\d+)*|\b[A-HJ-Z]\b(?!(?<=A)\s+(?!and|or|is|but|looks|seems)[a-z])")
 _INSTEAD_OF = re.compile(rf"\b(?:not|instead of|rather than)\s+[($]*?({_CANDIDATE.pattern})")
 #: In front of a phrase, in its clause: then it does not say what the answer is.
-_DOUBTED = re.compile(
+DOUBTED = re.compile(
     r"(?:n['’]t|\bnot|\bnever|(?<!no )(?<!without )(?<!without a )\bdoubt\w*|\bdeny|\bfalse|\bwrong|\bincorrect"
     r"|\bimpossible|\bunlikely|\bcannot|\bmistake\w*|\bif|\bsuppos\w+|\bassum\w+|\bthought"
     r"|\b(?:might|may|could|would)\s+(?:think|say|guess|believe)|\bwithout(?! (?:a )?doubt\b))\b[^.,;:!?\n]*\Z",
@@ -106,7 +106,7 @@ def doubted(before: str) -> bool:
     # The clause alone is searched. Of the line before it, `might` may belong to `might think`.
     line = before.rfind("\n")
     wrapped = len(before[:line].rstrip()) - len("might") if line >= 0 else 0
-    return _DOUBTED.search(before, max(wrapped, 1 + max(map(before.rfind, ".,;:!?")))) is not None
+    return DOUBTED.search(before, max(wrapped, 1 + max(map(before.rfind, ".,;:!?")))) is not None
 
 
 def taken_back(claim: str, later: str = "") -> bool:
