@@ -86,10 +86,7 @@ class Channel:
         until = None if seconds is None else time.monotonic() + seconds
         buffer, descriptors = bytearray(), []
         while (message := unpack(buffer, limit)) is None:
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError
-            self.connection.settimeout(left)
+            self._require_time(until)
             # never beyond this message: descriptors come with the first byte of the one that they belong to
             data, passed, _, _ = socket.recv_fds(self.connection, max(_LENGTH, _end(buffer)) - len(buffer), count)
             if not data:
@@ -109,10 +106,7 @@ class Channel:
         data = bytearray(count)
         rest = memoryview(data)
         while rest:
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError
-            self.connection.settimeout(left)
+            self._require_time(until)
             received = self.connection.recv_into(rest)
             if not received:
                 raise EOFError
@@ -121,6 +115,12 @@ class Channel:
 
     def close(self) -> None:
         self.connection.close()
+
+    def _require_time(self, until: float | None) -> None:
+        left = None if until is None else until - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError
+        self.connection.settimeout(left)
 
 
 def run_module(module: str, connection: int, lifeline: int, options: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ def run_module(module: str, connection: int, lifeline: int, options: Mapping[str
 
 
 def serve(run: Channel, count: int, do: Callable[[dict[str, Any], list[int]], Mapping[str, Any] | None]) -> None:
-    """Do each order, with the descriptors that came with it, until the run is gone; sends the reply if there is one.
+    """Do each order, with the descriptors that came with it, until the run is gone, and send the reply if there is one.
 
     count  descriptors at most; they are closed here once the order is done
     """

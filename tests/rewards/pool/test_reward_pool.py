@@ -106,6 +106,12 @@ def attempts(*acts: str) -> list[Attempt]:
     return [Attempt(Sample(f"k{i // 2}", "p", "good"), act) for i, act in enumerate(acts)]
 
 
+def own(folder: Path, text: str, name: str = "f") -> User:
+    """A reward of a file of this text."""
+    (folder / "own.py").write_text(text)
+    return User(f"{folder}/own.py:{name}")
+
+
 def score(pool: Pool, name: str, completions: list[Attempt]) -> list[ScoreResult]:
     return pool.wait(pool.submit(name, completions))
 
@@ -172,8 +178,7 @@ def test_a_completion_is_charged_for_its_own_fault_alone(
     reward: Any, limits: dict[str, Any], acts: list[str], expected: list[object], tmp_path: Path
 ) -> None:
     if isinstance(reward, str):
-        (tmp_path / "own.py").write_text(reward)
-        reward = User(f"{tmp_path}/own.py:f")
+        reward = own(tmp_path, reward)
     with Pool({"mine": reward}, Limits(workers=1, **limits)) as pool:
         assert outcomes(score(pool, "mine", attempts(*acts))) == expected
 
@@ -195,9 +200,8 @@ def test_a_task_says_what_late_is_and_what_it_starts_may_be_lost() -> None:
 def test_a_call_for_many_that_fails_is_said_also_where_each_alone_has_a_score(
     body: str, words: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "own.py").write_text(f"def f(completions, **kwargs): {body}\n")
     given = attempts(*["good"] * 8)
-    with Pool({"best": User(f"{tmp_path}/own.py:f")}, Limits(workers=1)) as pool:
+    with Pool({"best": own(tmp_path, f"def f(completions, **kwargs): {body}\n")}, Limits(workers=1)) as pool:
         results = score(pool, "best", given)
     assert outcomes(results) == [1.0] * 8
     scorer = Scorer(Arithmetic(), str, RewardWeights({"best": 1.0}))
@@ -301,16 +305,14 @@ def test_a_run_that_is_killed_leaves_no_worker(number: int, isolation: str, left
 
 @linux
 def test_what_does_not_load_stops_the_run_in_one_line(tmp_path: Path, left: Callable[[], list[int]]) -> None:
-    (tmp_path / "own.py").write_text("import math\nx = math.nope\n")
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}) as pool:
+    with Pool({"mine": own(tmp_path, "import math\nx = math.nope\n")}) as pool:
         with pytest.raises(UsageError, match=r"importing it raised AttributeError.*own.py, line 2") as wrong:
             pool.check()
         assert "x = math.nope" in wrong.value.__notes__[0]
         with pytest.raises(UsageError):
             pool.submit("mine", attempts("good"))
-    (tmp_path / "own.py").write_text("import time\ntime.sleep(60)\n")
     with (
-        Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(load=0.5)) as pool,
+        Pool({"mine": own(tmp_path, "import time\ntime.sleep(60)\n")}, Limits(load=0.5)) as pool,
         pytest.raises(UsageError, match="cannot be loaded"),
     ):
         score(pool, "mine", attempts("good"))
@@ -423,8 +425,10 @@ def test_limits_that_nothing_could_run_in_are_refused(fields: dict[str, Any]) ->
 @pytest.mark.parametrize("moment", ["before a worker", "while workers score", "at rest"])
 def test_a_process_that_makes_workers_is_killed_and_every_completion_has_its_score(moment: str, tmp_path: Path) -> None:
     """All that it made ends with it, whatever that was doing, and no completion is charged for it."""
-    (tmp_path / "own.py").write_text("import time\ndef f(attempt):\n    time.sleep(0.02)\n    return 0.5\n")
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=2)) as pool:
+    with Pool(
+        {"mine": own(tmp_path, "import time\ndef f(attempt):\n    time.sleep(0.02)\n    return 0.5\n")},
+        Limits(workers=2),
+    ) as pool:
         dispatcher = pool._dispatcher
         if moment == "at rest":
             assert score(pool, "mine", attempts("good"))[0].value == 0.5
@@ -472,8 +476,9 @@ def test_a_lost_process_that_starts_workers_is_said_in_words(monkeypatch: pytest
 
 
 def test_check_tells_the_forms_and_tries_the_columns(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def f(completions, level, **kwargs): return [0.0 for _ in completions]\n")
-    with Pool({"mine": ONE, "trl": User(f"{tmp_path}/own.py:f")}) as pool:
+    with Pool(
+        {"mine": ONE, "trl": own(tmp_path, "def f(completions, level, **kwargs): return [0.0 for _ in completions]\n")}
+    ) as pool:
         forms = pool.check([Sample("k", "p", "a", {"level": 3})])
         assert forms["trl"] == "TRL reward_funcs: completions, level, **kwargs"
         with pytest.raises(UsageError, match="parameter 'level'"):
@@ -495,8 +500,10 @@ def test_a_task_scores_in_the_pool_and_tickets_may_be_taken_in_any_order() -> No
 
 
 def test_a_run_works_while_its_completions_are_scored(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("import time\ndef f(attempt):\n    time.sleep(0.05)\n    return 1.0\n")
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=4)) as pool:
+    with Pool(
+        {"mine": own(tmp_path, "import time\ndef f(attempt):\n    time.sleep(0.05)\n    return 1.0\n")},
+        Limits(workers=4),
+    ) as pool:
         tickets = pool.submit("mine", attempts(*["x"] * 16))
         assert until(lambda: all(future.done() for future in pool._dispatcher.futures.values()))
         started = time.monotonic()

@@ -114,7 +114,7 @@ class Child(Peer):
         return not self.closed and not self.lost and self.process.poll() is None
 
     def close(self) -> None:
-        """Kill the process and its group, and waits for its end. Again, or in a fork of this process, does nothing."""
+        """Kill the process and its group, and wait for its end. Again, or in a fork of this process, does nothing."""
         self._end()
 
     def _gone(self) -> str:

@@ -90,7 +90,7 @@ def send(
 
 
 def receive(line: Transport, seconds: float | None = None) -> Message:
-    """Return the next message. Raises FrameError where its arrays cannot be, and else as the line does."""
+    """Receive the next message. Raises FrameError where its arrays cannot be, and else as the line does."""
     content = line.receive(seconds)
     return Message(content, arrays_behind(line, content, seconds))
 

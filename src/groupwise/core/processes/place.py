@@ -87,7 +87,7 @@ class Process(Transport, Protocol):
         ...
 
     def close(self) -> None:
-        """End it, with all that it started, and waits for its end. Again does nothing."""
+        """End it, with all that it started, and wait for its end. Again does nothing."""
         ...
 
 
@@ -107,7 +107,7 @@ class Place(Protocol):
     def start(
         self, role: Role, module: str, options: Mapping[str, Any], *, seconds: float, python: str | None = None
     ) -> Process:
-        """Return a process that runs the module's `main(channel, **options)`; it ends with this one, however that ends.
+        """Start a process that runs the module's `main(channel, **options)`; it ends with this one, however that ends.
 
         seconds  in which it must run
         python   its interpreter, which has libraries of its own; None is the one of this process
@@ -160,7 +160,7 @@ class Here:
     def start(
         self, role: Role, module: str, options: Mapping[str, Any], *, seconds: float, python: str | None = None
     ) -> LocalProcess:
-        """Return a child, at once; whether it comes to run its module is seen when it is asked. Raises PeerLost."""
+        """Start a child, at once; whether it comes to run its module is seen when it is asked. Raises PeerLost."""
         return LocalProcess(module, options, python)
 
     def close(self) -> None:

@@ -149,7 +149,7 @@ class Dispatcher:
         )
 
     def _feed(self) -> None:
-        """Give every idle worker what is next, and starts workers where there is more to do than workers."""
+        """Give every idle worker what is next, and start workers where there is more to do than workers."""
         with self.lock:
             for slot in [slot for slot in self.slots if slot.ready and not slot.busy and not slot.ending]:
                 if not self.queue:
@@ -164,7 +164,7 @@ class Dispatcher:
                 self._start()
 
     def _may_have(self, slot: Slot, entry: Entry) -> bool:
-        """Return an episode goes on where it lives; elsewhere it would have to be played again from its beginning."""
+        """Keep an episode where it lives; elsewhere it would have to be played again from its beginning."""
         episode = entry.episode
         if episode is None or entry.fresh:
             return True
@@ -284,7 +284,7 @@ class Dispatcher:
         self.losses = 0
 
     def _failed(self, slot: Slot, result: ScoreResult) -> None:
-        """Return a call for all entries of a worker failed: whose fault it is shows when each is called alone."""
+        """Put back the entries of a call that failed: whose fault it is shows when each is called alone."""
         if len(slot.entries) == 1:
             self._answer(slot, [result])
             return

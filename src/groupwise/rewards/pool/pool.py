@@ -44,7 +44,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._end = weakref.finalize(self, self._dispatcher.close)
 
     def submit(self, name: str, attempts: Sequence[Attempt | Conversation]) -> list[int]:
-        """Hand attempts, or turns of episodes, over and returns at once, with a ticket for each. Give those of one
+        """Hand attempts, or turns of episodes, over and return at once, with a ticket for each. Give those of one
         group together.
         """
         if name not in self._rewards:
@@ -74,7 +74,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         return {name: result.detail for name, result in zip(self._rewards, results, strict=True)}
 
     def close(self) -> None:
-        """End every process of the pool; returns when none is left."""
+        """End every process of the pool, and return when none is left."""
         self._end()
 
     def __exit__(self, *_: object) -> None:

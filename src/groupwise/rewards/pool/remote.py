@@ -238,7 +238,7 @@ class Serving:
             self._error = UsageError(f"rewards: one of them cannot be loaded where it is to score: {words}")
 
     def serve(self) -> None:
-        """Take what is to be scored, and answers each question from a thread of its own."""
+        """Take what is to be scored, and answer each question from a thread of its own."""
         while True:
             given = Given.received(self._run)
             if "submit" in given.message:

@@ -137,7 +137,7 @@ class Slot:
             self.line.settimeout(None)
 
     def said(self) -> Iterator[dict[str, Any]]:
-        """Return what the worker has said since the last call. Raises FrameError at what something else wrote there."""
+        """Take what the worker has said since the last call. Raises FrameError at what something else wrote there."""
         for message in messages(self.line_buffer):
             if wrong := [key for key, value in message.items() if type(value) is not _SAID.get(key)]:
                 raise FrameError(f"{wrong[0]!r:.40} of another type, or unknown")

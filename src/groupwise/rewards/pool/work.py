@@ -80,14 +80,7 @@ class Entry:
         return self.attempt.episode if isinstance(self.attempt, Conversation) else None
 
 
-def anyone(entry: Entry) -> bool:
-    """Tell if this worker may have the entry: yes."""
-    return True
-
-
-def take(
-    queue: deque[Entry], workers: int, single: Mapping[str, bool], may: Callable[[Entry], bool] = anyone
-) -> list[Entry]:
+def take(queue: deque[Entry], workers: int, single: Mapping[str, bool], may: Callable[[Entry], bool]) -> list[Entry]:
     """Take what the next worker gets: an even share of the entries that are like the first that it `may` have.
 
     Entries of several rewards come interleaved, as each completion is handed over when it ends.
@@ -95,8 +88,8 @@ def take(
     single  by reward: whether it scores one by one
 
     >>> from groupwise.core.samples import Attempt, Sample
-    >>> attempt = Attempt(Sample("k", "", ""), "")
-    >>> [entry.ticket for entry in take(deque(Entry(i, name, attempt) for i, name in enumerate("abba")), 1, {})]
+    >>> queue = deque(Entry(i, name, Attempt(Sample("k", "", ""), "")) for i, name in enumerate("abba"))
+    >>> [entry.ticket for entry in take(queue, 1, {}, lambda entry: True)]
     [0, 3]
     """
     head = next(filter(may, queue), None)
@@ -169,7 +162,7 @@ class Given:
 
     @classmethod
     def received(cls, line: Transport) -> "Given":
-        """Return the next message with its numbers. Raises as the line does."""
+        """Receive the next message with its numbers. Raises as the line does."""
         message = line.receive()
         return cls(message, bytes(line.receive_raw(_SIZE * sum(message.get("tokens", ())))))
 

@@ -39,7 +39,7 @@ class Control:
         self.raised: tuple[int, BaseException] | None = None  # the last call that raised: its number, and what
 
     def receive(self) -> dict[str, Any]:
-        """Return the next frame. The process ends where the supervisor is gone."""
+        """Receive the next frame. The process ends where the supervisor is gone."""
         while (message := unpack(self.buffer)) is None:
             chunk = os.read(self.descriptor, _CHUNK)
             if not chunk:
@@ -54,7 +54,7 @@ class Control:
 
 
 def run(descriptor: int) -> NoReturn:
-    """Do what the first frame says and ends the process."""
+    """Do what the first frame says and end the process."""
     control = Control(descriptor)
     first = control.receive()
     random.seed(0)  # a program that draws numbers gets the same score in every run
@@ -105,7 +105,7 @@ def _answer(control: Control, first: dict[str, Any]) -> None:
 
 
 def _test(control: Control, first: dict[str, Any]) -> None:
-    """Run each test in one shared namespace and says which passed, and of each that did not the number of the call
+    """Run each test in one shared namespace and say which passed, and of each that did not the number of the call
     whose exception ended it, None where none did. This process never sees the tested code.
     """
     names = {"__name__": "tests", "__builtins__": builtins, **{n: _proxy(control, n) for n in first["names"]}}
@@ -152,7 +152,7 @@ def _exception(name: str, words: str) -> BaseException:
 
 
 def _execute(program: str, name: str) -> dict[str, Any]:
-    """Return the namespace of the program after it ran as the module `name`."""
+    """Run the program as the module `name`."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     linecache.cache["<completion>"] = (len(program), None, program.splitlines(True), "<completion>")
@@ -161,7 +161,7 @@ def _execute(program: str, name: str) -> dict[str, Any]:
 
 
 def _find(names: dict[str, Any], path: str) -> Any:
-    """Return the function by name; `Solution.solve` is a method of a fresh object of the class."""
+    """Find the function by name; `Solution.solve` is a method of a fresh object of the class."""
     first, *rest = path.split(".")
     if first not in names:
         raise NameError(f"name {first!r} is not defined")

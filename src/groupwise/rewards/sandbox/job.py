@@ -136,7 +136,7 @@ class Job:
         self._send(first)
 
     def exchange(self, message: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Send the message, if any, and waits for the child's next one. None where none will come."""
+        """Send the message, if any, and wait for the child's next one. None where none will come."""
         if message is not None:
             self._send(message)
         while self.ended is None:
@@ -152,13 +152,13 @@ class Job:
         return None
 
     def finish(self) -> Outcome:
-        """Wait until it ends or its deadline comes, and says how."""
+        """Wait until it ends or its deadline comes, and say how."""
         while self.ended is None and self._pump():
             pass
         return self.stop()
 
     def stop(self) -> Outcome:
-        """Kill what is left of it and says how it ended. Twice says the same."""
+        """Kill what is left of it and say how it ended. Twice says the same."""
         if self.outcome is None:
             for descriptor in self.ends.values():
                 os.close(descriptor)

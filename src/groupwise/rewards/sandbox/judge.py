@@ -138,7 +138,7 @@ def _calls(box: Sandbox, program: str, calls: Sequence[Call], every: bool) -> li
 
 
 def _asserts(box: Sandbox, program: str, test: Asserts, limits: Limits) -> list[Failure | None]:
-    """Return the tests run apart from the program, and only their own process's verdict counts."""
+    """Run the tests apart from the program; only their own process's verdict counts."""
     until, replies = time.monotonic() + limits.seconds, list[Reply]()
     with box.session(program, limits) as session:
         left = replace(limits, seconds=until - time.monotonic())
