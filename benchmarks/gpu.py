@@ -43,7 +43,7 @@ sys.path[:0] = [str(path) for path in PATHS]
 from gpu_parts import table  # noqa: E402  # found by what stands above
 from gpu_parts.measuring import ROW, Context  # noqa: E402
 from groupwise.core.files.jsonl import rows as whole_rows  # noqa: E402
-from groupwise.rewards.system import die_with_parent  # noqa: E402
+from groupwise.rewards.isolation import die_with_parent  # noqa: E402
 from process import machine as processor  # noqa: E402
 
 Row = dict[str, Any]

@@ -24,9 +24,8 @@ import torch
 from groupwise.actors.place import RayPlace
 from groupwise.core.engine import Engine, Request, Sampling
 from groupwise.core.machine.terminal import Terminal
-from groupwise.core.processes.address import Address
-from groupwise.core.processes.place import HERE, Place, Role
-from groupwise.core.processes.placement import LOCAL, PlacementSettings
+from groupwise.core.processes.network import Address
+from groupwise.core.processes.place import HERE, LOCAL, Place, PlacementSettings, Role
 from groupwise.engines.make import make_engine
 from groupwise.engines.outside.serving import EngineServer
 from groupwise.engines.settings import EngineSettings

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_parts.measuring import Context
-from groupwise.rewards.system import die_with_parent
+from groupwise.rewards.isolation import die_with_parent
 
 BENCHMARKS = Path(__file__).parents[1]
 FAULTS = (

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gpu_parts.measuring import Context
-from groupwise.rewards.system import die_with_parent
+from groupwise.rewards.isolation import die_with_parent
 
 DEADLINE = 60
 SHAPES = (("nccl", 1), ("nccl", 2), ("gloo", 2))

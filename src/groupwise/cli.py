@@ -10,7 +10,7 @@ import typer
 
 from groupwise.config import elsewhere
 from groupwise.core import VERSION
-from groupwise.core.code.boundary import unexpected
+from groupwise.core.code.trace import unexpected
 from groupwise.core.errors import LONGEST_MESSAGE, GroupwiseError, UsageError, shortened
 from groupwise.core.files.paths import from_here, location
 from groupwise.core.machine.terminal import Terminal, clean

@@ -27,7 +27,7 @@ needs_ray = pytest.mark.skipif(
 MODULES = {
     "rank": "groupwise.commands.build.learner",
     "engine": "groupwise.engines.outside.server",
-    "pool": "groupwise.rewards.pool.served",
+    "pool": "groupwise.rewards.pool.remote",
 }
 
 

@@ -14,8 +14,7 @@ from groupwise.actors.place import require_ray
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import UsageError
-from groupwise.core.processes.place import Role
-from groupwise.core.processes.placement import PlacementSettings
+from groupwise.core.processes.place import PlacementSettings, Role
 from tests.actors.rays import needs_ray
 from tests.runs.tiny_runs import tiny_run
 

@@ -22,8 +22,7 @@ from groupwise.actors.place import RayPlace
 from groupwise.commands.train.train import resume
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.peer import PeerLost
-from groupwise.core.processes.place import Role
-from groupwise.core.processes.placement import PlacementSettings
+from groupwise.core.processes.place import PlacementSettings, Role
 from groupwise.engines.make import make_engine
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
@@ -219,7 +218,7 @@ def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
         "import sys, time\n"
         "from groupwise.actors.place import RayPlace\n"
         "from groupwise.core.processes.place import Role\n"
-        "from groupwise.core.processes.placement import PlacementSettings\n"
+        "from groupwise.core.processes.place import PlacementSettings\n"
         "place = RayPlace(PlacementSettings(ray='local', engine_cpus=0.1), {Role.ENGINE: 1}, print)\n"
         "process = place.start(Role.ENGINE, 'groupwise.engines.outside.server', {}, seconds=60)\n"
         "print('here', flush=True)\n"

@@ -13,7 +13,7 @@ import pytest
 from groupwise import cli
 from groupwise.algorithms import explain as words
 from groupwise.commands.train import train
-from groupwise.core.code import boundary
+from groupwise.core.code import trace as boundary
 
 TINY = {"warm_start.steps": 0, "steps": 1}
 

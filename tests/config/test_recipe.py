@@ -17,7 +17,7 @@ from groupwise.config import recipe
 from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.errors import UsageError
-from groupwise.core.processes.placement import PlacementSettings
+from groupwise.core.processes.place import PlacementSettings
 from groupwise.core.settings import Settings
 from groupwise.engines.settings import OF_A_CHILD, EngineSettings
 from groupwise.journal.recipe_file import create_recipe, replace_recipe, whole_recipe

@@ -22,7 +22,7 @@ import torch
 
 from groupwise.core.channel import Channel, FrameError, pack, unpack
 from groupwise.core.code.user_code import load
-from groupwise.core.processes import codec, parcel
+from groupwise.core.processes import codec
 from groupwise.core.processes.codec import NotPlain
 from groupwise.core.samples import Attempt, Sample
 
@@ -81,9 +81,9 @@ def ends() -> Iterator[Ends]:
 
 def sent(value: Any) -> Any:
     """The value, packed, sent as a message and unpacked."""
-    message = unpack(bytearray(pack({"given": parcel.pack(value)})))
+    message = unpack(bytearray(pack({"given": codec.pack(value)})))
     assert message is not None
-    return parcel.unpack(message["given"])
+    return codec.unpack(message["given"])
 
 
 PLAIN = [None, True, 1.5, float("inf"), "é\ud800", 2**62, -(2**70), [], [1, 2], (1, "a"), [1, 2**70],
@@ -143,7 +143,7 @@ def test_an_object_that_holds_itself_is_refused() -> None:
     kept = Kept("a")
     object.__setattr__(kept, "name", kept)
     with pytest.raises(NotPlain, match="too many others inside one another"):
-        parcel.pack(kept)
+        codec.pack(kept)
 
 
 def test_an_object_of_any_class_comes_with_what_it_holds() -> None:
@@ -163,11 +163,11 @@ def test_an_object_of_a_users_file_is_the_same_where_there_is_no_such_file(tmp_p
         "def f(): return 4\n"
     )
     kinds = [load(f"{file}:{name}", "x") for name in ("Mine", "Other", "f")]
-    tree = parcel.pack([kinds[0](5), kinds[1](), kinds[2]])
+    tree = codec.pack([kinds[0](5), kinds[1](), kinds[2]])
     file.unlink()
     program = (
-        "import sys, json; from groupwise.core.processes import parcel\n"
-        "mine, other, f = parcel.unpack(json.load(sys.stdin)['']); print(mine, mine.worth(), other.a, f())"
+        "import sys, json; from groupwise.core.processes import codec\n"
+        "mine, other, f = codec.unpack(json.load(sys.stdin)['']); print(mine, mine.worth(), other.a, f())"
     )
     body = pack({"": tree})[4:]
     done = subprocess.run(
@@ -179,12 +179,12 @@ def test_an_object_of_a_users_file_is_the_same_where_there_is_no_such_file(tmp_p
 
 def test_an_object_of_a_programs_own_class_is_one_line_that_says_what_to_do() -> None:
     program = """
-        from groupwise.core.processes import parcel
+        from groupwise.core.processes import codec
         class Mine:
             quick = False
         try:
-            parcel.pack({"mine": Mine()})
-        except parcel.NotPlain as refused:
+            codec.pack({"mine": Mine()})
+        except codec.NotPlain as refused:
             print(refused)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
@@ -203,7 +203,7 @@ def test_an_object_of_a_programs_own_class_is_one_line_that_says_what_to_do() ->
 )
 def test_what_no_process_can_have_is_said_in_one_line(value: Any, words: str) -> None:
     with pytest.raises(NotPlain, match=words):
-        parcel.pack(value)
+        codec.pack(value)
 
 
 def test_arrays_of_any_layout_come_as_they_are(ends: Ends) -> None:
@@ -243,7 +243,7 @@ def test_no_tree_is_deeper_than_the_reader_goes() -> None:
     tree: Any = ["l"]
     for _ in range(5_000):
         tree = ["l", tree]
-    for read in (codec.decode, codec.validate, parcel.unpack):
+    for read in (codec.decode, codec.validate, codec.unpack):
         with pytest.raises(NotPlain):
             read(tree)
 

@@ -219,18 +219,6 @@ def test_what_does_not_stand_by_itself_is_refused_in_one_line(name: str, why: st
     assert "write it, with what it uses, into a file rewards.py and give 'rewards.py:" in str(error.value)
 
 
-def test_a_source_that_was_edited_since_is_not_taken_for_the_function(cell: dict[str, Any]) -> None:
-    edited = CELL.format(neighbour="neighbour_of_a_notebook").replace("n * len", "n + len")
-    linecache.cache["<ipython-input-1>"] = (
-        len(edited),
-        None,
-        list(map(str, edited.splitlines(keepends=True))),
-        "<ipython-input-1>",
-    )
-    with pytest.raises(UsageError, match="has no source, or it was changed since"):
-        extracted(cell["whole"], "it", "rewards.py")
-
-
 def test_the_functions_that_it_uses_are_written_along(cell: dict[str, Any]) -> None:
     text, again = written(cell["by_helpers"])
     for completion in ("a b", "abcd", " a\n{b} c d e"):
@@ -282,6 +270,25 @@ def test_a_sign_at_which_a_notebook_cuts_a_source_is_named(sign: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("edit", "name", "why"),
+    [
+        (("n * len", "n + len"), "whole", "whole .* has no source, or it was changed since"),
+        (
+            ("[:LIMIT]", "[:LIMIT + 1]"),
+            "by_helpers",
+            "tidy .*, which by_helpers uses, has no source, or it was changed",
+        ),
+    ],
+)
+def test_a_source_that_was_edited_since_is_not_taken_for_the_function(
+    edit: tuple[str, str], name: str, why: str, cell: dict[str, Any]
+) -> None:
+    cached(CELL.format(neighbour="neighbour_of_a_notebook").replace(*edit), "<ipython-input-1>")
+    with pytest.raises(UsageError, match=why):
+        extracted(cell[name], "it", "rewards.py")
+
+
 def test_functions_that_are_others_by_now_are_refused(cell: dict[str, Any]) -> None:
     """Of two of one name a file could hold one; a default that was redefined since is not what its name is now."""
     again = notebook("def tidy(text):\n    return text\n", "<ipython-input-7>")["tidy"]
@@ -289,26 +296,10 @@ def test_functions_that_are_others_by_now_are_refused(cell: dict[str, Any]) -> N
     with pytest.raises(UsageError, match=r"tidy .*, which by_helpers uses, is another function than the tidy that is"):
         extracted(cell["by_helpers"], "it", "rewards.py")
     cell["strip"] = cell["tidy"]
-    with pytest.raises(UsageError, match=r"by_helpers .* has other defaults than its source would give it now"):
-        extracted(cell["by_helpers"], "it", "rewards.py")
-
-
-def test_a_helper_that_was_edited_since_is_refused_by_its_name(cell: dict[str, Any]) -> None:
-    edited = CELL.format(neighbour="neighbour_of_a_notebook").replace("[:LIMIT]", "[:LIMIT + 1]")
-    linecache.cache["<ipython-input-1>"] = (
-        len(edited),
-        None,
-        list(map(str, edited.splitlines(keepends=True))),
-        "<ipython-input-1>",
-    )
-    with pytest.raises(UsageError, match=r"tidy .*, which by_helpers uses, has no source, or it was changed since"):
-        extracted(cell["by_helpers"], "it", "rewards.py")
-
-
-def test_a_default_that_is_another_by_now_is_refused(cell: dict[str, Any]) -> None:
     cell["LIMIT"] = 9
-    with pytest.raises(UsageError, match="has other defaults than its source would give it now"):
-        extracted(cell["whole"], "it", "rewards.py")
+    for name in ("by_helpers", "whole"):
+        with pytest.raises(UsageError, match=f"{name} .* has other defaults than its source would give it now"):
+            extracted(cell[name], "it", "rewards.py")
 
 
 def test_what_a_module_has_is_named_by_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ def test_what_lies_beside_a_file_is_imported_and_what_is_missing_is_named(tmp_pa
         ("a = 1", "mien.py:a", "did you mean 'mine.py'?"),
         ("a = ", "mine.py:a", "x: importing it raised SyntaxError: "),
         ("import sys; sys.exit(3)", "mine.py:a", "x: importing it raised SystemExit: 3 ("),
+        ("import not_here", "mine:a", "x: importing it raised ModuleNotFoundError: No module named 'not_here'"),
         ("[][3]", "mine.py:a", "x: importing it raised IndexError: list index out of range ("),
         ("#" * (LARGEST_FILE + 1), "mine.py:a", "is longer than 1 MiB"),
         ("a = '\0'", "mine.py:a", "x: importing it raised "),

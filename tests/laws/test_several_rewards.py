@@ -12,7 +12,7 @@ from groupwise.core.collate import collate
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Sample
-from groupwise.rewards.functions.results import score_result, score_results
+from groupwise.rewards.functions.adapters import score_result, score_results
 from groupwise.rollout.scoring import LEARNED, TASK, RewardWeights, with_learned
 
 GROUP_ROWS = ["grpo", "dr-grpo", "gspo", "rloo", "reinforce++-baseline"]

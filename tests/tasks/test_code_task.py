@@ -12,9 +12,10 @@ import pytest
 
 import groupwise
 from groupwise.core.errors import UsageError
+from groupwise.core.processes import codec
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstrates
-from groupwise.rewards.sandbox import ACCEPTED, Sandbox, cases, judge, wire
+from groupwise.rewards.sandbox import ACCEPTED, Sandbox, judge
 from groupwise.tasks.code import generated
 from groupwise.tasks.code.task import Code, assemble
 
@@ -201,19 +202,19 @@ def test_a_copy_in_another_process_has_its_own_sandbox(task: Code) -> None:
 
 def test_plain_values_survive_the_border_and_others_do_not() -> None:
     value = {"a": [1, -(2**80), 2.5, True, None], (1, "x"): {1, 2}, 3: (), "ü\ud800": [[]]}
-    tree = json.loads(json.dumps(wire.encode(value)))
-    wire.validate(tree)
-    assert wire.decode(tree) == value
-    assert wire.equal(tree, wire.encode(value))
+    tree = json.loads(json.dumps(codec.encode(value)))
+    codec.validate(tree)
+    assert codec.decode(tree) == value
+    assert judge.equal(tree, codec.encode(value))
     deep: list[object] = []
     for _ in range(100):
         deep = [deep]
     for wrong in (object(), deep, type("I", (int,), {})(1), b"x", 1j, range(3), lambda: 0):
-        with pytest.raises(wire.NotPlain):
-            wire.encode(wrong)
+        with pytest.raises(codec.NotPlain):
+            codec.encode(wrong)
     for tree in ([], ["x", 1], ["i", "zz"], ["i", 5], ["d", 1], ["d", ["l", 1, 2]], {"a": 1}, [["l"]], ["l", ["q"]]):
-        with pytest.raises(wire.NotPlain):
-            wire.validate(tree)
+        with pytest.raises(codec.NotPlain):
+            codec.validate(tree)
 
 
 @pytest.mark.parametrize(
@@ -226,11 +227,11 @@ def test_plain_values_survive_the_border_and_others_do_not() -> None:
     ],
 )  # fmt: skip
 def test_equality_is_of_values(found: object, expected: object, same: bool) -> None:
-    assert wire.equal(wire.encode(found), wire.encode(expected)) is same
+    assert judge.equal(codec.encode(found), codec.encode(expected)) is same
 
 
 def test_without_every_the_first_failure_ends_the_work(box: Sandbox) -> None:
-    tests = cases.parse([{"call": "f", "args": [i], "expected": 1} for i in range(3)])
+    tests = judge.parse([{"call": "f", "args": [i], "expected": 1} for i in range(3)])
     program = "def f(x):\n    if x == 2: raise SystemExit\n    return x"
     assert judge.passed(box, program, tests) == [False, True, False]
     assert judge.passed(box, program, tests, every=False) == [False, False, False]

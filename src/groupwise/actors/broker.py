@@ -16,9 +16,8 @@ from typing import Any
 
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import one_line, shortened
-from groupwise.core.processes.address import LOOPBACK
-from groupwise.core.processes.children import Child
-from groupwise.core.processes.tail import Tail
+from groupwise.core.processes.children import Child, Tail
+from groupwise.core.processes.network import LOOPBACK
 
 #: Bytes of a started Ray's store of objects: nothing of a run goes through it.
 STORE = 100 * 2**20

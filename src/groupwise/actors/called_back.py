@@ -11,7 +11,7 @@ from typing import Any
 
 from groupwise.core import VERSION
 from groupwise.core.channel import Channel
-from groupwise.core.processes.address import keep_alive
+from groupwise.core.processes.network import keep_alive
 
 #: Seconds in which the actor must have said whom to call, and the run be reached.
 PATIENCE = 30.0

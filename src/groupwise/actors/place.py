@@ -27,12 +27,18 @@ from groupwise.core import VERSION
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import UsageError
 from groupwise.core.peer import Peer, PeerLost
-from groupwise.core.processes.address import Address, keep_alive
-from groupwise.core.processes.children import Child, ending
-from groupwise.core.processes.door import Door
-from groupwise.core.processes.place import Exit, Role, last_of
-from groupwise.core.processes.placement import AUTO, LOCAL, PlacementSettings, in_words, resources_in_words
-from groupwise.core.processes.tail import Tail
+from groupwise.core.processes.children import Child, Tail, ending
+from groupwise.core.processes.network import Address, Door, keep_alive
+from groupwise.core.processes.place import (
+    AUTO,
+    LOCAL,
+    Exit,
+    PlacementSettings,
+    Role,
+    in_words,
+    last_of,
+    resources_in_words,
+)
 
 #: Characters of a caller's token, and seconds in which it must have come.
 TOKEN, SPEAKS = 32, 10.0

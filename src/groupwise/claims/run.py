@@ -19,7 +19,7 @@ from groupwise.claims.claim import Claim
 from groupwise.claims.experiments import Effort, Experiment
 from groupwise.claims.measurements import Measurements, Row
 from groupwise.core import VERSION
-from groupwise.core.code.boundary import unexpected
+from groupwise.core.code.trace import unexpected
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, brief
 from groupwise.core.files.atomic import open_regular, open_to_append
 from groupwise.core.files.jsonl import encoded

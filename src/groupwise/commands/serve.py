@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from groupwise.core.errors import UsageError
-from groupwise.core.processes.address import LOOPBACK, Address
+from groupwise.core.processes.network import LOOPBACK, Address
 from groupwise.engines.outside.serving import EngineServer
 
 Say = Callable[[str], None]

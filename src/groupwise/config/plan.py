@@ -18,8 +18,7 @@ from groupwise.core.engine import Sampling
 from groupwise.core.errors import brief, listed
 from groupwise.core.machine.facts import where
 from groupwise.core.numbers.measure import CORRECTNESS, Measure
-from groupwise.core.processes.place import Role
-from groupwise.core.processes.placement import in_words, resources_in_words
+from groupwise.core.processes.place import Role, in_words, resources_in_words
 from groupwise.core.reward import TASK
 from groupwise.core.task import Notes, PlaysInProcesses, PlaysTurns, ScoresSteps, Task
 from groupwise.models.value import POLICY_START, REWARD_START

@@ -19,7 +19,7 @@ _LENGTH = 4  # bytes of the length before each message
 
 
 class FrameError(ValueError):
-    """What came is not a message within the limit."""
+    """Something came that is no message within the limit."""
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
@@ -65,7 +65,7 @@ class Channel:
         self.connection = connection
 
     def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None) -> None:
-        """Sends the message and copies of the descriptors. Raises TimeoutError, or OSError where the peer is gone."""
+        """Send the message and copies of the descriptors. Raises TimeoutError, or OSError where the peer is gone."""
         data = pack(message)
         self.connection.settimeout(seconds)
         sent = socket.send_fds(self.connection, [data], list(descriptors)) if descriptors else 0
@@ -86,10 +86,7 @@ class Channel:
         until = None if seconds is None else time.monotonic() + seconds
         buffer, descriptors = bytearray(), []
         while (message := unpack(buffer, limit)) is None:
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError
-            self.connection.settimeout(left)
+            self._require_time(until)
             # never beyond this message: descriptors come with the first byte of the one that they belong to
             data, passed, _, _ = socket.recv_fds(self.connection, max(_LENGTH, _end(buffer)) - len(buffer), count)
             if not data:
@@ -99,7 +96,7 @@ class Channel:
         return message, descriptors
 
     def send_raw(self, data: memoryview | bytes, seconds: float | None = None) -> None:
-        """Sends bytes as they are, behind a message that says how many. Raises as `send` does."""
+        """Send bytes as they are, behind a message that says how many. Raises as `send` does."""
         self.connection.settimeout(seconds)
         self.connection.sendall(data)
 
@@ -109,10 +106,7 @@ class Channel:
         data = bytearray(count)
         rest = memoryview(data)
         while rest:
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError
-            self.connection.settimeout(left)
+            self._require_time(until)
             received = self.connection.recv_into(rest)
             if not received:
                 raise EOFError
@@ -121,6 +115,12 @@ class Channel:
 
     def close(self) -> None:
         self.connection.close()
+
+    def _require_time(self, until: float | None) -> None:
+        left = None if until is None else until - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError
+        self.connection.settimeout(left)
 
 
 def run_module(module: str, connection: int, lifeline: int, options: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ def run_module(module: str, connection: int, lifeline: int, options: Mapping[str
 
 
 def serve(run: Channel, count: int, do: Callable[[dict[str, Any], list[int]], Mapping[str, Any] | None]) -> None:
-    """Does each order, with the descriptors that came with it, until the run is gone; sends the reply if there is one.
+    """Do each order, with the descriptors that came with it, until the run is gone, and send the reply if there is one.
 
     count  descriptors at most; they are closed here once the order is done
     """
@@ -152,7 +152,7 @@ def serve(run: Channel, count: int, do: Callable[[dict[str, Any], list[int]], Ma
 
 
 def fork(begin: Callable[[], object]) -> int:
-    """The number of a new process that lives as long as the call of `begin`: it never goes on as what made it."""
+    """Fork a process that lives as long as the call of `begin`, and never goes on as what made it -> its number."""
     process = os.fork()
     if process == 0:
         try:

@@ -9,7 +9,7 @@ from groupwise.core.channel import Channel, FrameError
 
 
 class Transport(Protocol):
-    """What an end of a connection can do: a Channel in the other process, a Peer here."""
+    """End of a connection: a Channel in the other process, a Peer here."""
 
     def send(
         self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None
@@ -23,7 +23,7 @@ class Transport(Protocol):
 
 
 class PeerLost(Exception):
-    """The other process is of no further use; the message says why, in words.
+    """Loss of the other process, which is of no further use; the message says why, in words.
 
     late  it runs, and did not answer in time
     """
@@ -34,7 +34,7 @@ class PeerLost(Exception):
 
 
 class Peer:
-    """The other process, over a channel to it.
+    """Other process, over a channel to it.
 
     lost  whether an answer failed to come, so that the next one could be taken for it
     """
@@ -44,7 +44,7 @@ class Peer:
         self.lost = False
 
     def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = (), seconds: float | None = None) -> None:
-        """Sends a message and copies of the descriptors. Raises PeerLost."""
+        """Send a message and copies of the descriptors. Raises PeerLost."""
         with self._says_why(seconds):
             self.channel.send(message, descriptors, seconds)
 
@@ -54,7 +54,7 @@ class Peer:
             return self.channel.receive(seconds)
 
     def send_raw(self, data: memoryview | bytes, seconds: float | None = None) -> None:
-        """Sends bytes behind a message that says how many. Raises PeerLost."""
+        """Send bytes behind a message that says how many. Raises PeerLost."""
         with self._says_why(seconds):
             self.channel.send_raw(data, seconds)
 
@@ -64,7 +64,7 @@ class Peer:
             return self.channel.receive_raw(count, seconds)
 
     def speaks(self, seconds: float) -> bool:
-        """Waits until there is a message from it, or its end; False if neither comes so soon."""
+        """Wait until there is a message from it, or its end; False if neither comes so soon."""
         if self.closed:
             return True  # `receive` says so
         poll = select.poll()
@@ -73,15 +73,14 @@ class Peer:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed here."""
+        """True if it was closed here."""
         return self.channel.connection.fileno() < 0
 
     def close(self) -> None:
-        """Closes the connection. Again does nothing."""
+        """Close the connection. Again does nothing."""
         self.channel.close()
 
     def _gone(self) -> str:
-        """Why its connection has ended."""
         return "it closed its connection"
 
     @contextlib.contextmanager

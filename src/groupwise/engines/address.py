@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 from groupwise.core import VERSION
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import UsageError
-from groupwise.core.processes.address import Address, keep_alive
+from groupwise.core.processes.network import Address, keep_alive
 
 #: Seconds that a connection may take, and the first words on it.
 PATIENCE = 10.0

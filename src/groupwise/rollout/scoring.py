@@ -21,7 +21,7 @@ from groupwise.core.settings import Changeable, Settings
 from groupwise.core.stream import Cohort
 from groupwise.core.task import Answers, ScoresSteps, Task
 from groupwise.rewards.functions.adapters import fault as raised_fault
-from groupwise.rewards.functions.results import score_result, score_results
+from groupwise.rewards.functions.adapters import score_result, score_results
 from groupwise.rewards.pool.work import ScorePool
 
 Decode = Callable[[tuple[int, ...]], str]

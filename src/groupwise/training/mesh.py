@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from groupwise.core.errors import UsageError, one_line, shortened
 from groupwise.core.files.tensor_layout import DTYPES
-from groupwise.core.processes.address import Address
+from groupwise.core.processes.network import Address
 from groupwise.core.records import Batch, Support
 
 T = TypeVar("T")

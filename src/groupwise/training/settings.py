@@ -7,7 +7,7 @@ from pydantic import Field
 
 from groupwise.core.engine import Sampling
 from groupwise.core.numbers.measure import CORRECTNESS, Measure
-from groupwise.core.processes.placement import PlacementSettings
+from groupwise.core.processes.place import PlacementSettings
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.diagnostics.checks import CheckSettings
 from groupwise.engines.settings import EngineSettings

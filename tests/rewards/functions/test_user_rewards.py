@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from groupwise.core.errors import UsageError
-from groupwise.core.processes import parcel
+from groupwise.core.processes import codec
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Attempt, Sample
-from groupwise.rewards.functions.adapters import bound
-from groupwise.rewards.functions.results import score_result, score_results
+from groupwise.rewards.functions.adapters import score_result, score_results
 from groupwise.rewards.functions.user import TaskScore, User, with_file
 from groupwise.tasks.arithmetic import Arithmetic
 
@@ -39,80 +38,40 @@ def own(tmp_path: Path, text: str) -> str:
     return str(tmp_path / "own.py")
 
 
-# TRL
+BOTH = [Attempt(TWO, r"\boxed{2}", tokens=[1, 2, 3]), Attempt(SIX, "6", tokens=[4])]
+RIGHT, WRONG, OTHER = Attempt(TWO, "so #### 2"), Attempt(SIX, "so #### 5"), Attempt(CHAT, "a")
+NO = math.nan
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("use", "attempts", "expected"),
     [
-        ("length", [9.0, 1.0]),
-        ("tokens", [3.0, 1.0]),
-        ("boxed", [1.0, 0.0]),
-        ("slow", [1.0, 1.0]),
-        ("logged", [0.0, 0.0]),
-        ("Named", [0.0, 1.0]),
+        (f"{TRL}:length", BOTH, [9.0, 1.0]),
+        (f"{TRL}:tokens", BOTH, [3.0, 1.0]),
+        (f"{TRL}:boxed", BOTH, [1.0, 0.0]),
+        (f"{TRL}:slow", BOTH, [1.0, 1.0]),
+        (f"{TRL}:logged", BOTH, [0.0, 0.0]),
+        (f"{TRL}:Named", BOTH, [0.0, 1.0]),
+        (f"{TRL}:only_math", BOTH, [1.0, NO]),
+        (f"{TRL}:think", [Attempt(CHAT, "<think>x</think><answer>a</answer>"), OTHER], [1.0, 0.0]),
+        (f"{TRL}:echo", [Attempt(CHAT, "say a"), OTHER], [1.0, 0.0]),
+        (f"{VERL}:compute_score", [RIGHT, WRONG], [1.0, 0.1]),
+        (f"{VERL}:compute_score", [OTHER, RIGHT], [NO, 1.0]),
+        (f"{VERL}:my_reward_fn", [RIGHT], [0.09]),
+        (f"{VERL}:batched", [Attempt(TWO, "2"), Attempt(SIX, "2")], [1.0, 0.0]),
     ],
+    ids=lambda value: value.rpartition("/")[2] if isinstance(value, str) else "",
 )
-def test_trl_file_runs_unchanged(name: str, expected: list[float]) -> None:
-    attempts = [Attempt(TWO, r"\boxed{2}", tokens=[1, 2, 3]), Attempt(SIX, "6", tokens=[4])]
-    assert scores(f"{TRL}:{name}", *attempts) == expected
-
-
-def test_trl_conversations_are_messages() -> None:
-    assert scores(f"{TRL}:think", Attempt(CHAT, "<think>x</think><answer>a</answer>"), Attempt(CHAT, "a")) == [1, 0]
-    assert scores(f"{TRL}:echo", Attempt(CHAT, "say a"), Attempt(CHAT, "b")) == [1, 0]
-
-
-def test_trl_none_is_no_score() -> None:
-    first, second = scores(f"{TRL}:only_math", Attempt(TWO, ""), Attempt(SIX, ""))
-    assert first == 1
-    assert math.isnan(second)
-
-
-def test_a_column_of_the_data_comes_before_our_names_for_the_answer(tmp_path: Path) -> None:
-    file = own(tmp_path, "def f(completions, solution): return [float(s == 'worked out') for s in solution]")
-    assert scores(f"{file}:f", Attempt(Sample("k", "p", "2", {"solution": "worked out"}), "")) == [1.0]
-
-
-def test_missing_column_names_those_present(tmp_path: Path) -> None:
-    file = own(tmp_path, "def f(completions, difficulty, **kwargs): return [0.0]")
-    with pytest.raises(UsageError, match=r"parameter 'difficulty' .*sample 'two'.*present: .*index, task"):
-        scores(f"{file}:f", Attempt(TWO, ""))
-
-
-@pytest.mark.parametrize("signature", ["completions, solution", "data_source, solution_str, ground_truth"])
-def test_a_gold_answer_that_nobody_has_is_refused_and_not_made_up(signature: str, tmp_path: Path) -> None:
-    file = own(tmp_path, f"def f({signature}): return 1.0")
-    with pytest.raises(UsageError, match=r"sample 'k' has; present: .*, or name the column of the gold answer as task"):
-        scores(f"{file}:f", Attempt(Sample("k", "p", ""), "a"))
-
-
-# verl
-
-
-def test_verl_file_runs_unchanged() -> None:
-    right, wrong = Attempt(TWO, "so #### 2"), Attempt(SIX, "so #### 5")
-    assert scores(f"{VERL}:compute_score", right, wrong) == [1.0, 0.1]
-    assert scores(f"{VERL}:my_reward_fn", right) == [0.09]
-    assert scores(f"{VERL}:batched", Attempt(TWO, "2"), Attempt(SIX, "2")) == [1.0, 0.0]
-
-
-def test_one_exception_leaves_the_others_their_scores() -> None:
-    first, second = scores(f"{VERL}:compute_score", Attempt(CHAT, "a"), Attempt(TWO, "#### 2"))
-    assert math.isnan(first)
-    assert second == 1.0
+def test_files_for_trl_and_verl_run_unchanged(use: str, attempts: list[Attempt], expected: list[float]) -> None:
+    """NaN is no score: None that a reward returned, or an exception, which leaves the others theirs."""
+    assert list(map(repr, scores(use, *attempts))) == list(map(repr, expected))
 
 
 def test_coroutines_run_together() -> None:
+    assert User(f"{VERL}:judged").bind().description.startswith("verl compute_score, async: data_source, solution_str")
     started = time.monotonic()
     assert scores(f"{VERL}:judged", *[Attempt(TWO, str(i)) for i in range(20)]) == [float(i == 2) for i in range(20)]
     assert time.monotonic() - started < 2.0, "20 times 0.2 s one after the other"
-
-
-def test_settings_are_passed_and_checked() -> None:
-    assert scores(f"{VERL}:scaled", Attempt(TWO, "2"), scale=3.0) == [3.0]
-    with pytest.raises(UsageError, match=r"setting 'scael' .*did you mean 'scale'"):
-        scores(f"{VERL}:scaled", Attempt(TWO, "2"), scael=3.0)
 
 
 def test_a_reward_is_what_its_file_said_when_the_run_began(tmp_path: Path) -> None:
@@ -120,14 +79,38 @@ def test_a_reward_is_what_its_file_said_when_the_run_began(tmp_path: Path) -> No
     use = own(tmp_path, "def f(sample, completion): return 1.0") + ":f"
     reward = with_file(User(use))
     own(tmp_path, "def f(sample, completion): return 2.0")
-    sent = parcel.unpack(parcel.pack(reward))
+    sent = codec.unpack(codec.pack(reward))
     assert (list(sent([Attempt(TWO, "")])), scores(use, Attempt(TWO, ""))) == ([1.0], [2.0])
     assert repr(sent) == repr(User(use))
     with pytest.raises(UsageError, match=r"own2\.py.*did you mean 'own\.py'"):
         with_file(User(f"{tmp_path}/own2.py:f"))
 
 
-# Ours
+COUNTS = """class f:
+    def __init__(self, base): self.n = base
+    def __call__(self, attempt):
+        self.n += 1
+        return self.n"""
+ANSWERED = Sample("k", "p", "2", {"solution": "worked out"})
+
+
+@pytest.mark.parametrize(
+    ("text", "attempts", "settings", "expected"),
+    [
+        pytest.param(COUNTS, [RIGHT] * 3, {"base": 10}, [11, 12, 13], id="a class is made once"),
+        pytest.param(
+            "def f(sample, completion, scale): return scale", [RIGHT], {"scale": 3.0}, [3.0], id="a function each time"
+        ),
+        pytest.param(
+            "def f(completions, solution): return [float(s == 'worked out') for s in solution]",
+            [Attempt(ANSWERED, "")], {}, [1.0], id="a column comes before our names for the answer",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_reward_is_given(
+    text: str, attempts: list[Attempt], settings: dict[str, Any], expected: list[float], tmp_path: Path
+) -> None:
+    assert scores(f"{own(tmp_path, text)}:f", *attempts, **settings) == expected
 
 
 @pytest.mark.parametrize(
@@ -147,17 +130,6 @@ def test_our_forms(tmp_path: Path, text: str) -> None:
     assert scores(f"{own(tmp_path, text)}:f", Attempt(TWO, "2"), Attempt(SIX, "2"), Attempt(SIX, "6")) == [1, 0, 1]
 
 
-def test_a_class_is_made_once_with_its_settings(tmp_path: Path) -> None:
-    text = "class C:\n    def __init__(self, base): self.n = base\n"
-    text += "    def __call__(self, attempt):\n        self.n += 1\n        return self.n"
-    assert scores(f"{own(tmp_path, text)}:C", *[Attempt(TWO, "")] * 3, base=10) == [11, 12, 13]
-
-
-def test_the_plan_says_the_form() -> None:
-    assert User(f"{TRL}:boxed").bind().description == "TRL reward_funcs: completions, ground_truth, **kwargs"
-    assert User(f"{VERL}:judged").bind().description.startswith("verl compute_score, async: data_source, solution_str")
-
-
 def test_a_task_scores_as_a_reward() -> None:
     task = Arithmetic()
     sample = task.samples("heldout")[0]
@@ -166,6 +138,37 @@ def test_a_task_scores_as_a_reward() -> None:
 
 
 # What cannot be used
+
+
+NOBODY = r"sample 'k' has; present: .*, or name the column of the gold answer as task"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "words"),
+    [
+        ("def f(completions, level, **kwargs): return [0.0]", {}, r"'level' .*sample 'k'.*present: .*index"),
+        ("def f(completions, solution): return [1.0]", {}, NOBODY),
+        ("def f(data_source, solution_str, ground_truth): return 1.0", {}, NOBODY),
+        ("def f(attempt, scale=1): return 1.0", {"scael": 3.0}, r"setting 'scael' .*did you mean 'scale'"),
+        ("def f(text, gold): return 0.0", {}, r"takes \(text, gold\), which is none of .*verl's \(data_source"),
+        ("import math\n\nmath.nope\n", {}, r"importing it raised AttributeError: .*own.py, line 3"),
+        ("import not_installed_here", {}, r"imports 'not_installed_here', which is not installed"),
+        (
+            "class f:\n    def __init__(self, url): raise OSError('no ' + url)", {"url": "x"},
+            r"f\(url='x'\) raised OSError: no x \(.*own.py, line 2\)",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_in_one_line(
+    text: str, settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """No gold answer is made up; what a user's file raises is told with its own line, and its lines are the note."""
+    with pytest.raises(UsageError, match=words) as told:
+        scores(f"{own(tmp_path, text)}:f", Attempt(Sample("k", "p", "", {"index": 7}), "a"), **settings)
+    assert "\n" not in str(told.value)
+    notes = "".join(getattr(told.value, "__notes__", []))
+    assert ("own.py" in notes) == ("raised" in words or "imports" in words)
+    assert "groupwise/rewards" not in notes
 
 
 @pytest.mark.parametrize(
@@ -185,33 +188,6 @@ def test_what_is_not_there_is_said_with_the_nearest_name(use: str, words: str) -
     with pytest.raises(UsageError, match=re.escape(words)) as told:
         User(use).bind()
     assert "\n" not in str(told.value)
-
-
-def test_a_module_that_raises_is_told_with_its_own_line(tmp_path: Path) -> None:
-    file = own(tmp_path, "import math\n\nmath.nope\n\ndef f(attempt): return 0.0")
-    with pytest.raises(UsageError, match=r"importing it raised AttributeError: .*own.py, line 3") as told:
-        User(f"{file}:f").bind()
-    (note,) = told.value.__notes__
-    assert "math.nope" in note
-    assert "groupwise/rewards" not in note
-
-
-def test_what_a_module_needs_and_is_missing_is_not_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "needs_more.py").write_text("import not_installed_here\n")
-    with pytest.raises(UsageError, match=r"raised ModuleNotFoundError: No module named 'not_installed_here'"):
-        User("needs_more:f").bind()
-
-
-def test_a_constructor_that_raises(tmp_path: Path) -> None:
-    file = own(tmp_path, "class C:\n    def __init__(self, url): raise OSError('no ' + url)")
-    with pytest.raises(UsageError, match=r"C\(url='x'\) raised OSError: no x \(.*own.py, line 2\)"):
-        User(f"{file}:C", {"url": "x"}).bind()
-
-
-def test_unknown_parameters_are_answered_with_the_forms() -> None:
-    with pytest.raises(UsageError, match=r"takes \(text, gold\), which is none of .*verl's \(data_source"):
-        bound(lambda text, gold: 0.0, "mine", {})
 
 
 def test_half_a_surrogate_pair_in_what_is_raised_reaches_every_file_and_terminal(tmp_path: Path) -> None:
@@ -261,7 +237,7 @@ def test_a_wrong_list_gives_nobody_a_score(values: object, cause: Cause) -> None
 
 def test_workers_start_without_torch() -> None:
     heavy = "{'torch', 'numpy', 'pydantic'}"
-    code = f"import sys; from groupwise.rewards.pool import pool, zygote; print({heavy} & set(sys.modules))"
+    code = f"import sys; from groupwise.rewards.pool import pool, worker; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

@@ -20,7 +20,7 @@ from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.environments.live import PoolEnvironments
 from groupwise.rewards.functions.user import User
-from groupwise.rewards.pool import remote, served
+from groupwise.rewards.pool import remote
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.remote import RemotePool
 from groupwise.rewards.pool.work import Limits
@@ -139,7 +139,7 @@ def test_one_that_is_lost_again_and_again_is_one_line(left: Callable[[], list[in
 @linux
 @pytest.mark.slow
 def test_one_that_says_nothing_counts_as_lost(left: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "STALLED", 1.0 + 2 * served.BEAT)
+    monkeypatch.setattr(remote, "STALLED", 1.0 + 2 * remote.BEAT)
     notes: list[str] = []
     with elsewhere(notes.append) as pool:
         pool.wait(pool.submit("one", attempts("good")))

@@ -19,18 +19,19 @@ import pytest
 from groupwise.commands.check.findings import Level
 from groupwise.commands.check.trials import Kind, TrialScores, repeated_findings
 from groupwise.core.errors import RunError, UsageError
-from groupwise.core.processes.children import Child
 from groupwise.core.records import Completion
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
+from groupwise.rewards import isolation as isolate
 from groupwise.rewards.functions.form import Format
 from groupwise.rewards.functions.user import TaskScore, User
-from groupwise.rewards.pool import isolate, zygote
+from groupwise.rewards.isolation import Isolation
 from groupwise.rewards.pool.dispatch import Dispatcher
-from groupwise.rewards.pool.isolate import Isolation
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.slot import Clock
 from groupwise.rewards.pool.work import Limits
+from groupwise.rewards.pool.worker import ask_where
+from groupwise.rewards.zygote import Zygote
 from groupwise.rollout.scoring import RewardWeights, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.code.task import Code
@@ -104,6 +105,12 @@ def attempts(*acts: str) -> list[Attempt]:
     return [Attempt(Sample(f"k{i // 2}", "p", "good"), act) for i, act in enumerate(acts)]
 
 
+def own(folder: Path, text: str, name: str = "f") -> User:
+    """A reward of a file of this text."""
+    (folder / "own.py").write_text(text)
+    return User(f"{folder}/own.py:{name}")
+
+
 def score(pool: Pool, name: str, completions: list[Attempt]) -> list[ScoreResult]:
     return pool.wait(pool.submit(name, completions))
 
@@ -140,9 +147,46 @@ def test_in_a_batch_only_the_culprits_lose_their_score(left: Callable[[], list[i
         assert outcomes(pool.wait(batched)) == expected
 
 
-def test_a_wrong_length_is_found_out_alone() -> None:
-    with Pool({"mine": MANY}, Limits(workers=1)) as pool:
-        assert outcomes(score(pool, "mine", attempts("good", "short", "good"))) == [1.0, Cause.WRONG_LENGTH, 1.0]
+SLOW, LATE = TaskScore(Slow()), TaskScore(Late())
+LOADS = "import time\ntime.sleep(1.0)\ndef f(attempt): return 1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("reward", "limits", "acts", "expected"),
+    [
+        pytest.param(MANY, {}, ["good", "short", "good"], [1.0, Cause.WRONG_LENGTH, 1.0], id="a wrong length"),
+        pytest.param(MOODY, {}, ["good"] * 10, [1.0] * 10, id="a crash that others caused"),
+        pytest.param(ONE, {"memory": 1 << 30}, ["leak"] * 5, [1.0] * 5, id="memory that others leaked", marks=linux),
+        pytest.param(
+            ONE, {"seconds": 2.0}, ["swarm", "work", "good"], [1.0] * 3, id="processes that another left", marks=linux
+        ),
+        pytest.param(
+            SLOW, {"seconds": 0.5}, ["good", "bad", "sleep"], [1.0, 0.0, Cause.TIMEOUT], id="what a task starts"
+        ),
+        pytest.param(
+            LATE,
+            {"seconds": 0.5},
+            ["sleep", "segfault", "good"],
+            [0.0, Cause.CRASH, 1.0],
+            id="late where that is wrong",
+        ),
+        pytest.param(LOADS, {"seconds": 0.5}, ["a", "b"], [1.0, 1.0], id="loading"),
+    ],
+)
+def test_a_completion_is_charged_for_its_own_fault_alone(
+    reward: Any, limits: dict[str, Any], acts: list[str], expected: list[object], tmp_path: Path
+) -> None:
+    if isinstance(reward, str):
+        reward = own(tmp_path, reward)
+    with Pool({"mine": reward}, Limits(workers=1, **limits)) as pool:
+        assert outcomes(score(pool, "mine", attempts(*acts))) == expected
+
+
+def test_a_task_says_what_late_is_and_what_it_starts_may_be_lost() -> None:
+    tasks = (Data(path="p"), Gym(generator="gcd", problems=20), Arithmetic())
+    assert [TaskScore(task).late for task in tasks] == [0.0, 0.0, None]
+    with Pool({"task": SLOW}, Limits(workers=1)) as pool, pytest.raises(RunError, match="cannot be started"):
+        score(pool, "task", attempts("good", "lost"))
 
 
 @pytest.mark.parametrize(
@@ -155,9 +199,8 @@ def test_a_wrong_length_is_found_out_alone() -> None:
 def test_a_call_for_many_that_fails_is_said_also_where_each_alone_has_a_score(
     body: str, words: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "own.py").write_text(f"def f(completions, **kwargs): {body}\n")
     given = attempts(*["good"] * 8)
-    with Pool({"best": User(f"{tmp_path}/own.py:f")}, Limits(workers=1)) as pool:
+    with Pool({"best": own(tmp_path, f"def f(completions, **kwargs): {body}\n")}, Limits(workers=1)) as pool:
         results = score(pool, "best", given)
     assert outcomes(results) == [1.0] * 8
     scorer = Scorer(Arithmetic(), str, RewardWeights({"best": 1.0}))
@@ -170,29 +213,12 @@ def test_a_call_for_many_that_fails_is_said_also_where_each_alone_has_a_score(
     assert "8 completions got a score only when it was called for each alone" in finding.what
 
 
-def test_a_crash_that_others_caused_costs_nothing() -> None:
-    with Pool({"mine": MOODY}, Limits(workers=1)) as pool:
-        assert outcomes(score(pool, "mine", attempts(*["good"] * 10))) == [1.0] * 10
-
-
-@linux
-def test_memory_that_others_leaked_costs_nothing() -> None:
-    with Pool({"mine": ONE}, Limits(workers=1, memory=1 << 30)) as pool:
-        assert outcomes(score(pool, "mine", attempts(*["leak"] * 5))) == [1.0] * 5
-
-
-@linux
-def test_processes_that_another_left_cost_nothing() -> None:
-    with Pool({"mine": ONE}, Limits(workers=1, seconds=2.0)) as pool:
-        assert outcomes(score(pool, "mine", attempts("swarm", "work", "good"))) == [1.0, 1.0, 1.0]
-
-
 @linux
 @pytest.mark.parametrize(
     "isolation", [Isolation.NAMESPACE, pytest.param(Isolation.USER_NAMESPACE, marks=pytest.mark.slow), Isolation.REAPER]
 )
 def test_each_kind_of_wall_ends_what_was_started(isolation: Isolation, left: Callable[[], list[int]]) -> None:
-    if isolation not in (isolate.find_isolation(), Isolation.REAPER) and not isolate._works(isolation):
+    if isolation not in (isolate.find_isolation(), Isolation.REAPER) and not isolate.works(isolation):
         pytest.skip(f"this machine does not give {isolation}")
     with Pool({"mine": ONE}, Limits(workers=1, seconds=1.0, isolation=isolation)) as pool:
         daemon, _, _, good = outcomes(score(pool, "mine", attempts("daemon", "sleep", "bomb", "good")))
@@ -209,10 +235,9 @@ def test_the_limit_on_tasks_is_never_the_machines() -> None:
     limit = Path("/proc/sys/kernel/pid_max")
     before = limit.read_text()
     inside = """
-from groupwise.rewards import system
-from groupwise.rewards.pool import isolate, zygote
-system.unshare(system.NEWNS)
-isolate.settle(isolate.space())
+from groupwise.rewards import isolation
+isolation.unshare(isolation.NEWNS)
+isolation.settle(isolation.space())
 """
     subprocess.run([sys.executable, "-c", inside], check=True)
     after = limit.read_text()
@@ -222,7 +247,7 @@ isolate.settle(isolate.space())
 
 @linux
 def test_a_fork_bomb_stays_small(left: Callable[[], list[int]]) -> None:
-    if isolate._release() < (6, 14) or isolate.find_isolation() is Isolation.REAPER:
+    if isolate.release() < (6, 14) or isolate.find_isolation() is Isolation.REAPER:
         pytest.skip("this machine has no limit of a namespace's own")
     limit = Path("/proc/sys/kernel/pid_max").read_text()
     with Pool({"mine": ONE}, Limits(workers=1, seconds=30.0)) as pool:
@@ -235,10 +260,12 @@ def test_a_fork_bomb_stays_small(left: Callable[[], list[int]]) -> None:
 
 def test_the_users_own_lines_are_told() -> None:
     with Pool({"mine": ONE}, Limits(workers=1, seconds=0.5)) as pool:
-        exception, crash, late = score(pool, "mine", attempts("exception", "segfault", "sleep"))
+        acts = attempts("exception", "segfault", "sleep", "surrogate")
+        exception, crash, late, surrogate = score(pool, "mine", acts)
     assert exception.detail.endswith("KeyError: 'a key of mine'")
     assert crash.detail.endswith("killed by SIGSEGV")
     assert late.detail.endswith("no score after 0.5 s")
+    assert surrogate.detail.encode().decode().endswith("half \ufffd of a pair")
     for one in (exception, crash, late):
         assert "reward_faults.py" in one.detail
         assert "groupwise/rewards" not in one.detail
@@ -249,7 +276,7 @@ SCRIPT = """
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.user import User
 from groupwise.rewards.pool.work import Limits
-from groupwise.rewards.pool.isolate import Isolation
+from groupwise.rewards.isolation import Isolation
 from groupwise.rewards.pool.pool import Pool
 pool = Pool({{"mine": User({use!r})}}, Limits(workers=2, seconds=60, isolation=Isolation({isolation!r})))
 def asked(*acts):
@@ -277,16 +304,14 @@ def test_a_run_that_is_killed_leaves_no_worker(number: int, isolation: str, left
 
 @linux
 def test_what_does_not_load_stops_the_run_in_one_line(tmp_path: Path, left: Callable[[], list[int]]) -> None:
-    (tmp_path / "own.py").write_text("import math\nx = math.nope\n")
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}) as pool:
+    with Pool({"mine": own(tmp_path, "import math\nx = math.nope\n")}) as pool:
         with pytest.raises(UsageError, match=r"importing it raised AttributeError.*own.py, line 2") as wrong:
             pool.check()
         assert "x = math.nope" in wrong.value.__notes__[0]
         with pytest.raises(UsageError):
             pool.submit("mine", attempts("good"))
-    (tmp_path / "own.py").write_text("import time\ntime.sleep(60)\n")
     with (
-        Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(load=0.5)) as pool,
+        Pool({"mine": own(tmp_path, "import time\ntime.sleep(60)\n")}, Limits(load=0.5)) as pool,
         pytest.raises(UsageError, match="cannot be loaded"),
     ):
         score(pool, "mine", attempts("good"))
@@ -315,7 +340,7 @@ def test_a_process_that_never_makes_a_worker_is_not_waited_for(monkeypatch: pyte
     monkeypatch.setattr("groupwise.rewards.pool.dispatch.FAREWELL", 0.2, raising=False)
     start, raised = Dispatcher._zygote, []
 
-    def stopped(self: Dispatcher) -> Child:
+    def stopped(self: Dispatcher) -> Zygote:
         zygote = start(self)
         os.kill(zygote.process.pid, signal.SIGSTOP)
         return zygote
@@ -343,20 +368,6 @@ def test_a_pattern_that_hangs_costs_its_own_completion_and_is_counted() -> None:
         assert time.monotonic() - begun < 10
     assert outcomes(results) == [1.0, Cause.TIMEOUT, 0.0, Cause.TIMEOUT]
     assert results[1].detail.endswith("no score after 0.5 s")
-
-
-def test_what_a_task_starts_is_not_in_a_completions_time() -> None:
-    with Pool({"task": TaskScore(Slow())}, Limits(workers=1, seconds=0.5)) as pool:
-        assert outcomes(score(pool, "task", attempts("good", "bad", "sleep"))) == [1.0, 0.0, Cause.TIMEOUT]
-        with pytest.raises(RunError, match="what it scores with cannot be started"):
-            score(pool, "task", attempts("good", "lost"))
-
-
-def test_what_has_no_score_in_time_is_wrong_where_the_task_says_so() -> None:
-    with Pool({"task": TaskScore(Late())}, Limits(workers=1, seconds=0.5)) as pool:
-        assert outcomes(score(pool, "task", attempts("sleep", "segfault", "good"))) == [0.0, Cause.CRASH, 1.0]
-    assert [TaskScore(task).late for task in (Data(path="p"), Gym(generator="gcd", problems=20))] == [0.0, 0.0]
-    assert TaskScore(Arithmetic()).late is None
 
 
 @pytest.mark.slow
@@ -403,13 +414,6 @@ def test_a_program_that_hangs_is_wrong_and_never_unscored(tests: list[object], p
     assert max(result.value for result in results) < 1.0
 
 
-def test_half_a_surrogate_pair_comes_out_of_a_reward_as_a_character() -> None:
-    with Pool({"mine": ONE}, Limits(workers=1)) as pool:
-        (result,) = score(pool, "mine", attempts("surrogate"))
-    assert "half \ufffd of a pair" in result.detail
-    assert result.detail.encode()
-
-
 @pytest.mark.parametrize("fields", [{"workers": 0}, {"seconds": 0.0}, {"load": 0.0}, {"memory": -1}], ids=repr)
 def test_limits_that_nothing_could_run_in_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="workers must be 1 or more, seconds above 0"):
@@ -420,8 +424,10 @@ def test_limits_that_nothing_could_run_in_are_refused(fields: dict[str, Any]) ->
 @pytest.mark.parametrize("moment", ["before a worker", "while workers score", "at rest"])
 def test_a_process_that_makes_workers_is_killed_and_every_completion_has_its_score(moment: str, tmp_path: Path) -> None:
     """All that it made ends with it, whatever that was doing, and no completion is charged for it."""
-    (tmp_path / "own.py").write_text("import time\ndef f(attempt):\n    time.sleep(0.02)\n    return 0.5\n")
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=2)) as pool:
+    with Pool(
+        {"mine": own(tmp_path, "import time\ndef f(attempt):\n    time.sleep(0.02)\n    return 0.5\n")},
+        Limits(workers=2),
+    ) as pool:
         dispatcher = pool._dispatcher
         if moment == "at rest":
             assert score(pool, "mine", attempts("good"))[0].value == 0.5
@@ -460,7 +466,7 @@ def test_a_worker_whose_two_connections_end_in_one_moment_is_removed_once(monkey
 
 
 def test_a_lost_process_that_starts_workers_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    child = Child("no.such.module")
+    child = Zygote("no.such.module", {}, "")
     child.process.wait()
     monkeypatch.setattr(Dispatcher, "_zygote", lambda self: child)
     words = "do not start: the process that starts them is lost: it ended: exit code 1$"
@@ -469,18 +475,13 @@ def test_a_lost_process_that_starts_workers_is_said_in_words(monkeypatch: pytest
 
 
 def test_check_tells_the_forms_and_tries_the_columns(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def f(completions, level, **kwargs): return [0.0 for _ in completions]\n")
-    with Pool({"mine": ONE, "trl": User(f"{tmp_path}/own.py:f")}) as pool:
+    with Pool(
+        {"mine": ONE, "trl": own(tmp_path, "def f(completions, level, **kwargs): return [0.0 for _ in completions]\n")}
+    ) as pool:
         forms = pool.check([Sample("k", "p", "a", {"level": 3})])
         assert forms["trl"] == "TRL reward_funcs: completions, level, **kwargs"
         with pytest.raises(UsageError, match="parameter 'level'"):
             pool.check([Sample("k", "p", "a")])
-
-
-def test_loading_is_not_charged_to_a_completion(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("import time\ntime.sleep(1.0)\ndef f(attempt): return 1.0\n")
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=1, seconds=0.5)) as pool:
-        assert outcomes(score(pool, "mine", attempts("a", "b"))) == [1.0, 1.0]
 
 
 def test_a_task_scores_in_the_pool_and_tickets_may_be_taken_in_any_order() -> None:
@@ -498,10 +499,12 @@ def test_a_task_scores_in_the_pool_and_tickets_may_be_taken_in_any_order() -> No
 
 
 def test_a_run_works_while_its_completions_are_scored(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("import time\ndef f(attempt):\n    time.sleep(0.05)\n    return 1.0\n")
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=4)) as pool:
+    with Pool(
+        {"mine": own(tmp_path, "import time\ndef f(attempt):\n    time.sleep(0.05)\n    return 1.0\n")},
+        Limits(workers=4),
+    ) as pool:
         tickets = pool.submit("mine", attempts(*["x"] * 16))
-        assert until(lambda: len(pool._dispatcher.results) == 16)
+        assert until(lambda: all(future.done() for future in pool._dispatcher.futures.values()))
         started = time.monotonic()
         assert outcomes(pool.wait(tickets)) == [1.0] * 16
         assert time.monotonic() - started < 0.1
@@ -575,23 +578,20 @@ def test_a_worker_that_ends_while_it_is_asked_where_it_is_is_no_fault():
     """A pool that closes asks its workers, which may have ended a moment before."""
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
-    zygote._ask_where(ended.pid)
+    ask_where(ended.pid)
 
 
-FIRST_OF_A_NAMESPACE = """
+KEEPER = """
 import os, socket
-from groupwise.rewards.pool import isolate, zygote
-jobs, run = socket.socketpair()
+from groupwise.rewards.pool.worker import keep
+(line, _), (leash, run) = socket.socketpair(), socket.socketpair()
 run.close()
-status_there, status_here = os.pipe()
-os.close(status_there)
-zygote._first(jobs, os.dup(2), status_here, 0, isolate.space())
+keep(line, leash, lambda: os._exit(0), alone=True)
 """
 
 
 @linux
-def test_a_namespace_whose_keeper_has_gone_ends_without_a_word() -> None:
+def test_a_keeper_whose_run_has_gone_ends_without_a_word() -> None:
     """The run ended while a worker started: nobody is there to be told, and its last line stays the last."""
-    code = [sys.executable, "-c", FIRST_OF_A_NAMESPACE]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", KEEPER], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

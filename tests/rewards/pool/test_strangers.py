@@ -15,10 +15,9 @@ from groupwise.core.channel import FrameError, pack
 from groupwise.core.errors import UsageError
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
-from groupwise.rewards.functions.user import User
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.work import Limits, results_of
-from tests.rewards.pool.test_reward_pool import attempts, left, score
+from tests.rewards.pool.test_reward_pool import attempts, left, own, score
 
 __all__ = ["left"]
 
@@ -60,9 +59,8 @@ FRAMES: dict[str, bytes] = {
 
 @linux
 def test_what_a_worker_should_not_write_costs_its_own_completion(tmp_path: Path, left: Callable[[], list[int]]) -> None:
-    (tmp_path / "own.py").write_text(WRITES)
     given = attempts(*[text for frame in FRAMES.values() for text in ("good", frame.hex())], "good")
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=2, seconds=5.0)) as pool:
+    with Pool({"mine": own(tmp_path, WRITES)}, Limits(workers=2, seconds=5.0)) as pool:
         results = score(pool, "mine", given)
     assert [result.value for result in results[::2]] == [1.0] * (len(FRAMES) + 1)
     causes = dict(zip(FRAMES, (result.cause for result in results[1::2]), strict=True))
@@ -74,8 +72,7 @@ def test_one_that_writes_without_end_is_ended(tmp_path: Path, left: Callable[[],
     endless = WRITES.replace(
         "line.sendall(bytes.fromhex(attempt.completion))", "[line.sendall(b'z' * 2**20) for _ in iter(int, 1)]"
     )
-    (tmp_path / "own.py").write_text(endless)
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=1, seconds=5.0)) as pool:
+    with Pool({"mine": own(tmp_path, endless)}, Limits(workers=1, seconds=5.0)) as pool:
         results = score(pool, "mine", attempts("good", "writes", "good"))
     assert [result.cause for result in results] == [None, Cause.CRASH, None]
 
@@ -101,24 +98,27 @@ def test_a_result_comes_as_it_was_said() -> None:
 
 
 def test_a_sample_that_no_process_can_have_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def f(attempt): return 1.0\n")
     sample = Sample("k", "p", "a", {"lock": threading.Lock()})
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=1)) as pool, pytest.raises(UsageError) as refused:
+    with (
+        Pool({"mine": own(tmp_path, "def f(attempt): return 1.0\n")}, Limits(workers=1)) as pool,
+        pytest.raises(UsageError) as refused,
+    ):
         score(pool, "mine", [Attempt(sample, "good")])
     words = "a value of type lock; hold text, numbers, lists or tables instead"
     assert str(refused.value) == f"rewards: what mine is given cannot be sent to another process: {words}"
 
 
 def test_a_reward_is_given_what_a_sample_holds(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
+    mine = own(
+        tmp_path,
         "def f(sample, completion):\n    e = sample.extra\n"
         "    assert type(e['pair']) is tuple and e['pair'] == (1, 2)\n"
-        "    e['array'][0] = 5\n    return float(e['array'].sum() + e['tensor'].sum() + e['keys'][1])\n"
+        "    e['array'][0] = 5\n    return float(e['array'].sum() + e['tensor'].sum() + e['keys'][1])\n",
     )
     import numpy as np
     import torch
 
     extra = {"pair": (1, 2), "array": np.arange(3), "tensor": torch.ones(2), "keys": {1: 0.5}}
-    with Pool({"mine": User(f"{tmp_path}/own.py:f")}, Limits(workers=1)) as pool:
+    with Pool({"mine": mine}, Limits(workers=1)) as pool:
         (result,) = score(pool, "mine", [Attempt(Sample("k", "p", "a", extra), "good")])
     assert (result.value, result.detail) == (10.5, "")

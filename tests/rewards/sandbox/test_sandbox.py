@@ -195,7 +195,7 @@ def test_a_lost_zygote_is_replaced(box: Sandbox) -> None:
 
 
 def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("groupwise.rewards.sandbox.launch._ORDER", 0.3)
+    monkeypatch.setattr("groupwise.rewards.zygote.ORDER", 0.3)
     with Sandbox() as made:
         made.run("print(1)")
         hung = made._zygote.process

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from groupwise.rewards.verifiers.answers import Choice, Exact, Math, Numeric
-from groupwise.rewards.verifiers.kinds.answer import Kind
-from groupwise.rewards.verifiers.kinds.reading import read
+from groupwise.rewards.verifiers.kinds import Kind
+from groupwise.rewards.verifiers.reading import read
 
 #: Gold answer -> what a box may hold.
 RIGHT = {

@@ -14,7 +14,7 @@ from torch import Tensor
 from groupwise.algorithms.laws.draws import Draw, draw
 from groupwise.core.code.trace import place
 from groupwise.core.errors import one_line
-from groupwise.core.processes import parcel
+from groupwise.core.processes import codec
 
 #: Batches that a law is tried on: seed and spread of the log-ratios.
 BATCHES = ((0, 0.05), *((seed, 0.5) for seed in range(5)), (2, 2.0))
@@ -87,7 +87,7 @@ def is_a_value(part: Any, batch: Draw) -> str:
 
 @law("another process can have it", "Define its class at the top of the file; fields are bool, int, float or str.")
 def travels(part: Any, batch: Draw) -> str:
-    again = parcel.unpack(parcel.pack(part))
+    again = codec.unpack(codec.pack(part))
     return "" if again == part and repr(again) == repr(part) else f"it comes back as {again!r}"
 
 

@@ -21,7 +21,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import existing_parent
 from groupwise.core.machine.free_memory import free_memory, held_memory
 from groupwise.core.machine.load import cores, free_threads, held_cores
-from groupwise.core.processes.placement import LOCAL
+from groupwise.core.processes.place import LOCAL
 from groupwise.core.task import PlaysTurns
 from groupwise.engines.address import addresses_of
 from groupwise.models.adapters.settings import AdapterSettings

@@ -19,7 +19,7 @@ from groupwise.models.context import positions_in_words
 from groupwise.models.load import text_ids
 from groupwise.rewards.verifiers.answers import gold_answer
 from groupwise.rewards.verifiers.choice import Choice
-from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
+from groupwise.rewards.verifiers.kinds import Answer, Kind
 from groupwise.rewards.verifiers.symbolic import parsed
 from groupwise.tasks.data.conversations import frame, question
 from groupwise.tasks.data.problems import disputes
@@ -165,7 +165,7 @@ def _options(golds: Sequence[str], letters: str) -> Iterator[Remark]:
 def safe(gold: Answer) -> bool:
     """Tell whether another form of a gold answer is recognised, as of no unreadable formula and no sentence.
 
-    >>> from groupwise.rewards.verifiers.kinds.reading import read
+    >>> from groupwise.rewards.verifiers.reading import read
     >>> [safe(read(text)) for text in ("5", "x+1", "(1, x)", "Evelyn", "f'(x)", "1/2x", "(1, f')")]
     [True, True, True, True, False, False, False]
     """

@@ -30,8 +30,8 @@ _OF_THE_PROGRAM = ("__main__", "__mp_main__")
 
 
 def located(definition: Any) -> str:
-    """`file.py:Name` or `package.module:Name` of what a module has under its own name; "" if only this process has
-    it: what a notebook or the program itself defines, what stands inside a function, an object.
+    """Return `file.py:Name` or `package.module:Name` of what a module has under its own name; "" if only this process
+    has it: what a notebook or the program itself defines, what stands inside a function, an object.
     """
     module = sys.modules.get(getattr(definition, "__module__", None) or "")
     name = getattr(definition, "__qualname__", "")
@@ -63,14 +63,16 @@ def extracted(function: Any, what: str, home: str) -> bytes:
     Raises UsageError, `what` first, if a source is not known, or does not say all that its function does.
     """
     name = getattr(function, "__name__", type(function).__name__)
-    remedy = f"write it, with what it uses, into a file {home} and give " + repr(f"{home}:{_callable_name(name)}")
+    whole = f"{home}:{name if name.isidentifier() else 'NAME'}"
+    remedy = f"write it, with what it uses, into a file {home} and give {whole!r}"
     if not inspect.isfunction(function):
         why = "is a class of this program" if inspect.isclass(function) else "is an object of this program"
         raise UsageError(f"{what}: {name}{_place(function)} {why}, so no other process can have it; {remedy}")
     text = _Text(what, remedy)
     text.add(function)
     head = f"{WRITTEN}{name}, as the program had it when the run began\nfrom __future__ import annotations\n\n"
-    above, below = "".join(sorted(text.lines, key=_imports_first)), "\n\n".join((*text.sources, "".join(text.aliases)))
+    above = "".join(sorted(text.lines, key=lambda line: (not line.startswith(("import ", "from ")), line)))
+    below = "\n\n".join((*text.sources, "".join(text.aliases)))
     content = f"{head}{above}\n\n{below.rstrip()}\n".encode()
     if len(content) > LARGEST_FILE:
         raise text.refusal(function, f"comes with its constants to more than {LARGEST_FILE >> 20} MiB")
@@ -80,7 +82,7 @@ def extracted(function: Any, what: str, home: str) -> bytes:
 
 
 class _Text:
-    """The text of a function, and of what it uses of its program.
+    """Text of a function, and of what it uses of its program.
 
     lines      an import, or a constant, each
     sources    of functions; what one uses stands before it
@@ -136,7 +138,6 @@ class _Text:
         self.sources.append(source)
 
     def _use(self, name: str, function: Any, source: str) -> None:
-        """Add what a global name is that a function uses."""
         if name.startswith("global "):
             raise self.refusal(function, f"sets the variable {name.removeprefix('global ')} of the program")
         if name not in function.__globals__:
@@ -163,19 +164,11 @@ def _kind(value: Any) -> str:
     return f"{of}the module {home}, which is not installed" if elsewhere else brief(value)
 
 
-def _imports_first(line: str) -> tuple[bool, str]:
-    return not line.startswith(("import ", "from ")), line
-
-
 def _named(module: ModuleType, name: str) -> Any:
     owner: Any = module
     for part in name.split("."):
         owner = getattr(owner, part, None)
     return owner
-
-
-def _callable_name(name: str) -> str:
-    return name if name.isidentifier() else "NAME"
 
 
 def _place(function: Any) -> str:

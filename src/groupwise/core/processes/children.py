@@ -1,4 +1,4 @@
-"""The one supervisor of child processes: starts one, talks to it with a deadline, ends it, says why it ended.
+"""Supervisor of child processes: starts one, talks to it with a deadline, ends it, says why it ended.
 
     child = Child("groupwise.some.module", {"option": 1})    # there: main(channel, option=1)
     child.send({"question": 2})
@@ -105,16 +105,16 @@ class Child(Peer):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed here, or this process is a fork of the one that it belongs to."""
+        """True if it was closed here, or this process is a fork of the one that it belongs to."""
         return not self._end.alive
 
     @property
     def usable(self) -> bool:
-        """Whether it runs, and has answered every time, as far as is known."""
+        """True if it runs, and has answered every time, as far as is known."""
         return not self.closed and not self.lost and self.process.poll() is None
 
     def close(self) -> None:
-        """Kills the process and its group, and waits for its end. Again, or in a fork of this process, does nothing."""
+        """Kill the process and its group, and wait for its end. Again, or in a fork of this process, does nothing."""
         self._end()
 
     def _gone(self) -> str:
@@ -125,7 +125,7 @@ class Child(Peer):
 
 
 def ending(code: int) -> str:
-    """How a process ended, by its exit code, which is negative where a signal killed it (as Popen.returncode is).
+    """Say how a process ended, by its exit code, which is negative where a signal killed it (as Popen.returncode is).
 
     >>> ending(3), ending(-9)
     ('exit code 3', 'killed by SIGKILL')
@@ -134,7 +134,7 @@ def ending(code: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; the number itself where it has no name."""
+    """Name a signal: `SIGKILL` for 9; the number itself where it has no name."""
     return signal.Signals(number).name if number in signal.valid_signals() else str(number)
 
 
@@ -167,3 +167,40 @@ def _close_inherited() -> None:
 
 
 os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_inherited)
+
+
+#: Bytes that are remembered.
+MOST = 1 << 14
+
+
+class Tail:
+    """A pipe that a thread of this process reads to its end.
+
+        tail = Tail()
+        subprocess.Popen(command, stderr=tail.writing)
+        tail.given()       # from here on the other process alone can write
+        tail.text()
+
+    writing  the descriptor that the other process prints to
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most, self._last = most, bytearray()
+        self._reading, self.writing = os.pipe()
+        self._thread = threading.Thread(target=self._read, name="tail", daemon=True)
+        self._thread.start()
+
+    def given(self) -> None:
+        """Close the writing end here. Once only."""
+        os.close(self.writing)
+
+    def text(self, seconds: float = 0.0) -> str:
+        """Return what was printed last; waits so long at most for the end of a process that is about to end."""
+        self._thread.join(seconds)
+        return bytes(self._last).decode(errors="replace")
+
+    def _read(self) -> None:
+        while data := os.read(self._reading, 1 << 16):
+            self._last += data
+            del self._last[: -self._most]
+        os.close(self._reading)

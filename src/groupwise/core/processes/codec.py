@@ -1,24 +1,33 @@
-"""The one codec between processes: JSON with its length before it, and arrays as raw bytes behind it.
+"""Codec between processes: JSON with its length before it, and arrays as raw bytes behind it.
 
 A message is a JSON object in a frame (core/channel.py). One with arrays names each, with type and shape, under
 "arrays"; their bytes follow in that order:
 
     {"answer": {...}, "arrays": {"tokens": ["int64", [12]], "logp_engine": ["float64", [12]]}}    then 96 + 96 bytes
 
-A value that is more than JSON is a tree of JSON: None, bool, str, float and small int as they are; a list ["l", ...], a
-tuple ["t", ...], a set ["s", ...], a dict ["d", [key, value], ...], a large int ["i", hex]. A table of the standard
-library's is a dict there, and a frozenset a set. Other types are exact, so a subclass with its own `__eq__` does not
-travel, and whatever else a tree says is refused. Objects are another matter, which only a process of one's own is sent
-(core/processes/parcel.py).
+A value that is more than JSON is a tree of JSON. `encode` and `decode` know plain values: None, bool, str, float and
+small int as they are; a list ["l", ...], a tuple ["t", ...], a set ["s", ...], a dict ["d", [key, value], ...], a large
+int ["i", hex]. A table of the standard library's is a dict there, and a frozenset a set. Other types are exact, so a
+subclass with its own `__eq__` does not travel, and whatever else a tree says is refused.
+
+`pack` and `unpack` know objects too, which only a process of one's own is sent, because whoever reads them imports and
+calls what they name. An object is the call that makes it again and what it holds, as it says itself (`__reduce_ex__`,
+which `copy` asks too): ["c", function, arguments, state]. A class or a function is ["n", module, name], where a file of
+a user's own stands in the module's place, with its content; bytes are ["b", base64]; a tensor is ["w", its bytes, type,
+shape], and comes without its gradient, on the CPU. What is held twice comes as two.
 
 The standard library only, numpy where there are arrays: the sandbox's processes read trees where nothing is installed.
 """
 
+import base64
 import math
 import re
+import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import NoneType
+from importlib import import_module
+from operator import attrgetter
+from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from groupwise.core.channel import FrameError
@@ -38,8 +47,8 @@ DTYPES = frozenset(
     for kind, sizes in {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "bool": ("",)}.items()
     for bits in sizes
 )
-#: Values inside one another in a tree.
-DEPTH = 64
+#: Values inside one another in a tree of plain values, and in one with objects, which are made of some.
+DEPTH, OBJECT_DEPTH = 64, 128
 _MOST_AXES = 32
 _SMALL = 2**63
 _HEX = re.compile(r"-?[0-9a-f]+")
@@ -71,7 +80,7 @@ def send(
     seconds: float | None = None,
     descriptors: Sequence[int] = (),
 ) -> None:
-    """Sends a message with arrays; `seconds` may pass without progress. Raises as the line does."""
+    """Send a message with arrays; `seconds` may pass without progress. Raises as the line does."""
     named = {name: [array.dtype.name, list(array.shape)] for name, array in arrays.items()}
     line.send({**content, "arrays": named}, descriptors, seconds)
     for array in arrays.values():
@@ -81,7 +90,7 @@ def send(
 
 
 def receive(line: Transport, seconds: float | None = None) -> Message:
-    """The next message. Raises FrameError where its arrays cannot be, and else as the line does."""
+    """Receive the next message. Raises FrameError where its arrays cannot be, and else as the line does."""
     content = line.receive(seconds)
     return Message(content, arrays_behind(line, content, seconds))
 
@@ -89,7 +98,7 @@ def receive(line: Transport, seconds: float | None = None) -> Message:
 def arrays_behind(
     line: Transport, content: dict[str, Any], seconds: float | None = None, most: int = LARGEST
 ) -> dict[str, "np.ndarray"]:
-    """The arrays of a message of which the JSON has come, where their names are taken out; of `most` bytes together.
+    """Receive the arrays of a message, whose names are taken out of its JSON: `most` bytes together.
 
     Raises FrameError before anything is read where what is said of one cannot be, and else as the line does.
     """
@@ -120,7 +129,7 @@ def _layout(name: str, said: Any) -> tuple[str, list[int]]:
 
 
 def encode(value: Any, depth: int = DEPTH, others: Others | None = None) -> Any:
-    """The tree of a plain value. Raises NotPlain for nesting deeper than `depth`, and for any other type unless
+    """Return the tree of a plain value. Raises NotPlain for nesting deeper than `depth`, and for any other type unless
     `others` has a tree for it.
 
     >>> encode({"a": (1, 2.5)})
@@ -145,7 +154,7 @@ def encode(value: Any, depth: int = DEPTH, others: Others | None = None) -> Any:
 
 
 def decode(tree: Any, depth: int = DEPTH, others: Others | None = None) -> Any:
-    """The value of a tree. Raises NotPlain where it is none, nor one that `others` knows.
+    """Return the value of a tree. Raises NotPlain where it is none, nor one that `others` knows.
 
     >>> decode(encode({"a": (1, {2}), "b": 2**70})) == {"a": (1, {2}), "b": 2**70}
     True
@@ -197,7 +206,7 @@ def validate(tree: Any, depth: int = DEPTH) -> None:
 
 
 def _encoded(values: Iterable[Any], depth: int, others: Others | None) -> Iterable[Any]:
-    """The trees of several values; numbers and texts, of which there may be many, are looked at all at once."""
+    """Return the trees of several values; numbers and texts, of which there may be many, are looked at all at once."""
     values, kinds = list(values), set(map(type, values))
     if kinds <= _UNCHANGED or (kinds == {int} and min(values) > -_SMALL and max(values) < _SMALL):
         return values
@@ -206,3 +215,82 @@ def _encoded(values: Iterable[Any], depth: int, others: Others | None) -> Iterab
 
 def _decoded(trees: list[Any], depth: int, others: Others | None) -> Iterable[Any]:
     return trees if set(map(type, trees)) <= _SCALARS else [decode(tree, depth, others) for tree in trees]
+
+
+def pack(value: Any) -> Any:
+    """Return the tree of a value that may be, or hold, objects.
+
+    Raises NotPlain, in words, where another process cannot have the value; what a user's object raises comes through.
+    """
+    return encode(value, OBJECT_DEPTH, _tree)
+
+
+def unpack(tree: Any) -> Any:
+    """Return the value that was packed. What an import or a user's object raises comes through."""
+    return decode(tree, OBJECT_DEPTH, _value)
+
+
+def _tree(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if kind is bytes:
+        return ["b", base64.b64encode(value).decode()]
+    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+        return _named(value, depth)
+    if (kind.__module__, kind.__name__) == ("torch", "Tensor"):
+        import torch
+
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return ["w", encode(data, depth, _tree), str(value.dtype).removeprefix("torch."), list(value.shape)]
+    try:
+        made: Any = value.__reduce_ex__(2)
+    except TypeError:  # of a lock, a socket, a generator
+        made = ""
+    function, arguments, state, *items = (*made, None) if isinstance(made, tuple) else (None, (), None, value)
+    if any(item is not None for item in items):
+        raise NotPlain(f"a value of type {kind.__name__}; hold text, numbers, lists or tables instead")
+    return ["c", *(encode(part, depth, _tree) for part in (function, tuple(arguments), state))]
+
+
+def _named(value: Any, depth: int) -> list[Any]:
+    module, name = sys.modules.get(value.__module__ or ""), value.__qualname__
+    try:
+        found = attrgetter(name)(module)
+    except AttributeError:
+        found = None
+    if module is None or found is not value:
+        raise NotPlain(f"{value.__module__}.{name} is not found by this name; define it at the top of a file")
+    if value.__module__ == "__main__":
+        raise NotPlain(f'{name} is of the program; write it to a file and name it, such as use = "my_file.py:{name}"')
+    from groupwise.core.code.user_code import Source  # more than the standard library
+
+    loader = getattr(module, "__loader__", None)
+    return ["n", encode(loader, depth, _tree) if isinstance(loader, Source) else module.__name__, name]
+
+
+def _value(tree: Any, depth: int) -> Any:
+    match tree:
+        case ["b", str(text)]:
+            return base64.b64decode(text)
+        case ["w", data, str(dtype), list(shape)]:
+            import numpy as np
+            import torch
+
+            numbers = np.frombuffer(bytearray(decode(data, depth, _value)), np.uint8)
+            return torch.from_numpy(numbers).view(getattr(torch, dtype)).reshape(shape)
+        case ["n", where, str(name)]:
+            module = import_module(where) if isinstance(where, str) else decode(where, depth, _value).module()
+            return attrgetter(name)(module)
+        case ["c", function, arguments, state]:
+            made = decode(function, depth, _value)(*decode(arguments, depth, _value))
+            _give(made, decode(state, depth, _value))
+            return made
+    raise NotPlain("a malformed value")
+
+
+def _give(made: Any, state: Any) -> None:
+    if state is not None and hasattr(made, "__setstate__"):
+        made.__setstate__(state)
+        return
+    for fields in state if isinstance(state, tuple) else (state,):
+        for name, value in (fields or {}).items():
+            object.__setattr__(made, name, value)

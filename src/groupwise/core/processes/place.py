@@ -10,20 +10,22 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+
+from pydantic import AfterValidator, Field
 
 from groupwise.core.errors import one_line, shortened
 from groupwise.core.peer import PeerLost, Transport
-from groupwise.core.processes.address import LOOPBACK
-from groupwise.core.processes.children import Child, ending
-from groupwise.core.processes.tail import Tail
+from groupwise.core.processes.children import Child, Tail, ending
+from groupwise.core.processes.network import LOOPBACK, Address
+from groupwise.core.settings import Changeable, Settings
 
 #: Seconds in which the rest of what an ended process printed must have come.
 REST = 1.0
 
 
 class Closable(Protocol):
-    """What holds something until it is closed."""
+    """Holder of something until it is closed."""
 
     def close(self) -> None: ...
 
@@ -32,7 +34,7 @@ C = TypeVar("C", bound=Closable)
 
 
 class Role(StrEnum):
-    """What a process does for its run."""
+    """Part that a process has in its run."""
 
     RANK = "rank"
     ENGINE = "engine"
@@ -68,7 +70,7 @@ class Process(Transport, Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether it runs, and has answered every time, as far as is known."""
+        """True if it runs, and has answered every time, as far as is known."""
         ...
 
     @property
@@ -77,15 +79,15 @@ class Process(Transport, Protocol):
     def speaks(self, seconds: float) -> bool: ...
 
     def exit(self, seconds: float = 0.0) -> Exit | None:
-        """How it ended, if it does within these seconds; None where it runs, as far as is known."""
+        """Say how it ended, if it does within these seconds; None where it runs, as far as is known."""
         ...
 
     def printed(self, seconds: float = 0.0) -> str:
-        """The last that it printed; waits so long at most for the rest of a process that is about to end."""
+        """Return the last that it printed; waits so long at most for the rest of a process that is about to end."""
         ...
 
     def close(self) -> None:
-        """Ends it, with all that it started, and waits for its end. Again does nothing."""
+        """End it, with all that it started, and wait for its end. Again does nothing."""
         ...
 
 
@@ -105,7 +107,7 @@ class Place(Protocol):
     def start(
         self, role: Role, module: str, options: Mapping[str, Any], *, seconds: float, python: str | None = None
     ) -> Process:
-        """A process that runs the module's `main(channel, **options)`; it ends with this one, however that ends.
+        """Start a process that runs the module's `main(channel, **options)`; it ends with this one, however that ends.
 
         seconds  in which it must run
         python   its interpreter, which has libraries of its own; None is the one of this process
@@ -114,7 +116,7 @@ class Place(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what the place itself needs. Again does nothing."""
+        """End what the place itself needs. Again does nothing."""
         ...
 
 
@@ -138,7 +140,7 @@ class LocalProcess(Child):
         self.pid: int | None = self.process.pid
 
     def exit(self, seconds: float = 0.0) -> Exit | None:
-        """How it ended, if it does within these seconds."""
+        """Say how it ended, if it does within these seconds."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -146,7 +148,7 @@ class LocalProcess(Child):
         return Exit(ending(code), code)
 
     def printed(self, seconds: float = 0.0) -> str:
-        """The last that it printed."""
+        """Return the last that it printed."""
         return self._tail.text(seconds)
 
 
@@ -158,11 +160,11 @@ class Here:
     def start(
         self, role: Role, module: str, options: Mapping[str, Any], *, seconds: float, python: str | None = None
     ) -> LocalProcess:
-        """A child, at once; whether it comes to run its module is seen when it is asked. Raises PeerLost."""
+        """Start a child, at once; whether it comes to run its module is seen when it is asked. Raises PeerLost."""
         return LocalProcess(module, options, python)
 
     def close(self) -> None:
-        """There is nothing but the children, and each is closed by whoever started it."""
+        """Do nothing: each child is closed by whoever started it."""
 
 
 #: This machine, and this process's own children.
@@ -170,12 +172,12 @@ HERE = Here()
 
 
 def last_line(process: Process) -> str:
-    """The last line that a process printed, as `last_of` has it."""
+    """Return the last line that a process printed, as `last_of` has it."""
     return last_of(process.printed(REST))
 
 
 def last_of(text: str) -> str:
-    """The last line of what was printed, in brackets behind a space; "" where there is none.
+    """Return the last line of what was printed, in brackets behind a space; "" where there is none.
 
     >>> last_of("one\\ntwo\\n"), last_of("")
     (' (two)', '')
@@ -185,7 +187,7 @@ def last_of(text: str) -> str:
 
 
 def started(makers: Sequence[Callable[[], C]]) -> list[C]:
-    """What they make, side by side. Raises the first's error where one fails, and closes what others have made."""
+    """Make all of them side by side. Raises the first's error where one fails, and closes what others have made."""
     with ThreadPoolExecutor(len(makers)) as workers:
         futures = [workers.submit(maker) for maker in makers]
     errors = [error for future in futures if (error := future.exception()) is not None]
@@ -195,3 +197,97 @@ def started(makers: Sequence[Callable[[], C]]) -> list[C]:
         if future.exception() is None:
             future.result().close()
     raise errors[0]
+
+
+#: A Ray that runs on this machine already, and one that is started for the run.
+AUTO, LOCAL = "auto", "local"
+
+
+def _ray_address(text: str) -> str:
+    """Raises ValueError for what is no Ray's."""
+    if text in (AUTO, LOCAL):
+        return text
+    try:
+        return str(Address.of(text))
+    except ValueError:
+        raise ValueError(f"give HOST:PORT of a Ray, {AUTO!r} or {LOCAL!r}") from None
+
+
+#: What the key `placement.ray` may say.
+RayAddress = Annotated[str, AfterValidator(_ray_address)]
+Cpus = Annotated[float, Field(ge=0.01, le=4096)]
+Gpus = Annotated[float, Field(ge=0, le=64)]
+
+
+class PlacementSettings(Settings):
+    """The section [placement]: the processes that a run has beside its own.
+
+    restarts  how often in a row a run goes on by itself, from its newest good checkpoint, after a rank was lost, or an
+              engine for good. A step that was not done before begins the count again; at 0 the run ends, and says why
+    ray       "HOST:PORT" of a Ray, "auto" of the one that this machine belongs to, "local" for one that is started for
+              the run and ends with it: other ranks, engines in children and what scores in processes are actors there;
+              without this key they are children of the run
+    strategy  how Ray lays them out: "pack" on few machines, "spread" over many, each as far as it can; "strict-pack" on
+              one machine, "strict-spread" on one each, or not at all
+    deadline  seconds in which Ray must be reached, have what the run asks for, and have started a process that scores
+    rank_cpus, engine_cpus, pool_cpus  CPUs that each other rank, each engine, each pool that scores asks Ray for
+    rank_gpus, engine_gpus, pool_gpus  GPUs that each of them asks for; a pool has as many processes as CPUs, where
+                                       scoring.workers does not say
+    """
+
+    restarts: Changeable[int] = Field(default=0, ge=0, le=1000)
+    ray: Changeable[RayAddress | None] = None
+    strategy: Changeable[Literal["pack", "spread", "strict-pack", "strict-spread"]] = "pack"
+    deadline: Changeable[float] = Field(default=60.0, ge=1, le=86_400)
+    rank_cpus: Changeable[Cpus] = 1.0
+    rank_gpus: Changeable[Gpus] = 0.0
+    engine_cpus: Changeable[Cpus] = 1.0
+    engine_gpus: Changeable[Gpus] = 0.0
+    pool_cpus: Changeable[Cpus] = 1.0
+    pool_gpus: Changeable[Gpus] = 0.0
+
+    def resources(self, role: Role) -> dict[str, float]:
+        """Return what a process of a role asks Ray for, by Ray's names.
+
+        >>> PlacementSettings(engine_cpus=2.0, engine_gpus=1.0).resources(Role.ENGINE)
+        {'CPU': 2.0, 'GPU': 1.0}
+        """
+        every = {"CPU": getattr(self, f"{role}_cpus"), "GPU": getattr(self, f"{role}_gpus")}
+        return {name: count for name, count in every.items() if count}
+
+    def unread(self, roles: set[Role]) -> set[str]:
+        """Return the keys that nothing reads in a run with processes of these roles: without Ray all that are about it.
+
+        >>> sorted(PlacementSettings(ray="local").unread({Role.ENGINE, Role.POOL}))
+        ['rank_cpus', 'rank_gpus']
+        """
+        of_roles = {role: {f"{role}_cpus", f"{role}_gpus"} for role in Role}
+        if self.ray is None:
+            return {"ray", "strategy", "deadline"}.union(*of_roles.values())
+        return set().union(*(keys for role, keys in of_roles.items() if role not in roles))
+
+
+#: What a role's processes are called, one and several.
+NAMES = {
+    Role.RANK: ("other rank", "other ranks"),
+    Role.ENGINE: ("engine", "engines"),
+    Role.POOL: ("pool that scores", "pools that score"),
+}
+
+
+def in_words(role: Role, count: int) -> str:
+    """Name so many processes of a role.
+
+    >>> in_words(Role.ENGINE, 2), in_words(Role.RANK, 1)
+    ('2 engines', '1 other rank')
+    """
+    return f"{count} {NAMES[role][count > 1]}"
+
+
+def resources_in_words(settings: PlacementSettings, role: Role) -> str:
+    """Return what a process of a role asks Ray for.
+
+    >>> resources_in_words(PlacementSettings(rank_gpus=1.0), Role.RANK)
+    '1 CPU and 1 GPU'
+    """
+    return " and ".join(f"{count:g} {name}" for name, count in settings.resources(role).items())

@@ -17,7 +17,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """The request to stop of a run. Signals arrive in the main thread, between two operations of Python.
+    """Request to a run to stop. Signals arrive in the main thread, between two operations of Python.
 
     asked   whether a person, or what is called after a step, has asked
     number  the first signal; 0 where none came

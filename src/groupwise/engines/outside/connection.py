@@ -6,7 +6,7 @@ import time
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import UsageError
 from groupwise.core.peer import Peer, PeerLost
-from groupwise.core.processes.address import Address
+from groupwise.core.processes.network import Address
 from groupwise.engines.address import PATIENCE, connect
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.line import Parcel

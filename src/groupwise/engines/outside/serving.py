@@ -11,9 +11,8 @@ from collections.abc import Callable
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.peer import PeerLost
-from groupwise.core.processes.address import Address, keep_alive
 from groupwise.core.processes.children import Child, ending
-from groupwise.core.processes.door import Door
+from groupwise.core.processes.network import Address, Door, keep_alive
 from groupwise.engines.address import GREETING, PATIENCE
 
 #: The module that runs in an engine's process.

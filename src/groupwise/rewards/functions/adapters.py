@@ -1,4 +1,4 @@
-"""The forms a reward may have, recognised by the names of its parameters, and how each is called."""
+"""Forms in which a user's function is called, those of TRL and verl among them, and what becomes of what it returns."""
 
 import asyncio
 import inspect
@@ -14,7 +14,73 @@ from groupwise.core.files.json_text import writable
 from groupwise.core.reward import Cause, LoggedValue, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.core.task import Starts
-from groupwise.rewards.functions.results import list_is_wrong, score_result, score_results
+
+#: A score is not larger: the squares of larger ones, times their weights, are no longer finite where they are averaged.
+LARGEST = 1e9
+
+
+def score_result(value: object) -> ScoreResult:
+    """Make a score of whatever a reward returned for one completion.
+
+    Numbers, numpy and torch scalars included, are scores; infinite ones count as NaN. A string is not a number here.
+    None is no fault: the reward does not vote on this completion.
+
+    >>> score_result(True).value, score_result(None).votes, score_result("0.5").cause
+    (1.0, False, <Cause.WRONG_TYPE: 'wrong type'>)
+    """
+    if value is None:
+        return ScoreResult()
+    kind = type(value).__name__
+    if not hasattr(value, "__float__"):
+        return ScoreResult(cause=Cause.WRONG_TYPE, detail=f"returned {kind} {value!r:.200}, not a number")
+    try:
+        number = float(value)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError, OverflowError) as error:
+        return ScoreResult(cause=Cause.WRONG_TYPE, detail=f"returned {kind}, not one number: {error}")
+    if not math.isfinite(number):
+        return ScoreResult(cause=Cause.NAN, detail=f"returned {number}")
+    if abs(number) > LARGEST:
+        return ScoreResult(cause=Cause.TOO_LARGE, detail=f"returned {number:g}; a score lies within +-{LARGEST:g}")
+    return ScoreResult(number)
+
+
+def score_results(values: object, count: int) -> list[ScoreResult]:
+    """Make a result for each of `count` completions of the list that a batched reward returned for them.
+
+    Where the list itself is wrong, every result is the one that says so.
+
+    >>> [result.value for result in score_results([1, 0.5], 2)], score_results([1.0], 2)[0].detail
+    ([1.0, 0.5], 'returned 1 scores for 2 completions')
+    """
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
+        wrong = ScoreResult(cause=Cause.WRONG_TYPE, detail=f"returned {type(values).__name__}, not a list of numbers")
+        return [wrong] * count
+    listed = list(values)  # pyright: ignore[reportArgumentType]
+    if len(listed) != count:
+        detail = f"returned {len(listed)} scores for {count} completions"
+        return [ScoreResult(cause=Cause.WRONG_LENGTH, detail=detail)] * count
+    return [score_result(value) for value in listed]
+
+
+def list_is_wrong(results: Sequence[ScoreResult]) -> bool:
+    """Tell whether the results of one call say that its list was wrong, rather than single values in it.
+
+    >>> list_is_wrong(score_results([1.0], 2)), list_is_wrong(score_results(["1", "1"], 2))
+    (True, False)
+    """
+    return results[0].cause is not None and all(result is results[0] for result in results)
+
+
+def exhausted(result: ScoreResult) -> bool:
+    """Tell whether the process ran out of memory or tasks: what it still holds would fail the next completion as well.
+
+    >>> exhausted(ScoreResult(cause=Cause.EXCEPTION, detail="RuntimeError: can't start new thread"))
+    True
+    """
+    last = result.detail.rpartition("\n")[2]
+    spent = last.startswith("BlockingIOError") or "can't start new thread" in last or "Cannot allocate memory" in last
+    return result.cause is Cause.MEMORY or (result.cause is Cause.EXCEPTION and spent)
+
 
 FORMS = (
     "(sample, completion) or (attempt) -> number; (samples, completions) or (attempts) -> list of numbers; "
@@ -52,11 +118,6 @@ def prompt_of(sample: Sample) -> Any:
     return [dict(message) for message in sample.messages] or sample.prompt
 
 
-def _completion(attempt: Attempt) -> Any:
-    turn = {"role": "assistant", "content": attempt.completion}
-    return [turn] if attempt.sample.messages else attempt.completion
-
-
 def ground_truth(sample: Sample, names: Sequence[str]) -> dict[str, Any]:
     """Return the gold answer under these names, as the data holds it; nothing if there is none.
 
@@ -80,25 +141,23 @@ def _trl(attempts: Sequence[Attempt]) -> Arguments:
     return {
         **{name: [row.get(name) for row in rows] for name in names},
         "prompts": [prompt_of(attempt.sample) for attempt in attempts],
-        "completions": [_completion(attempt) for attempt in attempts],
+        "completions": [
+            [{"role": "assistant", "content": attempt.completion}] if attempt.sample.messages else attempt.completion
+            for attempt in attempts
+        ],
         "completion_ids": ids,
         "completions_ids": ids,
     }
 
 
-def _extra_info(sample: Sample) -> dict[str, Any]:
-    """Return the column of that name where the row has one, as verl's files do; else all other columns."""
-    own = sample.extra.get("extra_info")
-    return dict(own) if isinstance(own, Mapping) else dict(sample.extra)
-
-
 def _verl(attempts: Sequence[Attempt]) -> Arguments:
     (attempt,) = attempts
+    own = attempt.sample.extra.get("extra_info")  # the column that verl's files have; else it is all other columns
     return {
         "data_source": attempt.sample.source,
         "solution_str": attempt.completion,
         **ground_truth(attempt.sample, ["ground_truth"]),
-        "extra_info": _extra_info(attempt.sample),
+        "extra_info": dict(own if isinstance(own, Mapping) else attempt.sample.extra),
     }
 
 
@@ -161,13 +220,12 @@ class CallLog:
         """Add what the call logged to its results."""
         if not self.columns and not self.metrics:
             return list(results)
-        return [
-            replace(result, columns={**result.columns, **self._of(place)}, metrics=self.metrics, of_call=self.count)
-            for place, result in enumerate(results)
-        ]
-
-    def _of(self, place: int) -> dict[str, LoggedValue]:
-        return logged({name: values[place] for name, values in self.columns.items() if values[place] is not None})
+        added = []
+        for place, result in enumerate(results):
+            own = logged({name: given[place] for name, given in self.columns.items() if given[place] is not None})
+            columns = {**result.columns, **own}
+            added.append(replace(result, columns=columns, metrics=self.metrics, of_call=self.count))
+        return added
 
 
 def logged(values: Mapping[object, object]) -> dict[str, LoggedValue]:
@@ -224,7 +282,7 @@ class Bound:
 
     @property
     def description(self) -> str:
-        """`TRL reward_funcs: completions, answer, **kwargs`."""
+        """Form and parameters: `TRL reward_funcs: completions, answer, **kwargs`."""
         names = [f"**{p.name}" if p.kind is p.VAR_KEYWORD else p.name for p in self.parameters.values()]
         return f"{self.form.description}{', async' if self.asynchronous else ''}: {', '.join(names)}"
 

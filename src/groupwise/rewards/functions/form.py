@@ -1,4 +1,4 @@
-"""The rewards that a recipe can name: those for the form of a completion, whatever it answers, and a user's own."""
+"""Rewards that a recipe can name: those for the form of a completion, whatever it answers, and a user's own."""
 
 import re
 from collections.abc import Hashable, Mapping, Sequence

@@ -56,7 +56,7 @@ class FromFile:
 
     @property
     def use(self) -> str:
-        """The reward, its file named from the root on."""
+        """Name of the reward, its file named from the root on."""
         return f"{self.source.path}:{self.reward.use.rpartition(':')[2]}"
 
     def bind(self) -> Bound:
@@ -83,7 +83,7 @@ class TaskScore:
 
     @property
     def late(self) -> float | None:
-        """The score of a completion that has none in time; None if that is no score."""
+        """Score of a completion that has none in time; None if that is no score."""
         return self.task.late if isinstance(self.task, ScoresLate) else None
 
     def bind(self) -> Bound:

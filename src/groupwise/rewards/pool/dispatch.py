@@ -1,4 +1,4 @@
-"""The thread that gives work to workers, watches their deadlines and collects results."""
+"""Thread that gives work to workers, watches their deadlines and collects results."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,18 +17,20 @@ from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.core.peer import PeerLost
-from groupwise.core.processes.children import Child, ending
+from groupwise.core.processes.children import ending
 from groupwise.core.reward import Cause, ScoreResult
-from groupwise.rewards.functions.results import exhausted
-from groupwise.rewards.pool.given import Given, packed, tree
+from groupwise.rewards.functions.adapters import exhausted
 from groupwise.rewards.pool.slot import Slot, messages, read_available
-from groupwise.rewards.pool.work import Entry, Limits, results_of, take
+from groupwise.rewards.pool.work import Entry, Given, Limits, packed, results_of, take, tree
+from groupwise.rewards.zygote import Zygote
 
 #: A worker that gives way to others is not charged for it, but while the run itself waits there is an end: this many
 #: times its seconds.
 PATIENCE = 10.0
 #: Seconds after which what is left of a worker that was asked to end is not waited for any more.
 FAREWELL = 30.0
+#: Seconds in which a keeper ends that has said its last.
+REST = 1.0
 #: How often in a row what makes workers may be lost, as where the system kills a process for its memory.
 LOSSES = 3
 
@@ -36,20 +39,19 @@ OF_ONE = (Cause.TIMEOUT, Cause.CRASH, Cause.MEMORY)
 
 
 class Dispatcher:
-    """Entries in, results out."""
+    """Dispatcher of work: entries in, results out."""
 
     def __init__(self, rewards: Mapping[str, Any], limits: Limits) -> None:
         self.rewards, self.limits = rewards, limits
         self.queue: deque[Entry] = deque()
-        self.results: dict[int, ScoreResult] = {}
-        self.owed: set[int] = set()
-        self.changed = threading.Condition()
+        self.futures: dict[int, Future[ScoreResult]] = {}
+        self.lock = threading.RLock()  # of the queue and the futures
         self.waiting_since: float | None = None
         self.broken: GroupwiseError | None = None
         self.closing = False
         self.thread: threading.Thread | None = None
         self.slots: list[Slot] = []
-        self.maker: Child | None = None
+        self.maker: Zygote | None = None
         self.losses = 0  # of makers, since something was scored
         self.spent = 0.0  # seconds that workers have scored
         self.single: dict[str, bool] = {}  # by reward: whether it scores one by one, once a worker has said so
@@ -61,14 +63,14 @@ class Dispatcher:
     # What the run's own threads call.
 
     def put(self, entries: Sequence[Entry]) -> list[int]:
-        """The entries' tickets."""
-        with self.changed:
+        """Queue entries -> their tickets."""
+        with self.lock:
             if self.closing:
                 raise RunError("rewards: the pool is closed")
             if self.broken is not None:
                 raise self.broken
             self.queue.extend(entries)
-            self.owed.update(entry.ticket for entry in entries)
+            self.futures.update((entry.ticket, Future()) for entry in entries)
             if self.thread is None:
                 self.thread = threading.Thread(target=self._work, name="rewards", daemon=True)
                 self.thread.start()
@@ -76,22 +78,19 @@ class Dispatcher:
         return [entry.ticket for entry in entries]
 
     def wait(self, tickets: Sequence[int]) -> list[ScoreResult]:
-        with self.changed:
-            if unknown := set(tickets) - self.owed:
+        with self.lock:
+            if unknown := set(tickets) - self.futures.keys():
                 raise ValueError(f"tickets that were never given, or were waited for already: {sorted(unknown)}")
-            self.waiting_since = time.monotonic()
-            try:
-                for ticket in tickets:
-                    while ticket not in self.results:
-                        if self.broken is not None:
-                            raise self.broken
-                        if self.closing:
-                            raise RunError("rewards: the pool was closed before every completion was scored")
-                        self.changed.wait()
-            finally:
-                self.waiting_since = None
-            self.owed.difference_update(tickets)
-            return [self.results.pop(ticket) for ticket in tickets]
+            futures = [self.futures[ticket] for ticket in tickets]
+        self.waiting_since = time.monotonic()
+        try:
+            results = [future.result() for future in futures]
+        finally:
+            self.waiting_since = None
+        with self.lock:
+            for ticket in tickets:
+                del self.futures[ticket]
+        return results
 
     def close(self) -> None:
         self.closing = True
@@ -121,11 +120,16 @@ class Dispatcher:
         finally:
             if self.maker is not None:
                 self.maker.close()
-        with self.changed:
-            self.changed.notify_all()
+            self._fail_all(RunError("rewards: the pool was closed before every completion was scored"))
 
-    def _living_maker(self) -> Child:
-        """What makes workers, started again where it was lost. Raises PeerLost where that happens again and again."""
+    def _fail_all(self, error: GroupwiseError) -> None:
+        with self.lock:
+            for future in self.futures.values():
+                if not future.done():
+                    future.set_exception(error)
+
+    def _living_maker(self) -> Zygote:
+        """Return what makes workers, started again where it was lost. Raises PeerLost if it is lost again and again."""
         if self.maker is not None and not self.maker.usable:
             self.maker.close()
             self.losses += 1
@@ -135,17 +139,18 @@ class Dispatcher:
         self.maker = self.maker or self._zygote()
         return self.maker
 
-    def _zygote(self) -> Child:
-        return Child(
-            "groupwise.rewards.pool.zygote",
-            {"memory": self.limits.memory, "isolation": self.limits.isolation},
+    def _zygote(self) -> Zygote:
+        return Zygote(
+            "groupwise.rewards.pool.worker",
+            {"memory": self.limits.memory, "wanted": self.limits.isolation},
+            "rewards: no process to score",
             environment={"OMP_NUM_THREADS": "1", **os.environ},  # the cores are generation's
             stderr=None,
         )
 
     def _feed(self) -> None:
-        """Gives every idle worker what is next, and starts workers where there is more to do than workers."""
-        with self.changed:
+        """Give every idle worker what is next, and start workers where there is more to do than workers."""
+        with self.lock:
             for slot in [slot for slot in self.slots if slot.ready and not slot.busy and not slot.ending]:
                 if not self.queue:
                     return
@@ -159,7 +164,7 @@ class Dispatcher:
                 self._start()
 
     def _may_have(self, slot: Slot, entry: Entry) -> bool:
-        """An episode goes on where it lives; elsewhere it would have to be played again from its beginning."""
+        """Keep an episode where it lives; elsewhere it would have to be played again from its beginning."""
         episode = entry.episode
         if episode is None or entry.fresh:
             return True
@@ -174,10 +179,10 @@ class Dispatcher:
             while True:
                 maker = self._living_maker()
                 with contextlib.suppress(PeerLost):
-                    maker.send({}, [theirs.fileno(), keepers.fileno()])
+                    number = maker.spawn(None, [theirs.fileno(), keepers.fileno()], wait=False)
                     break
             unless_sent.pop_all()
-        slot = Slot(line, leash, maker)
+        slot = Slot(line, leash, maker, number)
         slot.clock.start()
         self.slots.append(slot)
         self.selector.register(line, selectors.EVENT_READ, slot)
@@ -194,7 +199,6 @@ class Dispatcher:
         self._send(slot, lambda: packed(work, given, f"what {head.name} is given"))
 
     def _listen(self, seconds: float | None) -> None:
-        """Takes what has come, or what comes first within these seconds."""
         for key, _ in self.selector.select(seconds):
             slot: Slot | None = key.data
             if slot is None:
@@ -206,14 +210,18 @@ class Dispatcher:
                     self.selector.unregister(slot.line)
                 self._hear_all(slot)
             elif not read_available(slot.leash, slot.leash_buffer):
+                with contextlib.suppress(PeerLost, RunError):  # a lost one's workers end with it
+                    slot.maker.reap(slot.number, REST)
                 self._remove(slot)
 
     def _hear_all(self, slot: Slot) -> None:
         try:
             for message in slot.said():
                 self._hear(slot, message)
-        except FrameError:  # something else wrote there
+        except FrameError:  # something else wrote there: nothing more is heard
             slot.line_buffer.clear()
+            with contextlib.suppress(OSError):
+                slot.line.shutdown(socket.SHUT_RD)
             slot.end()
 
     def _hear(self, slot: Slot, message: dict[str, Any]) -> None:
@@ -221,7 +229,8 @@ class Dispatcher:
             self.spent += slot.clock.seconds()
         slot.clock.start()
         if "hello" in message and not slot.ready:
-            self._welcome(slot, message["hello"])
+            slot.clock.pid = message["hello"]
+            slot.ready = self._send(slot, lambda: Given({"rewards": tree(self.rewards, "one of them")}))
         if "loading" in message:
             slot.loading = message["loading"]
         if "loaded" in message:
@@ -239,14 +248,13 @@ class Dispatcher:
         elif results:
             self._answer(slot, results)
         if message.get("done"):
-            self._done(slot, bool(message.get("spent")))
-
-    def _welcome(self, slot: Slot, pid: int) -> None:
-        slot.clock.pid = pid
-        slot.ready = self._send(slot, lambda: Given({"rewards": tree(self.rewards, "one of them")}))
+            self._put_back(slot.entries)  # what a spent worker did not come to
+            slot.entries, slot.busy = [], False
+            if message.get("spent"):
+                slot.end()
 
     def _send(self, slot: Slot, given: Callable[[], Given]) -> bool:
-        """Whether a worker has it: one that is gone already ends, and what it was given goes on as after a crash."""
+        """Tell if a worker has it: one that is gone already ends, and what it was given goes on as after a crash."""
         try:
             slot.send(given(), self.limits.load)
         except UsageError as error:  # of what cannot be sent
@@ -258,52 +266,40 @@ class Dispatcher:
         return True
 
     def _answer(self, slot: Slot, results: Sequence[ScoreResult]) -> None:
-        """Takes results for the first entries of a worker. A fault that earlier ones may have caused is tried again."""
+        """Take results for the first entries of a worker. A fault that earlier ones may have caused is tried again."""
         answered, slot.entries = slot.entries[: len(results)], slot.entries[len(results) :]
         again = []
         late = getattr(self.rewards[answered[0].name], "late", None) if answered else None
-        with self.changed:
-            for entry, result in zip(answered, results, strict=True):
-                starved = result.cause is Cause.TIMEOUT and slot.swarmed
-                shared = result.cause is Cause.CRASH or exhausted(result) or starved
-                if shared and slot.served and not entry.fresh:
-                    again.append(replace(entry, fresh=True))
-                else:
-                    hung = result.cause is Cause.TIMEOUT
-                    given = ScoreResult(late) if late is not None and hung else result
-                    self.results[entry.ticket] = replace(given, detail=given.detail or entry.failed)
-            self._put_back(again)
-            self.changed.notify_all()
+        for entry, result in zip(answered, results, strict=True):
+            hung = result.cause is Cause.TIMEOUT
+            shared = result.cause is Cause.CRASH or exhausted(result) or (hung and slot.swarmed)
+            if shared and slot.served and not entry.fresh:
+                again.append(replace(entry, fresh=True))
+            else:
+                given = ScoreResult(late) if late is not None and hung else result
+                with contextlib.suppress(InvalidStateError):  # the pool broke meanwhile
+                    self.futures[entry.ticket].set_result(replace(given, detail=given.detail or entry.failed))
+        self._put_back(again)
         slot.served = True
         self.losses = 0
 
     def _failed(self, slot: Slot, result: ScoreResult) -> None:
-        """A call for all entries of a worker failed: whose fault it is shows when each is called alone."""
+        """Put back the entries of a call that failed: whose fault it is shows when each is called alone."""
         if len(slot.entries) == 1:
             self._answer(slot, [result])
             return
         slot.served = True
-        how = (
-            ""
-            if result.cause in OF_ONE
-            else f"{result.cause} of a call for {len(slot.entries)} completions: {result.detail}"
-        )
+        told = f"{result.cause} of a call for {len(slot.entries)} completions: {result.detail}"
+        how = "" if result.cause in OF_ONE else told
         self._put_back([replace(entry, alone=True, failed=how) for entry in slot.entries])
         slot.entries = []
 
     def _put_back(self, entries: Sequence[Entry]) -> None:
-        """These entries come next, in their order."""
-        with self.changed:
+        with self.lock:
             self.queue.extendleft(reversed(entries))
 
-    def _done(self, slot: Slot, spent: bool) -> None:
-        self._put_back(slot.entries)  # what a spent worker did not come to
-        slot.entries, slot.busy = [], False
-        if spent:
-            slot.end()
-
     def _remove(self, slot: Slot) -> None:
-        """Nothing of a worker is left: what it owed gets a result or goes to another."""
+        """Forget a worker of which nothing is left: what it owed gets a result or goes to another."""
         read_available(slot.line, slot.line_buffer)
         self._hear_all(slot)
         slot.report = next(reversed(list(messages(slot.leash_buffer))), {})
@@ -321,14 +317,12 @@ class Dispatcher:
         elif slot.entries and self.single.get(slot.entries[0].name):
             self._put_back(slot.entries[1:])
             slot.entries = slot.entries[:1]
-            self._answer(slot, [self._verdict(slot)])
+            verdict = slot.verdict(self.limits.seconds)
+            if slot.late and isinstance(slot.entries[0].attempt, Conversation):
+                verdict = replace(verdict, columns={"seconds": self.limits.seconds})  # of a turn, what it cost
+            self._answer(slot, [verdict])
         elif slot.entries:
             self._failed(slot, slot.verdict(self.limits.seconds))
-
-    def _verdict(self, slot: Slot) -> ScoreResult:
-        """Why a worker has no result of what it scored one by one; of a turn with what it cost, where that is known."""
-        verdict, turn = slot.verdict(self.limits.seconds), isinstance(slot.entries[0].attempt, Conversation)
-        return replace(verdict, columns={"seconds": self.limits.seconds}) if slot.late and turn else verdict
 
     def _start_error(self, slot: Slot) -> GroupwiseError:
         detail = slot.verdict(self.limits.load).detail
@@ -347,7 +341,6 @@ class Dispatcher:
         return [slot for slot in self.slots if (slot.busy or not slot.ready) and not slot.ending]
 
     def _patience(self) -> float | None:
-        """Seconds until a deadline may have passed."""
         left = [self._limit(slot) - slot.clock.seconds() for slot in self._running()]
         left += [FAREWELL - slot.clock.wall for slot in self.slots if slot.ending]
         return max(0.005, min(left)) if left else None
@@ -375,6 +368,6 @@ class Dispatcher:
             slot.close()
 
     def _break(self, error: GroupwiseError) -> None:
-        with self.changed:
+        with self.lock:
             self.broken = self.broken or error
-            self.changed.notify_all()
+            self._fail_all(self.broken)

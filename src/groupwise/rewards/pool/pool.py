@@ -29,7 +29,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._end = weakref.finalize(self, self._dispatcher.close)
 
     def submit(self, name: str, attempts: Sequence[Attempt | Conversation]) -> list[int]:
-        """Hands attempts, or turns of episodes, over and returns at once, with a ticket for each. Give those of one
+        """Hand attempts, or turns of episodes, over and return at once, with a ticket for each. Give those of one
         group together.
         """
         if name not in self._rewards:
@@ -37,7 +37,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         return self._dispatcher.put([Entry(next(self._tickets), name, attempt) for attempt in attempts])
 
     def wait(self, tickets: Sequence[int]) -> list[ScoreResult]:
-        """The results for these tickets, once all are there. Each ticket is good for one wait.
+        """Return the results for these tickets, once all are there. Each ticket is good for one wait.
 
         Raises UsageError where a reward cannot be loaded or called, RunError where the processes cannot be started.
         """
@@ -45,11 +45,11 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
 
     @property
     def seconds(self) -> float:
-        """What the workers have spent on scoring so far, all together, waiting for a core not counted."""
+        """Seconds that the workers have spent on scoring so far, all together, waiting for a core not counted."""
         return self._dispatcher.spent
 
     def check(self, samples: Sequence[Sample] = ()) -> dict[str, str]:
-        """Loads every reward in a worker: its form in words, by name. Raises UsageError where that cannot be done.
+        """Load every reward in a worker: its form in words, by name. Raises UsageError where that cannot be done.
 
         samples   rows whose columns the rewards must be able to take their parameters from
         """
@@ -59,7 +59,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         return {name: result.detail for name, result in zip(self._rewards, results, strict=True)}
 
     def close(self) -> None:
-        """Ends every process of the pool; returns when none is left."""
+        """End every process of the pool, and return when none is left."""
         self._end()
 
     def __exit__(self, *_: object) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 from groupwise.core.channel import Channel, FrameError, unpack
 from groupwise.core.code.trace import own_lines
 from groupwise.core.environment import Conversation
-from groupwise.core.processes.children import Child, ending
+from groupwise.core.processes.children import ending
 from groupwise.core.reward import Cause, ScoreResult
-from groupwise.rewards.pool.given import Given
-from groupwise.rewards.pool.isolate import below, stat_fields
-from groupwise.rewards.pool.work import Entry
+from groupwise.rewards.isolation import below, stat_fields
+from groupwise.rewards.pool.work import Entry, Given
+from groupwise.rewards.zygote import Zygote
 
 #: A worker that has started more processes than this is not given time for those that keep it from running.
 SWARM = 16
@@ -46,7 +46,7 @@ class Clock:
         self.started, self.waited, self.seen = time.monotonic(), self._times()[1], None
 
     def over(self, limit: float) -> bool:
-        """Whether its time is up: past the limit, and not just waiting for a core at this moment.
+        """Tell if its time is up: past the limit, and not just waiting for a core at this moment.
 
         The system tells of a wait only when it has ended, so the worker is looked at twice: ready to run both times,
         and no further, it is waiting still.
@@ -58,7 +58,10 @@ class Clock:
         if self.seen is not None and now - self.seen[0] < LOOK:
             return False
         before, self.seen = self.seen, (now, self._times()[0])
-        return before is not None and not (before[1] == self.seen[1] and self._ready())
+        would_run = False
+        with contextlib.suppress(OSError):
+            would_run = stat_fields(self.pid)[:1] == ["R"]
+        return before is not None and not (before[1] == self.seen[1] and would_run)
 
     @property
     def wall(self) -> float:
@@ -76,19 +79,13 @@ class Clock:
             return 0, self.waited
         return ran, delayed * 1e-9
 
-    def _ready(self) -> bool:
-        """Whether it would run if it had a core."""
-        with contextlib.suppress(OSError):
-            return stat_fields(self.pid)[:1] == ["R"]
-        return False
-
 
 @dataclass
 class Slot:
     """A worker.
 
-    line     its connection, and what has come over it; `leash` and its buffer are the keeper's (zygote.keep)
-    maker    the process that made it
+    line     its connection, and what has come over it; `leash` and its buffer are the keeper's (worker.keep)
+    maker    the process that made it, and `number` what it is called there
     report   what the keeper said last: the worker's wait status and the end of its output
     entries  what it was given and has not answered yet
     episodes  the numbers of those that live in it, all of one round
@@ -98,7 +95,8 @@ class Slot:
 
     line: socket.socket
     leash: socket.socket
-    maker: Child
+    maker: Zygote
+    number: int
     line_buffer: bytearray = field(default_factory=bytearray)
     leash_buffer: bytearray = field(default_factory=bytearray)
     clock: Clock = field(default_factory=Clock)
@@ -117,7 +115,7 @@ class Slot:
 
     @property
     def orphaned(self) -> bool:
-        """Whether it is gone because the process that made it is: then all end, and none says how its worker did."""
+        """True if it is gone because the process that made it is: then all end, and none says how its worker did."""
         if self.late or self.report.get("status") is not None:
             return False
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -125,7 +123,7 @@ class Slot:
         return not self.maker.usable
 
     def play(self, conversations: Sequence[Conversation]) -> None:
-        """From now on these episodes live here, and none of earlier rounds does."""
+        """Note that these episodes live here from now on, and none of earlier rounds does."""
         for conversation in conversations:
             if conversation.round != self.round:
                 self.round, self.episodes = conversation.round, set()
@@ -139,14 +137,14 @@ class Slot:
             self.line.settimeout(None)
 
     def said(self) -> Iterator[dict[str, Any]]:
-        """What the worker has said since the last call. Raises FrameError at what something else wrote there."""
+        """Take what the worker has said since the last call. Raises FrameError at what something else wrote there."""
         for message in messages(self.line_buffer):
             if wrong := [key for key, value in message.items() if type(value) is not _SAID.get(key)]:
                 raise FrameError(f"{wrong[0]!r:.40} of another type, or unknown")
             yield message
 
     def swarms(self, limit: float) -> bool:
-        """Whether it is past its seconds on the wall and has started so many processes that they starve each other."""
+        """Tell if it is past its seconds on the wall and has started so many processes that they starve each other."""
         now = time.monotonic()
         if self.clock.wall < limit or now - self.looked < LOOK_AGAIN:
             return False
@@ -154,7 +152,7 @@ class Slot:
         return len(below(self.clock.pid)) > SWARM
 
     def end(self) -> None:
-        """Asks the keeper to end it; the leash's end says when nothing is left."""
+        """Ask the keeper to end it; the leash's end says when nothing is left."""
         if not self.ending:
             self.ending = True
             self.clock.start()
@@ -170,7 +168,7 @@ class Slot:
         return self.line.fileno() < 0
 
     def verdict(self, seconds: float) -> ScoreResult:
-        """Why the process is gone, in words for a person."""
+        """Say why the process is gone, in words for a person."""
         output = own_lines(str(self.report.get("output", "")))
         cause = Cause.TIMEOUT if self.late else Cause.CRASH
         words = f"no score after {seconds:g} s" if self.late else _ending(self.report.get("status"))
@@ -178,12 +176,12 @@ class Slot:
 
 
 def messages(buffer: bytearray) -> Iterator[dict[str, Any]]:
-    """The complete messages at the front of the buffer, removed from it. Raises FrameError after those before it."""
+    """Take the complete messages out of the buffer. Raises FrameError after those before it."""
     return iter(lambda: unpack(buffer, LARGEST), None)
 
 
 def read_available(connection: socket.socket, buffer: bytearray) -> bool:
-    """Adds what has come to the buffer without waiting, no more than a message may have; False once the other side is
+    """Add what has come to the buffer without waiting, no more than a message may have; False once the other side is
     gone.
     """
     try:

@@ -1,18 +1,29 @@
-"""Limits of workers, what waits for them, and how much of it one worker is given."""
+"""Work of the pool: its limits, what waits for a worker, how much of it one is given, and how that travels.
+
+The text of attempts and turns of episodes goes as JSON, their tokens as raw numbers:
+
+    {..., "samples": [...], "rows": [[sample, completion, finish], ...], "tokens": [12, 7]}    then 8 * 19 bytes
+
+A row names its sample by its place among the samples, so that one of a whole group travels once. A turn of an episode
+is a longer row, and has no tokens.
+"""
 
 import contextlib
+from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Protocol
 
 from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, one_line
+from groupwise.core.peer import Transport
+from groupwise.core.processes import codec
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
-from groupwise.rewards.pool.isolate import Isolation
+from groupwise.rewards.isolation import Isolation
 
 #: The most attempts a worker is given at once: for one call, and one by one.
 MANY, FEW = 32, 8
@@ -36,7 +47,7 @@ class ScorePool(contextlib.AbstractContextManager["ScorePool"], Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the worker processes of a pool may use.
+    """Limits of the worker processes of a pool.
 
     workers  processes; they start with the first submit
     seconds  for one completion, or for one call of a reward that takes many at once
@@ -80,28 +91,20 @@ class Entry:
 
     @property
     def episode(self) -> int | None:
-        """The number of the episode that it is a turn of; None of an attempt."""
+        """Number of the episode that it is a turn of; None of an attempt."""
         return self.attempt.episode if isinstance(self.attempt, Conversation) else None
 
 
-def anyone(entry: Entry) -> bool:
-    """Whether this worker may have the entry: yes."""
-    return True
-
-
-def take(
-    queue: deque[Entry], workers: int, single: Mapping[str, bool], may: Callable[[Entry], bool] = anyone
-) -> list[Entry]:
-    """What the next worker gets, removed from the queue: an even share of the entries that are alike to the first that
-    it `may` have; none where there is no such one.
+def take(queue: deque[Entry], workers: int, single: Mapping[str, bool], may: Callable[[Entry], bool]) -> list[Entry]:
+    """Take what the next worker gets: an even share of the entries that are like the first that it `may` have.
 
     Entries of several rewards come interleaved, as each completion is handed over when it ends.
 
     single  by reward: whether it scores one by one
 
     >>> from groupwise.core.samples import Attempt, Sample
-    >>> attempt = Attempt(Sample("k", "", ""), "")
-    >>> [entry.ticket for entry in take(deque(Entry(i, name, attempt) for i, name in enumerate("abba")), 1, {})]
+    >>> queue = deque(Entry(i, name, Attempt(Sample("k", "", ""), "")) for i, name in enumerate("abba"))
+    >>> [entry.ticket for entry in take(queue, 1, {}, lambda entry: True)]
     [0, 3]
     """
     head = next(filter(may, queue), None)
@@ -120,7 +123,7 @@ def take(
 
 
 def rounded_to_groups(entries: Sequence[Entry], count: int) -> int:
-    """`count`, or as many entries of one reward as make it end with a group: with the one before, else with this.
+    """Return `count`, or as many entries as make it end with a group: with the one before, else with this.
 
     >>> from groupwise.core.samples import Attempt, Sample
     >>> entries = [Entry(i, "mine", Attempt(Sample(key, "", ""), "")) for i, key in enumerate("aabbb")]
@@ -135,7 +138,7 @@ def rounded_to_groups(entries: Sequence[Entry], count: int) -> int:
 
 
 def results_of(said: Any) -> list[ScoreResult]:
-    """The results that a process which scored says. Raises FrameError where it says anything else.
+    """Return the results that a process which scored says. Raises FrameError where it says anything else.
 
     >>> results_of([[0.5, None, "", {"guess": "7"}, {}, 1]])[0].columns
     {'guess': '7'}
@@ -150,10 +153,78 @@ def _result(said: Any) -> ScoreResult:
         case [float() | int() as value, cause, str(detail), dict(columns), dict(metrics), int(of_call)]:
             known = cause is None or (isinstance(cause, str) and cause in _CAUSES)
             logged = all(isinstance(one, (float, int, str, NoneType)) for one in columns.values())
-            if known and logged and all(map(_are_numbers, metrics.values())):
+            numbers = (isinstance(one, list) and set(map(type, one)) <= {float, int} for one in metrics.values())
+            if known and logged and all(numbers):
                 return ScoreResult(value, Cause(cause) if cause else None, detail, columns, metrics, of_call)
     raise FrameError(f"what is no result: {said!r:.80}")
 
 
-def _are_numbers(said: Any) -> bool:
-    return isinstance(said, list) and set(map(type, said)) <= {float, int}
+_SIZE = 8  # bytes of a token
+
+
+@dataclass(frozen=True)
+class Given:
+    """A message, and the tokens behind it: eight bytes each."""
+
+    message: Mapping[str, Any]
+    numbers: bytes = b""
+
+    def send(self, line: Transport, seconds: float | None = None) -> None:
+        """Raises as the line does."""
+        line.send(self.message, seconds=seconds)
+        if self.numbers:
+            line.send_raw(self.numbers, seconds)
+
+    @classmethod
+    def received(cls, line: Transport) -> "Given":
+        """Receive the next message with its numbers. Raises as the line does."""
+        message = line.receive()
+        return cls(message, bytes(line.receive_raw(_SIZE * sum(message.get("tokens", ())))))
+
+    def work(self) -> list[Attempt | Conversation]:
+        """Return what is to be scored. What a user's class raises while its sample is made comes through."""
+        samples, numbers, begin, work = codec.unpack(self.message["samples"]), array("q", self.numbers), 0, []
+        for row, count in zip(self.message["rows"], self.message["tokens"], strict=True):
+            work.append(_work(samples, row, tuple(numbers[begin : begin + count])))
+            begin += count
+        return work
+
+
+def packed(message: Mapping[str, Any], work: Sequence[Attempt | Conversation], what: str) -> Given:
+    """Pack what is to be scored. Raises UsageError, naming `what`, where another process cannot have it."""
+    samples = list({id(one.sample): one.sample for one in work}.values())
+    places = {id(sample): place for place, sample in enumerate(samples)}
+    rows = [[places[id(one.sample)], *_row(one)] for one in work]
+    with _in_words(what):
+        tokens = [array("q", one.tokens if isinstance(one, Attempt) else ()) for one in work]
+        content = {"samples": codec.pack(samples), "rows": rows, "tokens": [len(some) for some in tokens]}
+        return Given({**message, **content}, b"".join(tokens))
+
+
+def tree(value: Any, what: str) -> Any:
+    """Return the tree of objects. Raises UsageError, naming `what`, where they cannot be sent."""
+    with _in_words(what):
+        return codec.pack(value)
+
+
+@contextlib.contextmanager
+def _in_words(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever a user's object raises
+        raise UsageError(f"rewards: {what} cannot be sent to another process: {one_line(error)}") from None
+
+
+def _row(one: Attempt | Conversation) -> list[Any]:
+    if isinstance(one, Attempt):
+        return [one.completion, one.finish]
+    return [one.episode, one.round, one.said, one.answered, one.last, one.cut_off]
+
+
+def _work(samples: Sequence[Any], row: Sequence[Any], tokens: tuple[int, ...]) -> Attempt | Conversation:
+    match row:
+        case [place, completion, finish]:
+            return Attempt(samples[place], completion, finish, tokens)
+        case [place, episode, number, said, answered, last, cut_off]:
+            return Conversation(samples[place], episode, number, tuple(said), tuple(answered), last, cut_off)
+    raise FrameError("what is neither an attempt nor a turn of an episode")

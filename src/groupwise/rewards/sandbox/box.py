@@ -1,20 +1,28 @@
-"""The sandbox: runs programs that are not trusted, with nothing to reach."""
+"""Sandbox that runs programs that are not trusted, with nothing to reach."""
 
 import contextlib
+import os
 import secrets
+import shutil
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.peer import PeerLost
+from groupwise.core.processes import codec
+from groupwise.core.processes.children import ROOT
 from groupwise.core.task import Starting
-from groupwise.rewards.sandbox import wire
-from groupwise.rewards.sandbox.job import Job
-from groupwise.rewards.sandbox.launch import Zygote, start
-from groupwise.rewards.sandbox.outcome import Kind, Layers, Limits, Outcome
+from groupwise.rewards.sandbox.job import Job, Kind, Layers, Limits, Outcome
+from groupwise.rewards.zygote import Zygote
 
 ACCEPTED = "i accept that completions run unprotected"
+#: Python with its own library alone: no site folder, no user folder, no bytecode written, UTF-8.
+_FLAGS = ("-S", "-s", "-P", "-B", "-X", "utf8")
+#: New namespaces and the host's files read-only; Landlock and seccomp narrow them in each child.
+_BUBBLEWRAP = ("bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--cap-drop", "ALL")
+_START = 60.0  # seconds
 
 # Runs once in every new sandbox: each line that succeeds is a hole.
 _PROBE = """
@@ -40,7 +48,7 @@ for attempt in (network, sockets, processes, signals, accounts, folders, limits)
 
 @dataclass(frozen=True)
 class Reply:
-    """What a called function returned: a tree of `wire`, or the name and traceback of the exception that it raised."""
+    """Answer of a called function: a tree of the codec, or the name and traceback of the exception that it raised."""
 
     value: Any = None
     error: str = ""
@@ -55,30 +63,30 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.loaded = self._read(nonce, job.exchange())
 
     def call(self, name: str, args: Any = ("t",), kwargs: Any = ("d",)) -> Reply | None:
-        """The function's answer to trees of arguments; None where the program is at its end, or did not load."""
+        """Return the function's answer to trees of arguments; None where the program is at its end, or did not load."""
         if self.loaded is None or self.loaded.error:
             return None
         nonce = secrets.token_hex(16)
         return self._read(nonce, self._job.exchange({"nonce": nonce, "call": name, "args": args, "kwargs": kwargs}))
 
     def close(self) -> Outcome:
-        """Ends the program. How it ended, where that was before this call."""
+        """End the program -> how it ended, where that was before this call."""
         return self._job.stop()
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def _read(self, nonce: str, message: dict[str, Any] | None) -> Reply | None:
-        """The reply to the question with this nonce. Anything else ends the program: it forges its answers."""
+        """Return the reply to the question with this nonce. Anything else ends the program: it forges its answers."""
         if message is None:
             return None
         try:
             if message.get("nonce") != nonce:
-                raise wire.NotPlain("a message without the question's nonce")
+                raise codec.NotPlain("a message without the question's nonce")
             if "error" in message:
                 return Reply(error=str(message["error"])[:200], traceback=str(message.get("traceback", ""))[:4000])
-            wire.validate(message.get("value"))
-        except wire.NotPlain as fault:
+            codec.validate(message.get("value"))
+        except codec.NotPlain as fault:
             self._job.ended = (Kind.CRASH, f"it sent {fault}")
             self._job.stop()
             return None
@@ -100,29 +108,31 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     def __init__(self, limits: Limits | None = None, accept_risk: bool = False, without: Collection[str] = ()) -> None:
         self.limits, self._accept_risk, self._without = limits or Limits(), accept_risk, frozenset(without)
         self._zygote: Zygote | None = None
+        self._layers = Layers()
         self.starting: Starting = contextlib.nullcontext  # entered while the sandbox starts
 
     @property
     def layers(self) -> Layers:
-        """What is in place here. Starts the sandbox."""
-        return self._ready().layers
+        """Layers in place here. Starts the sandbox."""
+        self._ready()
+        return self._layers
 
     def run(self, program: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
-        """The program as a script with this input, to its end."""
+        """Run the program as a script with this input, to its end."""
         return self._job({"mode": "run", "program": program}, stdin, limits).finish()
 
     def session(self, program: str, limits: Limits | None = None) -> Session:
-        """The program, loaded, to call its functions."""
+        """Load the program, to call its functions."""
         nonce = secrets.token_hex(16)
         return Session(self._job({"mode": "calls", "program": program, "nonce": nonce}, "", limits), nonce)
 
     def tester(self, tests: list[str], names: list[str], limits: Limits | None = None) -> tuple[Job, str]:
-        """A process that runs the tests and asks for calls of the names; the nonce that its verdict must carry."""
+        """Start a process that runs the tests and asks for calls of the names -> it, and its verdict's nonce."""
         nonce = secrets.token_hex(16)
         return self._job({"mode": "tests", "tests": tests, "names": names, "nonce": nonce}, "", limits), nonce
 
     def close(self) -> None:
-        """Ends every process of the sandbox. It starts again when it is next used."""
+        """End every process of the sandbox. It starts again when it is next used."""
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
@@ -142,21 +152,73 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         if self._zygote is None or not self._zygote.usable:
             with self.starting():
                 self.close()
-                self._zygote = start(self._without)
+                self._zygote, self._layers = _start(self._without)
                 if not self._accept_risk:
                     self._require_layers(self._zygote)
         return self._zygote
 
     def _require_layers(self, zygote: Zygote) -> None:
-        """The layers must be enough, and hold: a program that tries each way out must find all of them shut."""
-        if not zygote.layers.enough:
+        """Raises unless the layers are enough, and hold: a program that tries each way out finds all of them shut."""
+        if not self._layers.enough:
             self.close()
             raise UsageError(
-                f"completions cannot be run safely here: this machine lacks {zygote.layers.missing}; "
+                f"completions cannot be run safely here: this machine lacks {self._layers.missing}; "
                 f'to run them nevertheless write task.sandbox = "{ACCEPTED}"'
             )
         probe = Job(zygote, Limits(seconds=20), {"mode": "run", "program": _PROBE}).finish()
         if probe.kind is not Kind.FINISHED or probe.stdout:
             self.close()
             holes = probe.stdout.split() or f"{probe.kind}: {probe.detail}"
-            raise RunError(f"sandbox ({zygote.layers}): a program that tries to get out succeeds: {holes}")
+            raise RunError(f"sandbox ({self._layers}): a program that tries to get out succeeds: {holes}")
+
+
+def _start(without: Collection[str]) -> tuple[Zygote, Layers]:
+    """Start a zygote with the best layers of this machine: its own namespaces, else bubblewrap's, else neither.
+
+    without  layers to leave out, such as "namespaces": how it behaves on a machine that has none
+    Raises RunError if none starts at all.
+    """
+    if not sys.executable:
+        raise RunError("sandbox: this Python does not know its own program (sys.executable is empty)")
+    failures = []
+    for outer in ("namespaces", "bubblewrap", ""):
+        if outer in without or (outer and sys.platform != "linux"):
+            continue
+        if outer == "bubblewrap" and shutil.which("bwrap") is None:
+            continue
+        try:
+            return _started(outer, without)
+        except (PeerLost, OSError) as failure:
+            failures.append(f"{outer or 'plain'}: {failure}")
+    raise RunError(f"sandbox: its process does not start ({'; '.join(failures)})")
+
+
+def _started(outer: str, without: Collection[str]) -> tuple[Zygote, Layers]:
+    """Start a zygote isolated from outside by `outer` -> it, and the layers that it reports.
+
+    Raises PeerLost or OSError if it cannot be started so, or not put the layers in place.
+    """
+    options = {
+        "namespaces": outer == "namespaces",
+        "bubblewrap": outer == "bubblewrap",
+        "landlock": "landlock" not in without,
+        "seccomp": "seccomp" not in without,
+        "root": os.getuid() == 0,
+    }
+    zygote = Zygote(
+        "groupwise.rewards.sandbox.zygote",
+        {"options": options},
+        "sandbox: no process for a program",
+        command=[*(_BUBBLEWRAP if outer == "bubblewrap" else ()), sys.executable, *_FLAGS],
+        path=[ROOT],
+        environment={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"},
+        folder="/",
+    )
+    try:
+        greeting = zygote.receive(_START)
+        if "failed" in greeting:
+            raise PeerLost(greeting["failed"])
+    except BaseException:
+        zygote.close()
+        raise
+    return zygote, Layers(**greeting["layers"])

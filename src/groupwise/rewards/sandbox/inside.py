@@ -1,4 +1,4 @@
-"""What runs in the child. Everything here may be rewritten by the program it runs: nothing here is trusted.
+"""Code that runs in the child. Everything here may be rewritten by the program it runs: nothing here is trusted.
 
 The first frame says what to do:
     {"mode": "run", "program": text}                  as a script; the supervisor reads its output and how it ended
@@ -18,7 +18,7 @@ import types
 from typing import Any, NoReturn
 
 from groupwise.core.channel import pack, unpack
-from groupwise.rewards.sandbox import wire
+from groupwise.core.processes import codec
 
 _CHUNK = 2**16
 #: Whoever calls a function inside a loop (map, zip, filter, all, sum, next) takes these for the loop's end, not for a
@@ -27,11 +27,11 @@ _STEERING = (StopIteration, StopAsyncIteration)
 
 
 class CandidateError(Exception):
-    """What a test sees where the function raised what is none of Python's own, or would steer the test."""
+    """Exception that a test sees where the function's own is none of Python's, or would steer the test."""
 
 
 class Control:
-    """The socket to the supervisor, as frames."""
+    """Socket to the supervisor, as frames."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.buffer = descriptor, bytearray()
@@ -39,7 +39,7 @@ class Control:
         self.raised: tuple[int, BaseException] | None = None  # the last call that raised: its number, and what
 
     def receive(self) -> dict[str, Any]:
-        """The next frame. The process ends where the supervisor is gone."""
+        """Receive the next frame. The process ends where the supervisor is gone."""
         while (message := unpack(self.buffer)) is None:
             chunk = os.read(self.descriptor, _CHUNK)
             if not chunk:
@@ -54,7 +54,7 @@ class Control:
 
 
 def run(descriptor: int) -> NoReturn:
-    """Does what the first frame says and ends the process."""
+    """Do what the first frame says and end the process."""
     control = Control(descriptor)
     first = control.receive()
     random.seed(0)  # a program that draws numbers gets the same score in every run
@@ -68,7 +68,6 @@ def run(descriptor: int) -> NoReturn:
 
 
 def _script(program: str) -> int:
-    """The exit code of a program run as __main__, its buffers flushed and its exit handlers run."""
     code = 0
     try:
         _execute(program, "__main__")
@@ -89,7 +88,6 @@ def _script(program: str) -> int:
 
 
 def _answer(control: Control, first: dict[str, Any]) -> None:
-    """Loads the program, says so, and answers calls until the supervisor has no more."""
     try:
         names = _execute(first["program"], "completion")
     except BaseException as error:
@@ -99,15 +97,15 @@ def _answer(control: Control, first: dict[str, Any]) -> None:
     while True:
         order = control.receive()
         try:
-            args, kwargs = wire.decode(order["args"]), wire.decode(order["kwargs"])
-            reply = {"value": wire.encode(_find(names, order["call"])(*args, **kwargs))}
+            args, kwargs = codec.decode(order["args"]), codec.decode(order["kwargs"])
+            reply = {"value": codec.encode(_find(names, order["call"])(*args, **kwargs))}
         except BaseException as error:
             reply = _failure(error)
         control.send({"nonce": order["nonce"], **reply})
 
 
 def _test(control: Control, first: dict[str, Any]) -> None:
-    """Runs each test in one shared namespace and says which passed, and of each that did not the number of the call
+    """Run each test in one shared namespace and say which passed, and of each that did not the number of the call
     whose exception ended it, None where none did. This process never sees the tested code.
     """
     names = {"__name__": "tests", "__builtins__": builtins, **{n: _proxy(control, n) for n in first["names"]}}
@@ -127,14 +125,13 @@ def _test(control: Control, first: dict[str, Any]) -> None:
 
 
 def _proxy(control: Control, name: str) -> Any:
-    """A function that asks the supervisor for the tested function's answer."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        control.send({"call": name, "args": wire.encode(args), "kwargs": wire.encode(kwargs)})
+        control.send({"call": name, "args": codec.encode(args), "kwargs": codec.encode(kwargs)})
         reply = control.receive()
         number, control.calls = control.calls, control.calls + 1
         if "value" in reply:
-            return wire.decode(reply["value"])
+            return codec.decode(reply["value"])
         error = _exception(reply["error"], reply["traceback"])
         control.raised = number, error
         raise error
@@ -143,7 +140,6 @@ def _proxy(control: Control, name: str) -> Any:
 
 
 def _exception(name: str, words: str) -> BaseException:
-    """What a test sees of an exception of the tested function."""
     kind = getattr(builtins, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)) or issubclass(kind, _STEERING):
         kind = CandidateError
@@ -156,7 +152,7 @@ def _exception(name: str, words: str) -> BaseException:
 
 
 def _execute(program: str, name: str) -> dict[str, Any]:
-    """The namespace of the program after it ran as the module `name`."""
+    """Run the program as the module `name`."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     linecache.cache["<completion>"] = (len(program), None, program.splitlines(True), "<completion>")
@@ -165,7 +161,7 @@ def _execute(program: str, name: str) -> dict[str, Any]:
 
 
 def _find(names: dict[str, Any], path: str) -> Any:
-    """The function by name; `Solution.solve` is a method of a fresh object of the class."""
+    """Find the function by name; `Solution.solve` is a method of a fresh object of the class."""
     first, *rest = path.split(".")
     if first not in names:
         raise NameError(f"name {first!r} is not defined")
@@ -180,7 +176,6 @@ def _failure(error: BaseException) -> dict[str, str]:
 
 
 def _own_traceback(error: BaseException) -> str:
-    """The traceback from the program's own lines on."""
     frames = error.__traceback__
     while frames is not None and not frames.tb_frame.f_code.co_filename.startswith("<"):
         frames = frames.tb_next

@@ -1,17 +1,111 @@
-"""One program in its child, from the supervisor's side: its pipes, its deadline, how it ended."""
+"""One program in its child, from the supervisor's side: its limits, its pipes, its deadline, how it ended."""
 
 import os
 import select
 import signal
 import socket
 import time
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from groupwise.core.channel import FrameError, pack, unpack
 from groupwise.core.peer import PeerLost
 from groupwise.core.processes.children import ending, signal_name
-from groupwise.rewards.sandbox.launch import Zygote
-from groupwise.rewards.sandbox.outcome import REFUSED, Kind, Limits, Outcome
+from groupwise.rewards.zygote import Zygote
+
+REFUSED = 97  # the exit code of a child that could not put a layer in place
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one program.
+
+    seconds  wall time from its start to its last answer; also its processor time, rounded up
+    memory   address space, bytes
+    output   bytes it may write to stdout, and to stderr
+    value    bytes of one value that it returns
+    threads  how many threads it may run at once (1 where the sandbox cannot count them: see Layers)
+    """
+
+    seconds: float = 5.0
+    memory: int = 512 * 2**20
+    output: int = 64 * 2**10
+    value: int = 2**20
+    threads: int = 32
+
+
+class Kind(StrEnum):
+    """How a program ended."""
+
+    FINISHED = "finished"  # by itself, with exit code 0
+    EXCEPTION = "exception"  # by itself, with another exit code: an uncaught exception
+    TIMEOUT = "timeout"  # killed at the deadline
+    MEMORY = "memory"  # it asked for more than its limit, or the system killed it
+    CRASH = "crash"  # killed by a signal that it caused
+    OUTPUT = "output"  # killed because it wrote or returned too much
+    REFUSED = "refused"  # it never ran: a layer of protection could not be put in place
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended, in the words of the supervisor; stdout and stderr are the program's own.
+
+    detail   for a person: the last line of the traceback, the signal, the limit
+    seconds  wall time
+    """
+
+    kind: Kind
+    stdout: str = ""
+    stderr: str = ""
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Which layers of protection are in place, as the zygote reports them after putting them there.
+
+    namespaces  own mount, network, IPC and host-name namespaces, with a root folder that holds Python's library alone
+    bubblewrap  the same made by bwrap, where this process may not make it itself
+    processes   every program is alone in a process namespace of its own
+    landlock    the kernel's Landlock version, 0 where there is none
+    seccomp     a list of the system calls that are allowed
+    user        programs run as a user of their own: under root as an unused number, else in a user namespace
+    """
+
+    namespaces: bool = False
+    bubblewrap: bool = False
+    processes: bool = False
+    landlock: int = 0
+    seccomp: bool = False
+    user: bool = False
+
+    @property
+    def enough(self) -> bool:
+        """True if foreign programs may run: a list of calls, and a file system with nothing in it."""
+        return self.seccomp and (self.namespaces or self.bubblewrap or self.landlock > 0)
+
+    def __str__(self) -> str:
+        outer = "bubblewrap" if self.bubblewrap else "namespaces" if self.namespaces else ""
+        words = [
+            outer and f"no network, empty file system ({outer})",
+            "no other processes" if self.processes else "",
+            f"Landlock {self.landlock}" if self.landlock else "",
+            "seccomp" if self.seccomp else "",
+            "own user" if self.user else "",
+            "resource limits",
+        ]
+        return ", ".join(word for word in words if word)
+
+    @property
+    def missing(self) -> str:
+        """Layers that keep `enough` from being true, in words."""
+        lacks = [] if self.seccomp else ["seccomp (Linux on x86_64 or aarch64)"]
+        if not (self.namespaces or self.bubblewrap or self.landlock):
+            lacks.append("one of: namespaces, bubblewrap (bwrap), Landlock")
+        return " and ".join(lacks)
+
 
 _CHUNK = 2**16
 _PATIENCE = 0.5  # seconds that a program may take to end after it closed its files
@@ -29,7 +123,7 @@ class Job:
         self.begun = time.monotonic()
         self.ends, theirs = _pipes()
         try:
-            self.child = zygote.spawn(limits, theirs)
+            self.child = zygote.spawn(asdict(limits), theirs)
         except BaseException:
             for descriptor in self.ends.values():
                 os.close(descriptor)
@@ -42,7 +136,7 @@ class Job:
         self._send(first)
 
     def exchange(self, message: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Sends the message, if any, and waits for the child's next one. None where none will come."""
+        """Send the message, if any, and wait for the child's next one. None where none will come."""
         if message is not None:
             self._send(message)
         while self.ended is None:
@@ -58,13 +152,13 @@ class Job:
         return None
 
     def finish(self) -> Outcome:
-        """Waits until it ends or its deadline comes, and says how."""
+        """Wait until it ends or its deadline comes, and say how."""
         while self.ended is None and self._pump():
             pass
         return self.stop()
 
     def stop(self) -> Outcome:
-        """Kills what is left of it and says how it ended. Twice says the same."""
+        """Kill what is left of it and say how it ended. Twice says the same."""
         if self.outcome is None:
             for descriptor in self.ends.values():
                 os.close(descriptor)
@@ -83,7 +177,7 @@ class Job:
         self.write["control"] = memoryview(bytes(self.write["control"]) + pack(message))
 
     def _pump(self) -> bool:
-        """Moves what can be moved; False when every pipe from the child is closed. Sets `ended` at a limit."""
+        """Move what can be moved; False when every pipe from the child is closed. Sets `ended` at a limit."""
         if not any(name in self.ends for name in self.read):
             return False
         left = self.begun + self.limits.seconds - time.monotonic()
@@ -126,7 +220,7 @@ class Job:
             del self.read[name][most:]
 
     def _ending(self, code: int, cpu: float, killed: bool, stderr: str) -> tuple[Kind, str]:
-        """What the exit code means. The code is the kernel's word; the texts are the child's and prove nothing."""
+        """Interpret the exit code. The code is the kernel's word; the texts are the child's and prove nothing."""
         last = stderr.rstrip().rpartition("\n")[2][:300]
         if killed:
             return Kind.CRASH, "killed: it closed its files and went on"
@@ -146,7 +240,7 @@ class Job:
 
 
 def _pipes() -> tuple[dict[str, int], list[int]]:
-    """This side's ends by name, not blocking, and the child's in the order stdin, stdout, stderr, control."""
+    """Open this side's ends by name, not blocking, and the child's in the order stdin, stdout, stderr, control."""
     (in_there, in_here), (out_here, out_there), (err_here, err_there) = os.pipe(), os.pipe(), os.pipe()
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ends = {"stdin": in_here, "stdout": out_here, "stderr": err_here, "control": here.detach()}

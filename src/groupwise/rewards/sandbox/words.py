@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from groupwise.core.errors import RunError
+from groupwise.core.processes.codec import NotPlain
 from groupwise.rewards.sandbox.box import Sandbox
+from groupwise.rewards.sandbox.job import Kind
 from groupwise.rewards.sandbox.judge import Failure
-from groupwise.rewards.sandbox.outcome import Kind
-from groupwise.rewards.sandbox.wire import NotPlain
 
 #: Characters of a line at most, and seconds that it may take beyond the program's own.
 LONGEST, MARGIN = 120, 2.0
@@ -85,7 +85,7 @@ except SyntaxError as error:
 
 
 def in_words(box: Sandbox, failure: Failure, program: str, called: Iterable[str]) -> str:
-    """The failure in a line of at most LONGEST characters; `called` are the names that the tests call.
+    """Return the failure in a line of at most LONGEST characters; `called` are the names that the tests call.
 
     Raises RunError where the program never ran because the sandbox could not be put in place around it.
     """
@@ -95,7 +95,11 @@ def in_words(box: Sandbox, failure: Failure, program: str, called: Iterable[str]
         return _KINDS[failure.kind]
     kind = getattr(builtins, failure.error, None)
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-        return _KINDS[failure.kind] if failure.kind else _not_pythons(failure.error)
+        if failure.kind:
+            return _KINDS[failure.kind]
+        if failure.error == NotPlain.__name__:
+            return f"{WRONG_ANSWER}: no plain value"
+        return "an exception of its own" if failure.error else WRONG_ANSWER
     if issubclass(kind, MemoryError):
         return _KINDS[Kind.MEMORY]
     if issubclass(kind, SyntaxError):
@@ -106,15 +110,8 @@ def in_words(box: Sandbox, failure: Failure, program: str, called: Iterable[str]
     return _cut(f"{failure.error}: {shown}" if shown else failure.error)
 
 
-def _not_pythons(error: str) -> str:
-    """Say how a call ended that was answered with a value, or with an exception that Python does not have."""
-    if error == NotPlain.__name__:
-        return f"{WRONG_ANSWER}: no plain value"
-    return "an exception of its own" if error else WRONG_ANSWER
-
-
 def _pythons(message: str, known: set[str]) -> str:
-    """The part of a message that is Python's own and names nothing but what is known; "" where there is none."""
+    """Return the part of a message that is Python's own and names nothing but what is known; "" where there is none."""
     for match in filter(None, (pattern.fullmatch(message) for pattern in _PATTERNS)):
         shown, *names = match.groups()
         if known.issuperset(part for name in names for part in name.split(".")):
@@ -123,7 +120,6 @@ def _pythons(message: str, known: set[str]) -> str:
 
 
 def _syntax(box: Sandbox, program: str) -> str:
-    """What is wrong with the program's syntax; "" where nothing is, or nothing can be said."""
     outcome = box.run(_COMPILES.format(program=program), limits=replace(box.limits, seconds=MARGIN))
     lines = outcome.stdout.splitlines()
     if outcome.kind is not Kind.FINISHED or len(lines) != 3:

@@ -12,15 +12,24 @@ from typing import Protocol
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Starting
 from groupwise.rewards.verifiers.choice import Choice
-from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
-from groupwise.rewards.verifiers.kinds.reading import read as read_answer
-from groupwise.rewards.verifiers.marks import BRACE, Claim, boxed, claims, spoken
+from groupwise.rewards.verifiers.kinds import Answer, Kind
+from groupwise.rewards.verifiers.marks import (
+    BRACE,
+    LONGEST_CLAIM,
+    SPAN,
+    Claim,
+    boxed,
+    claims,
+    denied,
+    spoken,
+    statement,
+)
 from groupwise.rewards.verifiers.numerals import close, read
+from groupwise.rewards.verifiers.reading import read as read_answer
 from groupwise.rewards.verifiers.same import Ask, Judge
 from groupwise.rewards.verifiers.spelling import untypeset
 from groupwise.rewards.verifiers.stated import claimed, ending, signed
-from groupwise.rewards.verifiers.verify import Guard, Tally
-from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SPAN, denied, statement
+from groupwise.rewards.verifiers.symbolic import Guard, Tally
 
 _LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt|infty)[A-Za-z]{4,}")
 #: Words that a sentence has and an answer in words does not.
@@ -134,11 +143,11 @@ class Math:
         _fraction(self.tolerance)
         if not self.deadline > 0:
             raise UsageError(f"deadline must be above 0 seconds, not {self.deadline}")
-        object.__setattr__(self, "_guard", Guard(self.deadline))
+        object.__setattr__(self, "_guard", Guard())
 
     @property
     def tally(self) -> Tally:
-        """The questions to the child that had no answer so far, in this process."""
+        """Count of the questions to the child that had no answer so far, in this process."""
         return self._guard.tally
 
     def start(self) -> None:
@@ -301,7 +310,6 @@ def _unwrapped(claim: str) -> tuple[str, ...]:
 
 
 def _level(text: str) -> bool:
-    """Tell whether braces open before they close, and all close."""
     depths = list(accumulate(1 if brace == "{" else -1 for brace in BRACE.findall(text)))
     return min(depths, default=0) >= 0 and depths[-1:] in ([], [0])
 

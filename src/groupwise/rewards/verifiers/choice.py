@@ -1,13 +1,12 @@
-"""The checker of multiple choice: a completion names the letter of the right option, and no other."""
+"""Checker of multiple choice: a completion names the letter of the right option, and no other."""
 
 import re
 from dataclasses import dataclass
 from string import ascii_uppercase
 
 from groupwise.core.errors import UsageError
-from groupwise.rewards.verifiers.marks import Claim, by_marker, spoken
+from groupwise.rewards.verifiers.marks import SAYS_NOTHING, Claim, by_marker, spoken
 from groupwise.rewards.verifiers.spelling import untypeset
-from groupwise.rewards.verifiers.wording import SAYS_NOTHING
 
 
 @dataclass(frozen=True)
@@ -97,18 +96,17 @@ class Choice:
 
     @property
     def _letter(self) -> str:
-        """The pattern of a letter, in brackets or not; an article or a pronoun (`A dog`, `I think`) is none."""
+        """Pattern of a letter, in brackets or not; an article or a pronoun (`A dog`, `I think`) is none."""
         return rf"\(?([{self.letters}])\)?(?![\w'+#])(?!(?<=[AI])\s+(?!or\b|and\b|is\b)[a-z])"
 
     @property
     def _several(self) -> str:
-        """The pattern of one letter or more, with commas or words between them."""
+        """Pattern of one letter or more, with commas or words between them."""
         one = rf"\(?[{self.letters}]\)?(?![\w'+#])"
         return rf"({one}(?:(?:\s*[,/]\s*|\s*(?:,\s*)?(?:or|and)\s+|(?<=\))\s*(?=\()){one}){{0,9}})"
 
 
 def _denied(plain: str, at: int) -> bool:
-    """Tell whether the words in front of a letter deny it."""
     return _DENIED.search(plain, max(0, at - 60), at) is not None
 
 

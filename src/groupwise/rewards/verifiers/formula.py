@@ -280,7 +280,6 @@ def _bounded(value: Any, largest: int) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """Return the power if it has not too many digits. Raises Unread."""
     return base ** _bounded(exponent, _BITS / _bits(base))
 
 

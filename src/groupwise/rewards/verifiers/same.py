@@ -8,11 +8,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import product
 
-from groupwise.rewards.verifiers.kinds.answer import Answer, Kind
-from groupwise.rewards.verifiers.kinds.sets import as_interval
+from groupwise.rewards.verifiers.kinds import Answer, Kind
 from groupwise.rewards.verifiers.numerals import close
+from groupwise.rewards.verifiers.several import as_interval
 
 #: (question of `symbolic`, texts) -> its answer.
 Ask = Callable[..., bool | int]
@@ -34,8 +33,10 @@ class Judge:
         gold = replace(gold, parts=()) if gold.one_value else gold
         if gold.one_value and gold.mark and claim.mark and gold.mark != claim.mark:
             return False
-        if claim.one_value and claim.parts:
-            return self._rounded(gold, claim)
+        if claim.one_value and claim.parts:  # an exact value, and its decimals behind it, which must fit
+            exact, decimals = replace(claim, parts=()), claim.parts[0]
+            counts = decimals if gold.number is not None and _decimal(gold.number) else exact
+            return bool(self.ask("near", _text(exact), _text(decimals))) and self.same(gold, counts)
         if Kind.LETTER in (gold.kind, claim.kind):
             return self._options(gold, claim)
         if gold.name and claim.name and gold.name != claim.name and claim.kind is not Kind.EQUATION:
@@ -44,8 +45,66 @@ class Judge:
             return True
         if gold.one_value and claim.one_value:
             return self._values(gold, claim)
-        compare = _COMPARE.get((gold.kind, claim.kind))
-        return compare is not None and compare(self, gold, claim)
+        return self._by_kind(gold, claim)
+
+    def _by_kind(self, gold: Answer, claim: Answer) -> bool:
+        """Compare two kinds of more than one value, or two of which one says more than the other."""
+        match gold.kind, claim.kind:
+            case Kind.EQUATION, Kind.EQUATION | Kind.EXPRESSION | Kind.NUMBER:
+                return self._equations(gold, claim)
+            case (
+                Kind.EXPRESSION,
+                Kind.EQUATION,
+            ):  # `y = 2x` is the formula 2x that is asked for, not the reverse
+                named = claim.name and not gold.name and self.same(gold, replace(claim.parts[1], name=""))
+                return bool(named) or self._equations(gold, claim)
+            case Kind.INEQUALITY, Kind.INEQUALITY:
+                sides = map(_text, (*gold.parts, *claim.parts))
+                return gold.mark == claim.mark and self.ask("multiple", *sides) == 1
+            case Kind.INTERVAL, Kind.INTERVAL | Kind.TUPLE:
+                return self._intervals(gold, claim)
+            case Kind.UNION, Kind.UNION:
+                return self._in_any_order(gold.parts, claim.parts)
+            case Kind.SET | Kind.LIST, Kind.SET | Kind.LIST:
+                return self._listed(gold, claim)
+            case (Kind.TUPLE, Kind.TUPLE) | (Kind.MATRIX, Kind.MATRIX):
+                return gold.mark == claim.mark and self.in_order(gold.parts, claim.parts)
+            case (Kind.TUPLE, Kind.LIST) | (Kind.LIST, Kind.TUPLE):
+                return self._named_entries(gold, claim)
+            case (Kind.MATRIX, Kind.TUPLE) | (Kind.TUPLE, Kind.MATRIX):
+                return self._column(gold, claim)
+            case Kind.NUMBER | Kind.EXPRESSION, Kind.SET:  # `x = 5` is the set of solutions {5}
+                unknown = re.fullmatch("[a-z]", gold.name) is not None
+                return unknown and len(claim.parts) == 1 and self.same(gold, claim.parts[0])
+        return self._numbers(gold, claim)
+
+    def _numbers(self, gold: Answer, claim: Answer) -> bool:
+        """Compare numbers with a modulus, a base, several units, and ratios and times."""
+        match gold.kind, claim.kind:
+            case Kind.CONGRUENCE, Kind.CONGRUENCE:
+                return self._congruences(gold, claim)
+            case Kind.CONGRUENCE, Kind.NUMBER:  # the residue alone, where no unknown is named
+                return not gold.name and self.same(gold.parts[0], claim)
+            case Kind.NUMBER, Kind.CONGRUENCE:
+                return not claim.name and self.same(gold, claim.parts[0])
+            case Kind.BASE, Kind.NUMBER | Kind.FORMULA | Kind.EXPRESSION:  # the digits without their base
+                return gold.parts[0].letters == claim.letters and not claim.name
+            case Kind.NUMBER, Kind.BASE:
+                return claim.mark == "10" and self.same(gold, claim.parts[0])
+            case Kind.RATIO, Kind.RATIO | Kind.TIME:
+                return self._ratios(gold, claim)
+            case Kind.RATIO, Kind.NUMBER:  # the quotient of two
+                numbers = [part.number for part in gold.parts]
+                return len(numbers) == 2 and bool(numbers[1]) and numbers[0] == (claim.number or 0) * numbers[1]
+            case Kind.MEASURES | Kind.NUMBER, Kind.MEASURES | Kind.NUMBER:
+                if gold.number is None or claim.number is None or gold.unit is None or claim.unit is None:
+                    return False
+                same = gold.number * gold.unit.size == claim.number * claim.unit.size
+                return same and gold.unit.measures == claim.unit.measures
+            case Kind.TIME, Kind.TIME if claim.mark and not gold.mark:  # which half of the day is not asked
+                hours = [int(one.letters[:2]) % 12 for one in (gold, claim)]
+                return hours[0] == hours[1] and gold.letters[2:] == claim.letters[2:]
+        return False
 
     def _values(self, gold: Answer, claim: Answer) -> bool:
         if gold.words and claim.words and not (gold.words <= claim.words or claim.words <= gold.words):
@@ -63,26 +122,10 @@ class Judge:
             return close(claim.number * other, gold.number * one, self.tolerance)
         return one == other and bool(self.ask("value", _text(gold), _text(claim)))
 
-    def _rounded(self, gold: Answer, claim: Answer) -> bool:
-        """Compare an exact value with its decimals behind it, which count where the gold answer has decimals, and must
-        fit.
-        """
-        exact, decimals = replace(claim, parts=()), claim.parts[0]
-        if not self.ask("near", _text(exact), _text(decimals)):
-            return False
-        return self.same(gold, decimals if gold.number is not None and _decimal(gold.number) else exact)
-
     def _equations(self, gold: Answer, claim: Answer) -> bool:
         """Compare equations: both sides of one are those of the other, times a number, or moved over."""
         one, other = _sides(gold), _sides(claim)
         return bool(one and other and self.ask("multiple", *one, *other))
-
-    def _named(self, gold: Answer, claim: Answer) -> bool:
-        """Compare `y = 2x` with the formula 2x that is asked for; not the other way round."""
-        return bool(claim.name) and not gold.name and self.same(gold, replace(claim.parts[1], name=""))
-
-    def _inequalities(self, gold: Answer, claim: Answer) -> bool:
-        return gold.mark == claim.mark and self.ask("multiple", *map(_text, gold.parts), *map(_text, claim.parts)) == 1
 
     def _intervals(self, gold: Answer, claim: Answer) -> bool:
         """Compare ends and brackets; a pair in round brackets may be one where the gold answer surely is."""
@@ -104,9 +147,6 @@ class Judge:
         if Kind.SET in (gold.kind, claim.kind) and not gold.mark and not claim.mark:
             return self._each_in(gold.parts, claim.parts) and self._each_in(claim.parts, gold.parts)
         return self._in_any_order(gold.parts, claim.parts)
-
-    def _tuples(self, gold: Answer, claim: Answer) -> bool:
-        return gold.mark == claim.mark and self.in_order(gold.parts, claim.parts)
 
     def _named_entries(self, gold: Answer, claim: Answer) -> bool:
         """Compare `(3, -2)` and `x = 3, y = -2`: entries in the order of the names, or of letters where it has none."""
@@ -136,44 +176,12 @@ class Judge:
         residues = [{number % int(gold.mark) for number in some if number is not None} for some in (one, other)]
         return residues[0] == residues[1]
 
-    def _residue(self, gold: Answer, claim: Answer) -> bool:
-        """Accept the residue alone if the gold answer names no unknown, or with its modulus if the gold answer has
-        none.
-        """
-        if claim.kind is Kind.CONGRUENCE:
-            return not claim.name and self.same(gold, claim.parts[0])
-        return not gold.name and self.same(gold.parts[0], claim)
-
-    def _bases(self, gold: Answer, claim: Answer) -> bool:
-        """Accept the digits without their base; or a number in base ten."""
-        if claim.kind is Kind.BASE:
-            return claim.mark == "10" and self.same(gold, claim.parts[0])
-        return gold.parts[0].letters == claim.letters and not claim.name
-
     def _ratios(self, gold: Answer, claim: Answer) -> bool:
         numbers = [[part.number for part in one.parts] for one in (gold, claim)]
         one, other = ([number for number in row if number] for row in numbers)
         if len(one) != len(gold.parts) or len(other) != len(claim.parts) or len(one) != len(other):
             return self.in_order(gold.parts, claim.parts)
         return all(a * other[0] == b * one[0] for a, b in zip(one, other, strict=True))
-
-    def _quotient(self, gold: Answer, claim: Answer) -> bool:
-        """Compare a ratio of two numbers with their quotient."""
-        numbers = [part.number for part in gold.parts]
-        return len(numbers) == 2 and bool(numbers[1]) and numbers[0] == (claim.number or 0) * numbers[1]
-
-    def _measures(self, gold: Answer, claim: Answer) -> bool:
-        if gold.number is None or claim.number is None or gold.unit is None or claim.unit is None:
-            return False
-        same = gold.number * gold.unit.size == claim.number * claim.unit.size
-        return same and gold.unit.measures == claim.unit.measures
-
-    def _times(self, gold: Answer, claim: Answer) -> bool:
-        """Compare times that say not both which half of the day: if the gold answer says none, either is right."""
-        if gold.mark or not claim.mark:
-            return False
-        hours = [int(one.letters[:2]) % 12 for one in (gold, claim)]
-        return hours[0] == hours[1] and gold.letters[2:] == claim.letters[2:]
 
     def _options(self, gold: Answer, claim: Answer) -> bool:
         """Compare a letter with a letter; what stands behind it, with an answer that has none."""
@@ -184,11 +192,6 @@ class Judge:
         if not option.parts:
             return other.letters == option.letters and not other.name
         return self.same(option.parts[0], other) if option is gold else self.same(other, option.parts[0])
-
-    def _one_solution(self, gold: Answer, claim: Answer) -> bool:
-        """Compare `x = 5` with the set of solutions {5}."""
-        unknown = re.fullmatch("[a-z]", gold.name) is not None
-        return unknown and len(claim.parts) == 1 and self.same(gold, claim.parts[0])
 
     def in_order(self, gold: Sequence[Answer], claim: Sequence[Answer]) -> bool:
         """Tell whether each entry is the gold one at its place."""
@@ -228,31 +231,6 @@ def _decimal(number: Fraction) -> bool:
 
 
 def _sides(answer: Answer) -> tuple[str, str] | None:
-    """Return the two sides of an equation, or a name and its value."""
     if answer.kind is Kind.EQUATION:
         return _text(answer.parts[0]), _text(answer.parts[1])
     return (answer.name, _text(answer)) if answer.name and answer.one_value else None
-
-
-_K = Kind
-_COMPARE: dict[tuple[Kind, Kind], Callable[[Judge, Answer, Answer], bool]] = {
-    **dict.fromkeys(product([_K.EQUATION], [_K.EQUATION, _K.EXPRESSION, _K.NUMBER]), Judge._equations),
-    (_K.EXPRESSION, _K.EQUATION): lambda judge, gold, claim: judge._named(gold, claim) or judge._equations(gold, claim),
-    (_K.INEQUALITY, _K.INEQUALITY): Judge._inequalities,
-    **dict.fromkeys(product([_K.INTERVAL], [_K.INTERVAL, _K.TUPLE]), Judge._intervals),
-    (_K.UNION, _K.UNION): lambda judge, gold, claim: judge._in_any_order(gold.parts, claim.parts),
-    **dict.fromkeys(product([_K.SET, _K.LIST], [_K.SET, _K.LIST]), Judge._listed),
-    **dict.fromkeys([(_K.TUPLE, _K.TUPLE), (_K.MATRIX, _K.MATRIX)], Judge._tuples),
-    **dict.fromkeys([(_K.TUPLE, _K.LIST), (_K.LIST, _K.TUPLE)], Judge._named_entries),
-    **dict.fromkeys([(_K.MATRIX, _K.TUPLE), (_K.TUPLE, _K.MATRIX)], Judge._column),
-    (_K.CONGRUENCE, _K.CONGRUENCE): Judge._congruences,
-    **dict.fromkeys([(_K.CONGRUENCE, _K.NUMBER), (_K.NUMBER, _K.CONGRUENCE)], Judge._residue),
-    **dict.fromkeys(product([_K.BASE], [_K.NUMBER, _K.FORMULA, _K.EXPRESSION]), Judge._bases),
-    (_K.NUMBER, _K.BASE): Judge._bases,
-    **dict.fromkeys(product([_K.RATIO], [_K.RATIO, _K.TIME]), Judge._ratios),
-    (_K.RATIO, _K.NUMBER): Judge._quotient,
-    (_K.MEASURES, _K.MEASURES): Judge._measures,
-    **dict.fromkeys([(_K.MEASURES, _K.NUMBER), (_K.NUMBER, _K.MEASURES)], Judge._measures),
-    (_K.TIME, _K.TIME): Judge._times,
-    **dict.fromkeys(product([_K.NUMBER, _K.EXPRESSION], [_K.SET]), Judge._one_solution),
-}

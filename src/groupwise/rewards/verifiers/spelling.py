@@ -194,7 +194,6 @@ def untypeset(text: str) -> str:
 
 
 def _text(match: re.Match[str]) -> str:
-    """Keep words as words: `\\text{...}`, one blank between them."""
     return rf" \text{{{' '.join(match.group(1).replace('~', ' ').split())}}} "
 
 

@@ -1,17 +1,17 @@
-"""The number that a text states in words (rules 3 and 4 of docs/answers.md, "Where the final answer is")."""
+"""Number that a text states in words (rules 3 and 4 of docs/answers.md, "Where the final answer is")."""
 
 import re
 from fractions import Fraction
 from itertools import islice, pairwise
 
+from groupwise.rewards.verifiers.marks import LONGEST_CLAIM, SAYS_NOTHING, SENTENCE, backwards, denied
 from groupwise.rewards.verifiers.numerals import SIZES, Number, clean, read, scan
 from groupwise.rewards.verifiers.units import unit
-from groupwise.rewards.verifiers.wording import LONGEST_CLAIM, SAYS_NOTHING, SENTENCE, backwards, denied
 
 #: Characters at the end of an unmarked completion that are read.
 LONGEST_ENDING = 4_000
 _SIGN = re.compile(r"(?<![\d)]\s)(?<!\b[A-Za-z]\s)\b(?:minus|negative)\s+(?=[$€£]?\.?\d)", re.IGNORECASE)
-_CLAUSE = re.compile(r"\n|(?<=[.!?])\s+|[,;]\s+|\bor\b|\band\b", re.IGNORECASE)
+CLAUSE = re.compile(r"\n|(?<=[.!?])\s+|[,;]\s+|\bor\b|\band\b", re.IGNORECASE)
 #: In brackets behind a number: a factor.
 _SIZES = rf"(?:{'|'.join(SIZES)})s?\)"
 _ASIDE = re.compile(
@@ -206,7 +206,7 @@ def _calculates(text: str, pick: Number) -> bool:
 
 def _repeats(text: str) -> bool:
     """Tell whether the last two clauses with a number say the same of two different ones. A calculation is no guess."""
-    clauses = list(islice(filter(_NUMERAL.search, backwards(_CLAUSE, text)), 2))[::-1]
+    clauses = list(islice(filter(_NUMERAL.search, backwards(CLAUSE, text)), 2))[::-1]
     if len(clauses) < 2 or any(re.search(r"\d[^=]*=", clause) for clause in clauses):
         return False
     shapes = [" ".join(re.findall(r"\w+|#", _NUMERAL.sub("#", clause.lower()))) for clause in clauses]

@@ -1,6 +1,6 @@
 """The task `code`: completions are programs, run in the sandbox and judged by tests.
 
-Problems come from a JSONL file (one object a line: a prompt, its tests in a form of sandbox.cases, optionally an entry
+Problems come from a JSONL file (one object a line: a prompt, its tests in a form of sandbox.judge, optionally an entry
 point, a solution, and a prefix that is put before the completion); without a file they are the small functions of
 `generated`, which a tiny policy can learn to write.
 """
@@ -17,7 +17,7 @@ from groupwise.core.files.json_text import encoded
 from groupwise.core.files.paths import location, require_regular
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration, Starting
-from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, cases, judge, words
+from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, judge, words
 from groupwise.rewards.sandbox.judge import MARGIN, Failure, Test
 from groupwise.tasks.code import generated
 from groupwise.tasks.data.formats import JsonLines
@@ -137,7 +137,7 @@ class Code(SentAsSettings):
         """Return the program of a completion, its tests and why each of them failed."""
         extra = sample.extra
         entry = str(extra.get("entry_point", ""))
-        program, tests = assemble(completion, str(extra.get("prefix", "")), entry), cases.parse(extra["tests"], entry)
+        program, tests = assemble(completion, str(extra.get("prefix", "")), entry), judge.parse(extra["tests"], entry)
         return program, tests, judge.failures(self._box, program, tests, every=self.partial)
 
     def _worth(self, results: Sequence[Failure | None]) -> float:
@@ -190,7 +190,7 @@ class Code(SentAsSettings):
             if not isinstance(text, str):
                 raise UsageError(f"{where}: {column} must be text, not {text!r:.80}")
         try:
-            cases.parse(tests, entry_point)
+            judge.parse(tests, entry_point)
         except (ValueError, RecursionError, MemoryError) as error:  # the last two from Python's parser
             raise UsageError(f"{where}: {self.tests}: {one_line(error)}") from None
         solution = str(row.get(self.solution) or "")

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 
-from groupwise.rewards.sandbox import Layers, Limits, Outcome, Sandbox, judge, wire
+from groupwise.core.processes import codec
+from groupwise.rewards.sandbox import Layers, Limits, Outcome, Sandbox, judge
 
 HERE = Path(__file__).parent
 MODES = {"namespaces": (), "bubblewrap": ("namespaces",), "landlock": ("namespaces", "bubblewrap")}
@@ -151,7 +152,7 @@ def grading_faults(box: Sandbox, case: Case, outside: Outside) -> list[str]:
 def honest_faults(box: Sandbox, case: Case) -> list[str]:
     """Judges the honest program in all three ways, of which it must pass each."""
     ways = {
-        "calls": (case.text, judge.Call("f", wire.encode([2]), wire.encode({}), 42)),
+        "calls": (case.text, judge.Call("f", codec.encode([2]), codec.encode({}), 42)),
         "asserts": (case.text, judge.Asserts(("assert f(2) == 42",), ("f",))),
         "output": (case.text + "\nprint(f(2))", judge.Stdio("", "42")),
     }

@@ -1,12 +1,53 @@
-"""A door at which strangers may connect: whoever has not said who they are takes little room, and ends nothing."""
+"""Connections of other machines: how an address is written, and a door at which strangers may connect."""
 
 import contextlib
 import errno
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+#: This machine alone.
+LOOPBACK = "127.0.0.1"
+
+
+class Address(NamedTuple):
+    """A host, by name or number, and a port.
+
+    >>> Address.of("gpu-3:7001"), str(Address.of("[::1]:7001")), Address.of("7001").host
+    (Address(host='gpu-3', port=7001), '[::1]:7001', '127.0.0.1')
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, text: str) -> "Address":
+        """Read "HOST:PORT", or a port of this machine. Raises ValueError for another form."""
+        whole = re.fullmatch(r"(?:(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/@\[\]]+)):)?(\d{1,5})", text)
+        if whole is None or not int(whole[3]) < 2**16:
+            raise ValueError("an address is HOST:PORT, such as 127.0.0.1:7001")
+        return cls(whole[1] or whole[2] or LOOPBACK, int(whole[3]))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """Family of the host's address: IPv6 if it is a number of that kind."""
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Set a connection so that a machine which is gone is known to be within two minutes, and nothing waits to go."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, option):  # not every system can be told
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
 
 T = TypeVar("T")
 
@@ -37,7 +78,7 @@ class Door:
         self._waiting: dict[socket.socket, None] = {}  # the oldest first
 
     def serve(self) -> None:
-        """Until the socket is closed, from another thread or by an interrupt."""
+        """Accept until the socket is closed, from another thread or by an interrupt."""
         while True:
             try:
                 connection, peer = self._listening.accept()
@@ -57,7 +98,7 @@ class Door:
                 connection.close()
 
     def close(self) -> None:
-        """Nobody is accepted any more. Again does nothing."""
+        """Accept nobody any more. Again does nothing."""
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -72,7 +113,7 @@ class Door:
             self._met(who, connection, (peer[0], peer[1]))
 
     def _send_oldest_away(self, most: int) -> None:
-        """Until `most` are waiting. Their threads see the end of the connection, and close it."""
+        """Send the oldest away until `most` are waiting. Their threads see the end of the connection, and close it."""
         with self._lock:
             while len(self._waiting) > most:
                 oldest = next(iter(self._waiting))

@@ -1,12 +1,77 @@
-"""One value: a name, an expression with its unit, or words."""
+"""Kinds of answers, and the readers of one value: a name, an expression with its unit, or words."""
 
 import re
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fractions import Fraction
 
 from groupwise.rewards.verifiers import formula
-from groupwise.rewards.verifiers.kinds.answer import Answer, Kind, Read
 from groupwise.rewards.verifiers.numerals import is_name, is_unit, measure
-from groupwise.rewards.verifiers.units import unit
+from groupwise.rewards.verifiers.units import Unit, unit
+
+
+class Kind(StrEnum):
+    """Kinds of answers."""
+
+    NUMBER = "number"
+    EXPRESSION = "expression"
+    EQUATION = "equation"
+    INEQUALITY = "inequality"
+    INTERVAL = "interval"
+    UNION = "union of intervals"
+    SET = "set"
+    LIST = "list"
+    TUPLE = "tuple"
+    MATRIX = "matrix"
+    RATIO = "ratio"
+    MEASURES = "quantity of two units"
+    TIME = "time of day"
+    CONGRUENCE = "congruence"
+    BASE = "number in a base"
+    LETTER = "letter of an option"
+    TEXT = "words"
+    FORMULA = "formula"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer that was read.
+
+    kind     what it is
+    letters  its text in the one spelling, part by part; "" where its parts say it all
+    name     what stands before its equals sign; "" where nothing does
+    parts    its entries, its two sides, or what stands behind an option's letter
+    mark     what else tells it from others of its kind: brackets, a relation's sign, the modulus, base or letter
+    number   its value where it is a plain number
+    words    what is said behind a number and is no known unit
+    unit     of a number or an expression, None where it has none or it is not known
+    """
+
+    kind: Kind
+    letters: str = ""
+    name: str = ""
+    parts: tuple["Answer", ...] = ()
+    mark: str = ""
+    number: Fraction | None = None
+    unit: Unit | None = None
+    words: frozenset[str] = frozenset()
+
+    @property
+    def one_value(self) -> bool:
+        """True if it is one number or one expression."""
+        return self.kind in (Kind.NUMBER, Kind.EXPRESSION)
+
+    @property
+    def infinite(self) -> int:
+        """Sign of infinity, 1 or -1, if it is that; else 0."""
+        return {"\\infty": 1, "+ \\infty": 1, "- \\infty": -1}.get(self.letters, 0)
+
+
+#: The reader of the parts of an answer.
+Read = Callable[[str], Answer]
+INFINITE = (Answer(Kind.EXPRESSION, "- \\infty"), Answer(Kind.EXPRESSION, "\\infty"))
+
 
 _SENTENCE = re.compile(r"[A-Za-z0-9 ,.'\-?!()&/\u00c0-\uffff]+")
 

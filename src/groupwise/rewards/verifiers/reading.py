@@ -1,4 +1,4 @@
-"""The reader of answers: a text's kind and parts.
+"""Reader of answers: a text's kind and parts.
 
     text -> `spelled` -> `read` -> Answer(kind, parts) -> `same.Judge` -> right or wrong
 
@@ -11,13 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from groupwise.rewards.verifiers import formula
-from groupwise.rewards.verifiers.kinds import many, sets, values
-from groupwise.rewards.verifiers.kinds.answer import INFINITE, Answer, Kind, Read
-from groupwise.rewards.verifiers.kinds.many import split
-from groupwise.rewards.verifiers.kinds.sets import all_but, as_interval
-from groupwise.rewards.verifiers.kinds.values import is_closed, is_constant, name_of, part_of
+from groupwise.rewards.verifiers import formula, kinds, several
+from groupwise.rewards.verifiers.kinds import INFINITE, Answer, Kind, Read, is_closed, is_constant, name_of, part_of
 from groupwise.rewards.verifiers.numerals import measure
+from groupwise.rewards.verifiers.several import all_but, as_interval, split
 from groupwise.rewards.verifiers.spelling import outer, spelled
 
 
@@ -34,7 +31,7 @@ def read(text: str) -> Answer:
         return said
     measured = measure(text)
     if measured is not None:
-        name = values.name_of(spelled(outer(text)).rpartition("=")[0]) if measured.name else ""
+        name = kinds.name_of(spelled(outer(text)).rpartition("=")[0]) if measured.name else ""
         letters = (
             str(measured.value)
             if measured.unit is None and not measured.words
@@ -207,7 +204,9 @@ def _equation(sides: list[str], read: Read) -> Answer | None:
         derived = re.match(r"\\frac \{ d (?:\^ \{ \d \} )?([a-z])", name)
         if derived and derived.group(1) in value.letters.split():
             return None
-        if name in ("x", "y", "z") and _curve(name, value):
+        coordinates = {"x", "y", "z"}
+        others = (coordinates - {name}) & set(value.letters.split())
+        if name in coordinates and value.one_value and others:  # `y = 2x + 1` is an equation, no value with a name
             return Answer(Kind.EQUATION, name=name, parts=(read(left), value), mark="=")
         if value.kind in (Kind.EQUATION, Kind.INEQUALITY):
             return None
@@ -216,11 +215,6 @@ def _equation(sides: list[str], read: Read) -> Answer | None:
         return None
     parts = part_of(left, read), part_of(right, read)
     return Answer(Kind.EQUATION, parts=parts, mark="=") if all(part.one_value for part in parts) else None
-
-
-def _curve(name: str, value: Answer) -> bool:
-    """Tell whether `y = 2x + 1` relates the coordinates x, y, z: then it is an equation, and no value with a name."""
-    return value.one_value and not ({"x", "y", "z"} - {name}).isdisjoint(value.letters.split())
 
 
 def _chain(sides: list[str], signs: list[str], read: Read) -> Answer | None:
@@ -255,14 +249,14 @@ _READERS: tuple[Callable[[str, Read], Answer | None], ...] = (
     time_of_day,
     congruence,
     in_a_base,
-    sets.set_of,
-    sets.matrix,
-    many.side_by_side,
-    sets.union,
-    many.entries_of,
+    several.set_of,
+    several.matrix,
+    several.side_by_side,
+    several.union,
+    several.entries_of,
     relation,
-    sets.tuple_of,
-    many.ratio,
-    values.expression,
-    values.words_of,
+    several.tuple_of,
+    several.ratio,
+    kinds.expression,
+    kinds.words_of,
 )

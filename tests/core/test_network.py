@@ -12,8 +12,8 @@ from contextlib import suppress
 import pytest
 
 from groupwise.core.channel import Channel, FrameError, pack
-from groupwise.core.processes import door as doors
-from groupwise.core.processes.door import Door
+from groupwise.core.processes import network
+from groupwise.core.processes.network import Door
 
 
 def known(connection: socket.socket) -> str | None:
@@ -51,7 +51,7 @@ def is_served(connection: socket.socket) -> bool:
 
 
 def test_many_that_wait_keep_nobody_out_and_the_oldest_go(place: tuple[str, int]) -> None:
-    idle = [socket.create_connection(place, timeout=5) for _ in range(doors.WAITING + 20)]
+    idle = [socket.create_connection(place, timeout=5) for _ in range(network.WAITING + 20)]
     with socket.create_connection(place, timeout=5) as real:
         assert is_served(real)
     assert [connection.recv(1) for connection in idle[:20]] == [b""] * 20
@@ -70,7 +70,7 @@ def test_a_lack_of_descriptors_is_no_end(place: tuple[str, int]) -> None:
                 held.append(os.dup(0))
         for connection in made:
             connection.connect(place)
-        made[-1].settimeout(4 * doors.PAUSE)
+        made[-1].settimeout(4 * network.PAUSE)
         with pytest.raises(TimeoutError):
             made[-1].recv(1)
     finally:

@@ -12,7 +12,7 @@ from groupwise.core.channel import Channel, pack
 from groupwise.core.environment import Conversation
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Attempt, Sample
-from groupwise.rewards.pool.given import Given, packed
+from groupwise.rewards.pool.work import Given, packed
 
 MESSAGES = ({"role": "user", "content": "1 + 1?", "parts": [{"a": None}]},)
 FULL = Sample("k", "p\ud800", "2", {"pair": (1, [2.5])}, "web", MESSAGES, ({"name": "f"},), "hard", 2**62, ([1],))
