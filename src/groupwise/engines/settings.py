@@ -9,10 +9,8 @@ from pydantic_core import PydanticCustomError
 
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Changeable, Location, Settings
-from groupwise.engines.address import AddressText, addresses_of, connect
-from groupwise.engines.kind import EngineKind
-from groupwise.engines.kinds import KINDS
-from groupwise.engines.local import LOCAL
+from groupwise.engines.kinds import KINDS, LOCAL, EngineKind
+from groupwise.engines.outside.connection import AddressText, addresses_of, connect
 from groupwise.models.precision import WeightPrecision
 
 #: Where an engine lives.
@@ -69,7 +67,7 @@ class EngineSettings(Settings):
 
     @property
     def kind(self) -> EngineKind:
-        """What is known of the engine."""
+        """The row of the engine in the table of kinds."""
         return KINDS[self.name]
 
     @property

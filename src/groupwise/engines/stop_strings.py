@@ -74,7 +74,6 @@ def require_spelled(policy: Policy, texts: Sequence[str]) -> None:
 
 
 def _common(one: str, other: str) -> int:
-    """Tell how many characters both begin with."""
     places = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in places if a != b), min(len(one), len(other)))
 

@@ -27,11 +27,10 @@ from groupwise.commands.train.train import resume
 from groupwise.core.channel import pack
 from groupwise.core.engine import Finished, Request
 from groupwise.core.errors import RunError, UsageError
-from groupwise.engines import address as addresses
-from groupwise.engines.address import GREETING, Address, connect
 from groupwise.engines.make import make_engine
 from groupwise.engines.outside import connection as connections
 from groupwise.engines.outside import wire
+from groupwise.engines.outside.connection import GREETING, Address, connect
 from groupwise.engines.outside.serving import EngineServer
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
@@ -98,7 +97,7 @@ def test_weights_that_are_changed_on_their_way_are_refused(
     both: Any, experts: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, version = both.remote.generate(REQUESTS, SAMPLINGS["plain"]), both.remote.version
-    array = both.remote._weights.shared.array
+    array = both.remote._weights.array
 
     def changed() -> np.ndarray:
         data = array().copy()
@@ -106,7 +105,7 @@ def test_weights_that_are_changed_on_their_way_are_refused(
         return data
 
     with monkeypatch.context() as patch:
-        patch.setattr(both.remote._weights.shared, "array", changed)
+        patch.setattr(both.remote._weights, "array", changed)
         with pytest.raises(RunError, match=r"^the weights of version 77 did not arrive whole: their checksum is "):
             both.remote.load_weights(weights(experts, 3.0).items(), version=77)
     assert both.remote.version == version
@@ -221,7 +220,7 @@ def test_a_server_that_does_not_come_back_ends_the_run_in_one_line(
     with listening() as there:
         settings = EngineSettings(address=there.address, start_deadline=60.0, restarts=1)
         remote: Any = make_engine(policy=policy, settings=settings)
-    remote._reach._seconds = 0.3
+    remote._reach = connections.reach_address(there.server.address, seconds=0.3)
     with pytest.raises(RunError) as error:
         remote.generate(REQUESTS[:1], SAMPLINGS["plain"])
     assert str(error.value) == (
@@ -268,7 +267,7 @@ NO_SERVER = "what answers there is no engine's server; start one there: groupwis
 def test_what_else_answers_is_one_line(
     answer: Callable[[socket.socket], None], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "PATIENCE", 0.3)
+    monkeypatch.setattr(connections, "PATIENCE", 0.3)
     with answering(answer) as port, pytest.raises(UsageError) as error:
         connect(Address("127.0.0.1", port))
     assert str(error.value).startswith(f"engine.address = '127.0.0.1:{port}': {words}")

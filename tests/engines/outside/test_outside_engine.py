@@ -21,7 +21,7 @@ import torch
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.engines.make import make_engine
-from groupwise.engines.outside import placed
+from groupwise.engines.outside import connection
 from groupwise.engines.outside.client import RemoteEngine
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
@@ -139,15 +139,15 @@ def test_weights_that_do_not_arrive_whole_change_nothing_and_say_why(
             both.child.load_weights(wrong.items(), version=6)
         assert words in str(error.value)
         assert "\n" not in str(error.value)
-    write = both.child._weights.shared.write
+    write = both.child._weights.write
 
     def written_wrong(tensors: Any, version: int) -> Any:
         stamp = write(tensors, version)
-        os.pwrite(both.child._weights.shared.descriptor, b"?", 5000)
+        os.pwrite(both.child._weights.descriptor, b"?", 5000)
         return stamp
 
     with monkeypatch.context() as patch:
-        patch.setattr(both.child._weights.shared, "write", written_wrong)
+        patch.setattr(both.child._weights, "write", written_wrong)
         with pytest.raises(RunError) as error:
             both.child.load_weights(given.items(), version=6)
     assert str(error.value).startswith("the weights of version 6 did not arrive whole: their checksum is ")
@@ -231,14 +231,14 @@ def test_a_listener_that_fails_ends_the_question_and_not_the_engine(both: Any) -
 def test_a_flood_of_output_does_no_harm_and_a_closed_engine_is_gone(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placed, "SERVER", "tests.engines.outside.flooding")
+    monkeypatch.setattr(connection, "SERVER", "tests.engines.outside.flooding")
     requests = [Request((4, 5, 6), samples=8, seed=1)]
     expected = make_engine(policy=policy, settings=EngineSettings()).generate(requests, SAMPLINGS["plain"])
     flooded = make_engine(policy=policy, settings=EngineSettings(process="child"))
     assert isinstance(flooded, RemoteEngine)
     for _ in range(3):
         assert_same(flooded.generate(requests, SAMPLINGS["plain"]), expected)
-    pid, descriptor = flooded.pid, flooded._weights.shared.descriptor
+    pid, descriptor = flooded.pid, flooded._weights.descriptor
     assert pid is not None
     flooded.close()
     flooded.close()

@@ -16,9 +16,9 @@ from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.peer import PeerLost
 from groupwise.engines.make import make_engine
-from groupwise.engines.outside.client import Published, RemoteEngine
-from groupwise.engines.outside.placed import SERVER
-from groupwise.engines.replicas import Replicas
+from groupwise.engines.outside.client import RemoteEngine, Replicas
+from groupwise.engines.outside.connection import SERVER
+from groupwise.engines.outside.spec import shared_weights
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 from tests.engines.outside.test_address import listening, noted
@@ -178,13 +178,13 @@ def test_one_that_does_not_start_leaves_the_weights_to_those_that_do(experts: Po
     def lost(again: bool) -> Any:
         raise PeerLost("planted")
 
-    weights = Published(experts)
+    weights = shared_weights(experts)
     try:
         with pytest.raises(UsageError, match="planted"):
             RemoteEngine(
                 experts, EngineSettings(process="child"), routes=False, note=print, reach=lost, weights=weights
             )
-        assert os.fstat(weights.shared.descriptor).st_size == weights.shared.array().nbytes > 0
+        assert os.fstat(weights.descriptor).st_size == weights.array().nbytes > 0
     finally:
         weights.close()
 

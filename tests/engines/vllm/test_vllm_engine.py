@@ -25,7 +25,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.engines.settings import EngineSettings
-from groupwise.engines.vllm.cache import BLOCK
+from groupwise.engines.vllm.heads import BLOCK
 from groupwise.models.load import Policy, load_policy
 from groupwise.rollout.segments import Segment, advance
 from tests.engines.outside.completions import assert_same, fields

@@ -16,7 +16,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.machine.free_memory import free_memory, held_memory
 from groupwise.core.processes.placement import LOCAL
 from groupwise.core.task import PlaysTurns
-from groupwise.engines.address import addresses_of
+from groupwise.engines.outside.connection import addresses_of
 from groupwise.journal.journal import Journal
 from groupwise.models.context import positions
 from groupwise.models.files.folder import loading, read_config, require_room, weight_files

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from groupwise.core.engine import Request
-from groupwise.engines.local.cache import PrefilledPrompts, RowCache
-from groupwise.engines.local.held import Held, Store
+from groupwise.engines.local.cache import Held, PrefilledPrompts, RowCache, Store
 from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.sampler import END, Draw, uniforms
 from groupwise.engines.stop_strings import StopStrings
@@ -45,7 +44,8 @@ class Queue:
     def __init__(self, requests: Sequence[Request], limits: Sequence[int], held: Store | None = None) -> None:
         self.requests = requests
         self.limits = limits
-        self.past = [None if held is None else held.before(request) for request in requests]
+        held = held or {}
+        self.past = [held.get(r.tokens[: r.held - 1]) if r.held else None for r in requests]
         *self.offset, self.count = accumulate((request.samples for request in requests), initial=0)
         self.carried: PrefilledPrompts | None = None
         self._request = 0
@@ -170,7 +170,7 @@ class Scheduler:
 
     @property
     def admits(self) -> bool:
-        """Whether completions wait and enough rows are free for them."""
+        """True if completions wait and enough rows are free for them."""
         free = self._max_rows - self.count
         return self.queue.waiting and (self.count == 0 or free >= self._max_rows * ADMIT_SHARE)
 
@@ -254,7 +254,7 @@ class Scheduler:
         for slot, own, keys_values in zip(slots.tolist(), sampled, memory, strict=True):
             request = self.queue.requests[self.queue.number(slot)]
             tokens = request.tokens[: len(request.tokens) - request.drawn] + own[:-1]
-            self.held.add(Held(tokens, keys_values, self._outputs.routes(slot, len(own))))
+            self.held[tokens] = Held(tokens, keys_values, self._outputs.routes(slot, len(own)))
 
     def admit(self) -> list[Take]:
         """Add new rows behind the live ones, as many as are free; their prompts' keys and values come by `begin`."""
