@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from groupwise.core.environment import Says
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.models.chat.glue import Glue
+from groupwise.models.chat.later_turns import Glue
 from groupwise.models.chat.prompts import Chat, ChatSettings
 from groupwise.models.tiny import ByteSpec, TinySpec
 from tests.models.turn_templates import (

@@ -11,8 +11,7 @@ import pytest
 
 from groupwise.core.environment import Says, Spoken
 from groupwise.core.errors import UsageError
-from groupwise.models.chat.glue import Glue
-from groupwise.models.chat.history import LaterPrompts
+from groupwise.models.chat.later_turns import Glue, LaterPrompts
 from groupwise.models.chat.prompts import Chat, ChatSettings
 from tests.models.test_glue import QUESTION, controls, said, words
 from tests.models.turn_templates import (

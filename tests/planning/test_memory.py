@@ -9,8 +9,7 @@ from unittest import mock
 import pytest
 from transformers import LlamaConfig
 
-from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.adapters.targets import adapted_weights, adapter_size
+from groupwise.models.adapters.settings import AdapterSettings, adapted_weights, adapter_size
 from groupwise.planning import parts
 from groupwise.planning.activations import weight_bytes, with_value_head, without_memory
 from groupwise.planning.memory import ACTIVATIONS_ON_CPU, OTHER_RANKS, TOKENS_ON_CPU, MemoryPlan, plan

@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from groupwise.core.records import Batch
-from groupwise.models.adapters.files import read_adapters, write_adapters
-from groupwise.models.adapters.lora import Adapters
+from groupwise.models.adapters.lora import Adapters, read_adapters, write_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.moe.record import Router

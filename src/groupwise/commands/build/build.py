@@ -34,7 +34,7 @@ from groupwise.core.processes.stop import Stop
 from groupwise.core.task import Task
 from groupwise.journal.journal import Journal
 from groupwise.journal.terminal import View
-from groupwise.models.adapters.targets import in_short
+from groupwise.models.adapters.settings import in_short
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.chat.template_checks import check_chat, require_no_fatal
 from groupwise.models.forward.heads import halves

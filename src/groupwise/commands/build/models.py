@@ -14,8 +14,14 @@ from groupwise.core.files.atomic import make_folder
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.load import Policy, digest, load_policy, model_folder
 from groupwise.models.precision import cast_weights
-from groupwise.models.reward import RewardModel, load_reward_model
-from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
+from groupwise.models.scalar_heads import (
+    POLICY_START,
+    REWARD_START,
+    RewardModel,
+    from_folder,
+    from_policy,
+    load_reward_model,
+)
 from groupwise.rollout.scoring import Scorer
 from groupwise.training.critic import CriticSettings
 from groupwise.training.optimizer import OnStep

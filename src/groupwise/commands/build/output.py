@@ -15,8 +15,7 @@ from groupwise.journal.journal import Journal
 from groupwise.journal.output import Output
 from groupwise.journal.rollout_rows import Spelling
 from groupwise.journal.terminal import View
-from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.adapters.targets import adapted_weights, adapter_size
+from groupwise.models.adapters.settings import AdapterSettings, adapted_weights, adapter_size
 from groupwise.models.precision import itemsize
 from groupwise.training.checkpoint import CHECKPOINTS, steps
 from groupwise.training.critic import Critic

@@ -17,9 +17,8 @@ from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import make_folder
 from groupwise.core.task import Task
 from groupwise.journal.recipe_file import whole_recipe
-from groupwise.models.adapters.files import holds_adapters, read_adapters
-from groupwise.models.adapters.lora import Adapters
-from groupwise.models.adapters.targets import adapted_weights
+from groupwise.models.adapters.lora import Adapters, holds_adapters, read_adapters
+from groupwise.models.adapters.settings import adapted_weights
 from groupwise.models.load import Policy, load_policy, save_policy
 from groupwise.training import checkpoint
 from groupwise.training.optimizer import OnStep, silent

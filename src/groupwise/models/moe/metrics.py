@@ -11,8 +11,8 @@ from torch import Tensor
 
 from groupwise.core.numbers.metrics import Last, Mean, Sum, Value
 from groupwise.core.records import Batch
-from groupwise.models.moe.balance import load_shares
 from groupwise.models.moe.record import RowRoutes
+from groupwise.models.moe.settings import load_shares
 
 #: Rows whose experts differ between two passes are left out of a comparison as long as they are no more than this.
 MOST_UNLIKE = 0.5
@@ -138,5 +138,4 @@ def _by_layer(routes: Tensor, others: Tensor) -> Tensor:
 
 
 def _variance(x: Tensor) -> float:
-    """Return the mean square distance from the mean; NaN of nothing."""
     return float(x.double().var(correction=0)) if len(x) else math.nan

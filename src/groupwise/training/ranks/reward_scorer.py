@@ -8,7 +8,7 @@ from torch import Tensor
 
 from groupwise.core.collate import NO_ROWS
 from groupwise.core.machine.free_memory import give_back
-from groupwise.models.reward import RewardModel, Tokens
+from groupwise.models.scalar_heads import RewardModel, Tokens
 from groupwise.training.mesh import ALONE, Mesh, Message, Verb
 from groupwise.training.ranks.sharded import Sharded
 

@@ -11,7 +11,7 @@ from groupwise.core.code.user_code import source_of
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Demonstrates, Identified, Task
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.chat.history import thinking_of
+from groupwise.models.chat.later_turns import thinking_of
 from groupwise.models.chat.prompts import Chat, ChatSettings
 from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
 from groupwise.models.tiny import ByteSpec, MoeSpec, TinySpec

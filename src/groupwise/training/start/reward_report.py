@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from groupwise.core.errors import UsageError, one_line
-from groupwise.models.reward import RewardModel
+from groupwise.models.scalar_heads import RewardModel
 from groupwise.training.start.pairs import Comparison
 from groupwise.training.start.reward_model import bradley_terry
 
