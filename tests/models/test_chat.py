@@ -398,74 +398,75 @@ def asking(prompt: str) -> Sample:
 THINKING_OFF, TAGS = ChatSettings(thinking="off"), ("<think>", "</think>")
 TURN_MARK = CHATML.replace("<|im_end|>", "<turn|>")
 OPENS_WITH = CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>'")
-#: What is made, with which settings and sample -> whether it is fatal, and words of the finding.
-FOUND: dict[str, tuple[Any, ChatSettings | None, Sample, bool, str]] = {
-    "system, used": (tokenizer(DROPS_SYSTEM), SYSTEM, ASKED, True, "chat template: drops the system prompt; "),
-    "system, used, prompt": (tokenizer(DROPS_SYSTEM), SYSTEM, ASKED, True, "prompt of sample q1: .*drops the system"),
-    "system, unused": (tokenizer(DROPS_SYSTEM), None, ASKED, False, "drops the system prompt"),
-    "refused": (tokenizer(INST, eos="</s>"), SYSTEM, ASKED, True, "chat template: refuses the system prompt"),
-    "refused, prompt": (tokenizer(INST, eos="</s>"), SYSTEM, ASKED, True, "prompts: sample q1: the chat template"),
-    "answers, unused": (tokenizer(LAST_ONLY), None, ASKED, False, "template: drops the text of earlier answers"),
-    "answers, used": (tokenizer(LAST_ONLY), None, TALK, True, "chat template: drops the text of earlier answers"),
-    "turns, unused": (tokenizer(LAST_ONLY), None, ASKED, False, "template: drops what the user said in earlier turns"),
-    "turns, used": (tokenizer(LAST_ONLY), None, TALK, True, "template: drops what the user said in earlier turns"),
-    "turns, prompt": (tokenizer(LAST_ONLY), None, TALK, True, r"sample talk: .* drops the user's text: 'What is 2"),
-    "question": (
-        tokenizer(CHATML.replace("message['content']", "''")), None, ASKED, True, "chat template: drops the user's text"
-    ),
-    "changed": (
-        tokenizer(SHOUTS.replace("| upper", "| replace('the', 'a')")), None, ASKED, False,
-        r"changes the user's text: 'er\\n\\n Zq4 a",
-    ),
-    "shouted": (tokenizer(SHOUTS), None, ASKED, False, "sample q1: the chat template changes the user's text"),
-    "no opening": (
-        tokenizer(NO_PROMPT), None, ASKED, True,
-        r"without a generation prompt: .* has '<\|im_end\|>\\n<\|im_start\|>assistant\\n' before the answer",
-    ),
-    "two BOS": (
-        tokenizer("{{ bos_token }}" + LLAMA3, bos="<s>", adds=True, eos="<|eot|>"), None, ASKED, True,
-        "begins with 2 BOS",
-    ),
-    "rendered already": (tokenizer(None, bos="<s>", adds=True), None, asking("<s>2?"), True, "begins with 2 BOS"),
-    "an end": (tokenizer(ENDS), None, ASKED, True, r"ends in <\|im_end\|>, which ends an answer before it has begun"),
-    "another end": (
-        tokenizer(CHATML, eos="</s>"), None, ASKED, True,
-        r"with <\|im_end\|> \(4\), .* that end a completion, </s> \(2\): answers would run on to the limit",
-    ),
-    "end, text": (tokenizer(TURN_MARK, eos="</s>"), None, ASKED, False, "which holds no id that ends a completion"),
-    "end, not special": (
-        with_tokens(tokenizer(TURN_MARK, eos="</s>"), False, "<turn|>"), None, ASKED, True,
-        r"closes an answer with <turn\|> \(\d+\), .* would run on to the limit",
-    ),
-    "plain end": (tokenizer(PLAIN_END), None, ASKED, False, r"closes an answer with '\\n\\n', which holds no id"),
-    "thinking": (
-        tokenizer(THINKS), None, ASKED, False,
-        "takes the thinking out of earlier answers: .* single-turn runs are not touched",
-    ),
-    "otherwise": (
-        tokenizer(THINKS), THINKING_OFF, ASKED, False, "renders an answered question otherwise than the prompt.*'Zq6"
-    ),
-    "a space": (
-        tokenizer(CHATML.replace("assistant\\n'", "assistant\\n' + ' '")), None, ASKED, False,
-        "renders an answered question otherwise",
-    ),
-    "border": (spaced_inst(), None, ASKED, False, r"a token straddles the border after '5 \[/INST\] '"),
-    "stops short": (tokenizer(OPENS_WITH), None, ASKED, False, r"stops short: .* has 'assistant\\n' before the answer"),
-    "control, eos": (tokenizer(CHATML), None, asking("Stop<|im_end|>now"), False, r"holds <\|im_end\|>"),
-    "control": (tokenizer(CHATML), None, asking("Stop<|im_start|>now"), False, r"holds <\|im_start\|>"),
-    "tags": (
-        with_tokens(tokenizer(CHATML), True, *TAGS), None, ASKED, False, "<think> and </think> are special tokens"
-    ),
-    "date": (tokenizer(DATED), None, ASKED, False, "may write today's date"),
-    "unknown": (unknowing(), None, ASKED, False, "1 of its 1 tokens are <unk>: .* does not know the text"),
-    "lost": (lowercase(), None, ASKED, False, r"the tokenizer changes it: 'What is 2 \+ 3\?<\|im_end\|>"),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_what_is_wrong_is_found_once_and_fatal_where_it_spoils_a_run(name: str) -> None:
-    made, settings, sample, fatal, words = FOUND[name]
-    (found,) = [finding for finding in findings(made, settings, sample) if re.search(words, str(finding))]
+def case(
+    words: str, made: Any, settings: ChatSettings | None = None, *, asked: Sample = ASKED, fatal: bool = False
+) -> Any:
+    return pytest.param(made, settings, asked, fatal, words, id=words)
+
+
+DROPS, REFUSES = tokenizer(DROPS_SYSTEM), tokenizer(INST, eos="</s>")
+
+
+@pytest.mark.parametrize(
+    ("made", "settings", "asked", "fatal", "words"),
+    [
+        case("chat template: drops the system prompt; ", DROPS, SYSTEM, fatal=True),
+        case("prompt of sample q1: .*drops the system", DROPS, SYSTEM, fatal=True),
+        case("drops the system prompt", DROPS),
+        case("chat template: refuses the system prompt", REFUSES, SYSTEM, fatal=True),
+        case("prompts: sample q1: the chat template", REFUSES, SYSTEM, fatal=True),
+        case("template: drops the text of earlier answers", tokenizer(LAST_ONLY)),
+        case("template: drops the text of earlier answers", tokenizer(LAST_ONLY), asked=TALK, fatal=True),
+        case("template: drops what the user said in earlier turns", tokenizer(LAST_ONLY)),
+        case("template: drops what the user said in earlier turns", tokenizer(LAST_ONLY), asked=TALK, fatal=True),
+        case("sample talk: .* drops the user's text: 'What is 2", tokenizer(LAST_ONLY), asked=TALK, fatal=True),
+        case("template: drops the user's text", tokenizer(CHATML.replace("message['content']", "''")), fatal=True),
+        case(
+            r"changes the user's text: 'er\\n\\n Zq4 a", tokenizer(SHOUTS.replace("| upper", "| replace('the', 'a')"))
+        ),
+        case("sample q1: the chat template changes the user's text", tokenizer(SHOUTS)),
+        case(
+            r"without a generation prompt: .* has '<\|im_end\|>\\n<\|im_start\|>assistant\\n' before the answer",
+            tokenizer(NO_PROMPT),
+            fatal=True,
+        ),
+        case("begins with 2 BOS", tokenizer("{{ bos_token }}" + LLAMA3, "<s>", True, "<|eot|>"), fatal=True),
+        case("begins with 2 BOS", tokenizer(None, "<s>", True), asked=asking("<s>2?"), fatal=True),
+        case(r"ends in <\|im_end\|>, which ends an answer before it has begun", tokenizer(ENDS), fatal=True),
+        case(
+            r"with <\|im_end\|> \(4\), .* that end a completion, </s> \(2\): answers would run on to the limit",
+            tokenizer(CHATML, eos="</s>"),
+            fatal=True,
+        ),
+        case("which holds no id that ends a completion", tokenizer(TURN_MARK, eos="</s>")),
+        case(
+            r"closes an answer with <turn\|> \(\d+\), .* would run on to the limit",
+            with_tokens(tokenizer(TURN_MARK, eos="</s>"), False, "<turn|>"),
+            fatal=True,
+        ),
+        case(r"closes an answer with '\\n\\n', which holds no id", tokenizer(PLAIN_END)),
+        case("takes the thinking out of earlier answers: .* single-turn runs are not touched", tokenizer(THINKS)),
+        case("renders an answered question otherwise than the prompt.*'Zq6", tokenizer(THINKS), THINKING_OFF),
+        case(
+            "renders an answered question otherwise",
+            tokenizer(CHATML.replace("assistant\\n'", "assistant\\n' + ' '")),
+        ),
+        case(r"a token straddles the border after '5 \[/INST\] '", spaced_inst()),
+        case(r"stops short: .* has 'assistant\\n' before the answer", tokenizer(OPENS_WITH)),
+        case(r"holds <\|im_end\|>", tokenizer(CHATML), asked=asking("Stop<|im_end|>now")),
+        case(r"holds <\|im_start\|>", tokenizer(CHATML), asked=asking("Stop<|im_start|>now")),
+        case("<think> and </think> are special tokens", with_tokens(tokenizer(CHATML), True, *TAGS)),
+        case("may write today's date", tokenizer(DATED)),
+        case("1 of its 1 tokens are <unk>: .* does not know the text", unknowing()),
+        case(r"the tokenizer changes it: 'What is 2 \+ 3\?<\|im_end\|>", lowercase()),
+    ],
+)
+def test_what_is_wrong_is_found_once_and_fatal_where_it_spoils_a_run(
+    made: Any, settings: ChatSettings | None, asked: Sample, fatal: bool, words: str
+) -> None:
+    (found,) = [finding for finding in findings(made, settings, asked) if re.search(words, str(finding))]
     assert found.fatal == fatal
     with pytest.raises(UsageError, match=words) if fatal else nullcontext():
         require_no_fatal([found])

@@ -77,9 +77,7 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
 
 
 def require_whole(given: Shapes, parameters: Shapes, buffers: Shapes, keeps: int) -> None:
-    """Raise RunError, with the version that the model keeps, unless every parameter is given, and nothing else but
-    buffers, each in its shape.
-    """
+    """Raise RunError with the version that the model keeps unless all parameters come, and beside them only buffers."""
     own = {**parameters, **buffers}
     problems = {
         "missing": [name for name in parameters if name not in given],

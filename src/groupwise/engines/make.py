@@ -59,9 +59,7 @@ def _as_one(makers: Sequence[Callable[..., RemoteEngine]], policy: Policy) -> tu
 
 
 def require_sampling(engine: Engine, policy: Policy, sampling: Sampling, section: str) -> None:
-    """Raise UsageError, naming the key of the recipe's section, for a sampling that the engine or the policy's
-    tokenizer cannot follow. Nothing is sampled.
-    """
+    """Raise UsageError, naming the key, for a sampling that engine or tokenizer cannot follow. Nothing is sampled."""
     for key, field in Sampling.model_fields.items():
         value = getattr(sampling, key)
         if key not in engine.options and value != field.default:
@@ -76,9 +74,7 @@ def require_sampling(engine: Engine, policy: Policy, sampling: Sampling, section
 
 
 def require_engine_support(engine: Engine, sampling: Sampling) -> None:
-    """Raise UsageError if training needs the ids that top-p, top-k or min-p left and the engine does not return
-    them.
-    """
+    """Raise UsageError if training needs the ids that top-p, top-k or min-p left and the engine returns none."""
     if sampling.truncates and not engine.keeps_support:
         raise UsageError(
             f"sampling.top_p = {sampling.top_p:g}, sampling.top_k = {sampling.top_k}, sampling.min_p = "

@@ -107,9 +107,7 @@ class EngineSettings(Settings):
         return self.replace(process="child", python=self.python or kind.python)
 
     def require_place(self) -> None:
-        """Raise UsageError if there is no such program as `python` names, if it lacks the engine's library, or if no
-        engine answers at the address.
-        """
+        """Raise UsageError if no program `python` has the engine's library, or no engine answers at the address."""
         if self.address:
             for address in addresses_of(self.address):
                 connect(address).close()

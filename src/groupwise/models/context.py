@@ -7,17 +7,13 @@ CHANGING_ROPE = "longrope"
 
 
 def positions(config: Any) -> int:
-    """Return the longest prompt and completion together that a model takes, tokens: as long as its rope is one
-    function.
-    """
+    """Return the most tokens, prompt and completion, that a model takes: as long as its rope is one function."""
     limits = (getattr(config.get_text_config(), "max_position_embeddings", None), rope_limit(config))
     return min((int(limit) for limit in limits if limit), default=1 << 30)
 
 
 def rope_limit(config: Any) -> int | None:
-    """Return the tokens beyond which the rope's frequencies change with the length of the sequence; None if they never
-    do.
-    """
+    """Return the tokens beyond which the rope's frequencies change with a sequence's length; None if they never do."""
     text = config.get_text_config()
     ropes = [rope for rope in _nested(getattr(text, "rope_parameters", None)) if rope.get("rope_type") == CHANGING_ROPE]
     limits = (rope.get("original_max_position_embeddings") for rope in ropes)

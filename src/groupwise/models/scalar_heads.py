@@ -28,9 +28,7 @@ Tokens = tuple[int, ...]
 
 
 def tokens_at_once(device: str) -> int:
-    """Return padded tokens of a forward. On a CPU more pay nothing, and ranks that share a step's rows get more
-    batches.
-    """
+    """Return padded tokens of a forward. On a CPU more pay nothing, and ranks that share rows get more batches."""
     return 2048 if device == "cpu" else 16384
 
 

@@ -11,9 +11,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def unsharded(x: Tensor) -> Tensor:
-    """Return all of a tensor, without gradient. If it is in shards, every rank has to call this at the same point of
-    its work.
-    """
+    """Return all of a tensor, without gradient. If it is in shards, every rank has to call this at the same point."""
     x = x.detach()
     return x.full_tensor() if isinstance(x, DTensor) else x
 

@@ -118,41 +118,29 @@ def test_greedy_takes_the_most_likely_token_with_logp_0(qwen: Any) -> None:
     assert done.logp_engine == (0.0,) * 6
 
 
-LATE, LONGEST = Request((5,) * 90, 1, 0, 6), Request((5,), 1, 0, 40)
-#: The model, the requests, how many rows at a time, and how they are sampled.
-BESIDE: dict[str, tuple[str, list[Request], int, Sampling]] = {
-    **{f"{n} rows": ("qwen3", REQUESTS, n, Sampling(top_p=0.95, max_new_tokens=20)) for n in (1, 2, 3, 7, 64)},
-    **{
-        f"rows that come and go, {name}": (
-            name,
-            [Request(tuple(range(1, 2 + (i * 5) % 13)), 1, i, 1 + (7 * i) % 40) for i in range(50)],
-            33,
-            Sampling(top_p=0.95),
-        )
-        for name in ("qwen3", "gpt2")
-    },
-    "groups among others": (
-        "qwen3",
-        [Request(tuple(range(1, 2 + i % 9)), 2, 50 + i) for i in range(9)] + REQUESTS,
-        20,
-        Sampling(max_new_tokens=20),
-    ),
-    # One finished row beside 32 live ones is not worth moving rows for: it stays a while, and is harmless.
-    "past the last position": (
-        "gpt2", [LATE, *(Request((4 + i % 3,), 1, i, 30) for i in range(32))], 33, Sampling()
-    ),
-    "past the longest limit": (
-        "gpt2", [LONGEST, *(Request((4 + i % 3,), 1, i, 1 + 39 * (i >= 32)) for i in range(64))], 33, Sampling()
-    ),
-}  # fmt: skip
+NUCLEUS = Sampling(top_p=0.95, max_new_tokens=20)
+COME_AND_GO = [Request(tuple(range(1, 2 + (i * 5) % 13)), 1, i, 1 + (7 * i) % 40) for i in range(50)]
+CROWD = [Request(tuple(range(1, 2 + i % 9)), 2, 50 + i) for i in range(9)] + REQUESTS
+# One finished row beside 32 live ones is not worth moving rows for: it stays a while, and is harmless.
+PAST_THE_END = [Request((5,) * 90, 1, 0, 6), *(Request((4 + i % 3,), 1, i, 30) for i in range(32))]
+PAST_THE_LIMIT = [Request((5,), 1, 0, 40), *(Request((4 + i % 3,), 1, i, 1 + 39 * (i >= 32)) for i in range(64))]
 
 
-@pytest.mark.parametrize("case", BESIDE)
-def test_a_completion_does_not_depend_on_what_is_sampled_beside_it(case: str) -> None:
-    name, requests, max_rows, how = BESIDE[case]
+@pytest.mark.parametrize(
+    ("name", "requests", "max_rows", "how", "ends"),
+    [
+        *(pytest.param("qwen3", REQUESTS, rows, NUCLEUS, EOS, id=f"{rows} rows") for rows in (1, 2, 3, 7, 64)),
+        *(pytest.param(name, COME_AND_GO, 33, NUCLEUS, EOS, id=f"come and go, {name}") for name in ("qwen3", "gpt2")),
+        pytest.param("qwen3", CROWD, 20, Sampling(max_new_tokens=20), EOS, id="a crowd"),
+        pytest.param("gpt2", PAST_THE_END, 33, Sampling(), frozenset[int](), id="past the last position"),
+        pytest.param("gpt2", PAST_THE_LIMIT, 33, Sampling(), frozenset[int](), id="past the longest limit"),
+    ],
+)
+def test_a_completion_does_not_depend_on_what_is_sampled_beside_it(
+    name: str, requests: list[Request], max_rows: int, how: Sampling, ends: frozenset[int]
+) -> None:
     model = build(name)
-    engine = LocalEngine(model, EOS if how.max_new_tokens == 20 else frozenset(), pad=0, max_rows=max_rows)
-    alone = LocalEngine(model, EOS if how.max_new_tokens == 20 else frozenset(), pad=0)
+    engine, alone = LocalEngine(model, ends, pad=0, max_rows=max_rows), LocalEngine(model, ends, pad=0)
     for request, group in zip(requests, engine.generate(requests, how), strict=True):
         for one, other in zip(group, alone.generate([request], how)[0], strict=True):
             assert_alike(one, other)
@@ -162,40 +150,6 @@ def test_what_a_finished_row_draws_before_it_leaves_is_not_its_own(qwen: Any) ->
     requests = [Request(tuple(range(1, 2 + i % 9)), 4, seed=i) for i in range(100)]
     groups = LocalEngine(qwen, EOS, pad=0).generate(requests, Sampling(max_new_tokens=40))
     assert all(not EOS & set(done.tokens[:-1]) for group in groups for done in group)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
-def test_rows_that_come_and_go_do_not_disturb_each_other(name: str) -> None:
-    model, how = build(name), Sampling(top_p=0.95)
-    limits = [1 + (7 * i) % 40 for i in range(50)]
-    requests = [Request(tuple(range(1, 1 + (i * 5) % 13 + 1)), 1, i, limit) for i, limit in enumerate(limits)]
-    crowd = LocalEngine(model, EOS, pad=0, max_rows=33).generate(requests, how)
-    engine = LocalEngine(model, EOS, pad=0)
-    for request, [done] in zip(requests, crowd, strict=True):
-        [[alone]] = engine.generate([request], how)
-        assert done.tokens == alone.tokens
-        assert done.logp_engine == pytest.approx(alone.logp_engine, abs=1e-5)
-        assert done.support is not None
-        assert alone.support is not None
-        assert torch.equal(done.support.ids, alone.support.ids)
-        assert torch.equal(done.support.start, alone.support.start)
-
-
-@pytest.mark.parametrize(
-    ("first", "limits"),
-    [(Request((5,) * 90, 1, 0, 6), [30] * 32), (Request((5,), 1, 0, 40), [1] * 32 + [40] * 32)],
-    ids=["past the last position", "past the longest limit"],
-)
-def test_a_finished_row_that_stays_a_while_is_harmless(first: Request, limits: list[int]) -> None:
-    # One finished row beside 32 live ones is not worth moving rows for.
-    model = build("gpt2")
-    requests = [first, *(Request((4 + i % 3,), 1, i, limit) for i, limit in enumerate(limits))]
-    crowd = LocalEngine(model, frozenset(), pad=0, max_rows=33).generate(requests, Sampling())
-    engine = LocalEngine(model, frozenset(), pad=0)
-    for i in (0, 1, len(limits)):
-        [[alone]] = engine.generate([requests[i]], Sampling())
-        assert crowd[i][0].tokens == alone.tokens
-        assert crowd[i][0].logp_engine == pytest.approx(alone.logp_engine, abs=1e-5)
 
 
 def test_finished_rows_cost_next_to_nothing(qwen: Any) -> None:

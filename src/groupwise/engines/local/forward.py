@@ -68,9 +68,7 @@ class PromptCache(Cache):
 
 
 class ViewCache(Cache):
-    """The cache of a model that runs one step of the rows: writes go to the views of RowCache.views, reads come from
-    them.
-    """
+    """The cache of a model that runs one step of the rows: it writes and reads the views of RowCache.views."""
 
     def __init__(self, views: Sequence[Tensor]) -> None:
         super().__init__(layers=[])
@@ -214,18 +212,14 @@ class Prefill:
     def run(
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, past: Sequence[Tensor] = ()
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Run ids [P,last] behind `past` -> logits [P,V], experts [P,last,L,K] or None, keys and values of each
-        layer in turn.
-        """
+        """Run ids [P,last] behind `past` -> logits [P,V], experts [P,last,L,K] or None, keys and values by layer."""
         cache = PromptCache(past)
         inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "past_key_values": cache}
         logits, experts = logits_and_experts(self._model, self._routers, **inputs, **self._keep)
         return logits, None if experts is None else experts.unflatten(0, ids.shape), cache.memory
 
     def _inputs(self, prompts: Sequence[tuple[int, ...]], last: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Lay out the `last` places that are run: ids [P,last], positions [P,last], mask [P,1,last,W]; no mask if the
-        prompts are equally long and run whole.
-        """
+        """Lay out the `last` places: ids, positions [P,last], mask [P,1,last,W]; None: all are whole, of one length."""
         device, dtype = self._model.device, self._model.dtype
         length = torch.tensor([len(prompt) for prompt in prompts])
         width = int(length.max())

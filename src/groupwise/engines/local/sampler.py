@@ -132,9 +132,7 @@ def _most(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def most_likely(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return values and ids, [R,count] each, of the largest float32 logits: falling, and of equal ones the lower id
-    first.
-    """
+    """Return values and ids, [R,count] each, of the largest float32 logits, falling; the lower id first if equal."""
     if count == logits.shape[-1]:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
         return values, ids

@@ -285,9 +285,7 @@ class Scheduler:
             self._outputs.begin(slots, [prompts.routes[i] for i in source.tolist()])
 
     def advance(self, routes: Tensor | None) -> None:
-        """Go on, once the rows' last tokens have been through the model; `routes` [R,L,K] are the experts chosen for
-        them.
-        """
+        """Go on, once the rows' last tokens have been through the model and chosen the experts `routes` [R,L,K]."""
         if routes is not None:
             self._outputs.append_routes(routes)
         self.cache.advance()

@@ -203,9 +203,7 @@ class EngineProcess:
         self._line.close()
 
     def _parcel(self, weights: SharedWeights) -> tuple[Arrays, Sequence[int]]:
-        """Return weights as they go with a message: all bytes as an array behind it, or a descriptor of memory that
-        both processes have.
-        """
+        """Return weights as arrays behind a message, or as descriptors of memory that both processes have."""
         if self._line.shares_memory:
             return {}, [weights.descriptor]
         return {wire.WEIGHTS: weights.array()}, ()

@@ -33,9 +33,7 @@ MOST_WEIGHTS = 1 << 43
 
 
 def main(channel: Channel, machine: tuple[str, int] | None = None) -> None:
-    """Serve the run at the other end of the channel; if this is a server's process, with a `machine`, the run whose
-    connection comes over the channel.
-    """
+    """Serve the run at the other end; for a server, which says its `machine`, the run whose connection it sends."""
     os.dup2(2, 1)  # whatever is printed goes where the run, or the server, shows it
     if machine is not None:
         _, descriptors = channel.receive_with(1)

@@ -60,9 +60,7 @@ def adapted_weights(model: Any, settings: AdapterSettings) -> dict[str, Tensor]:
 
 
 def adaptable_weights(model: Any) -> dict[str, Tensor]:
-    """Return every weight that may get adapters: those of linear layers and of experts, without the head and the
-    routers.
-    """
+    """Return every weight that may get adapters: of linear layers and experts, without the head and the routers."""
     routers, embedding = routing_modules(model), model.get_input_embeddings().weight
     weights: dict[str, Tensor] = {}
     for name, module in model.named_modules():

@@ -109,9 +109,7 @@ class Chat:
         return sample.prompt + begun
 
     def messages(self, sample: Sample) -> list[Message]:
-        """Return the conversation that is rendered: the sample's own without its prefill, or its prompt as the user's;
-        the system prompt first.
-        """
+        """Return the conversation that is rendered, a system prompt first: the sample's own, less its prefill."""
         own = [dict(m) for m in sample.messages] or [{"role": "user", "content": sample.prompt}]
         own = own[:-1] if own[-1].get("role") == "assistant" else own
         if not own:

@@ -58,9 +58,7 @@ def require_no_fatal(findings: Iterable[TemplateFinding]) -> None:
 
 
 def check_template(chat: Chat, ends: Collection[int], used: Collection[str]) -> list[TemplateFinding]:
-    """Tell what the template does to text, to the start of an answer and to its end; nothing if there is no
-    template.
-    """
+    """Tell what the template, if there is one, does to text, to the start of an answer and to its end."""
     if chat.template is None:
         return []
     return [
@@ -316,9 +314,7 @@ def _unread(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[Templ
 
 
 def _bare(text: str, bos: str | None) -> str:
-    """Return a text without the BOS in front, which the tokenizer may have put there, and without white space around
-    it.
-    """
+    """Return a text without BOS in front, which the tokenizer may have put there, and without white space around."""
     while bos and text.startswith(bos):
         text = text[len(bos) :]
     return text.strip()

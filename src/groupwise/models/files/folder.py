@@ -113,9 +113,7 @@ def weight_files(folder: Path, what: str) -> list[Path]:
 
 
 def _named(folder: Path, name: str, what: str) -> Path:
-    """Return a file of the folder that its index names. Raises UsageError, `what` first, if it is elsewhere or
-    missing.
-    """
+    """Return a file that the index names. Raises UsageError, `what` first, if it is not in the folder."""
     if Path(name).name != name or not name.isprintable():
         raise UsageError(f"{what}: {INDEX} names {shortened(ascii(name))}, which is no name of a file in the folder")
     if name not in os.listdir(folder) or not (folder / name).is_file():

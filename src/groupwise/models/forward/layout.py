@@ -243,9 +243,7 @@ def _of_like_length(lengths: Tensor) -> list[Tensor]:
 
 
 def _places(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Map sequences' first places and lengths [n] -> the places of their tokens [n,q], and which of these are
-    inside.
-    """
+    """Map first places and lengths [n] of sequences -> the places of their tokens [n,q], and which are inside."""
     columns = torch.arange(int(lengths.max()))
     inside = columns < lengths[:, None]
     return starts[:, None] + columns * inside, inside

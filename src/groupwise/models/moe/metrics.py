@@ -71,9 +71,7 @@ def drift_metrics(own: Tensor, old: Tensor, gap: Tensor, after: int) -> dict[str
 
 
 def load_metrics(routes: Tensor, experts: Sequence[int]) -> dict[str, Value]:
-    """Map [M,L,K] and the experts of each layer -> how evenly the tokens fall on them; 1 and 1 and 0 where all is
-    even.
-    """
+    """Map [M,L,K] and the experts of each layer -> how evenly tokens fall on them; 1, 1 and 0 where all is even."""
     metrics: dict[str, Value] = {}
     for layer, share in enumerate(load_shares(routes, experts)):
         count = len(share)

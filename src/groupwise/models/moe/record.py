@@ -72,9 +72,7 @@ def require_routers(model: nn.Module) -> tuple[Router, ...]:
 
 
 def routing_modules(model: nn.Module) -> tuple[str, ...]:
-    """Return the modules that choose experts, by name: called so, or with an output for each expert and beside the
-    experts.
-    """
+    """Return the modules that choose experts, by name: called so, or beside experts with an output for each."""
     config = model.config.get_text_config()  # type: ignore[union-attr]
     counts = {getattr(config, key, None) for key in EXPERT_COUNTS} - {None}
     modules = model.named_modules()
