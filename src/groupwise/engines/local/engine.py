@@ -36,8 +36,8 @@ from groupwise.engines.inputs import broken, copy_weights, limits_of, local_limi
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache, Store
 from groupwise.engines.local.forward import ATTENTION, Prefill, Step, make_experts_recordable, require_sampled
 from groupwise.engines.local.outputs import Outputs
-from groupwise.engines.local.sampler import Draw, draw, end_sum
-from groupwise.engines.local.scheduler import Queue, Scheduler, Take, TokensHad
+from groupwise.engines.local.sampler import draw, end_sum
+from groupwise.engines.local.scheduler import Queue, Scheduler, Take
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.stop_strings import Decode, StopStrings
@@ -77,26 +77,14 @@ class Rules:
         logits = logits.float()
         if self.adjustment.bias is not None:
             logits = logits + self.adjustment.bias
-        if scheduler.history is not None:
+        if scheduler.had is not None:
             penalty = self.sampling.repetition_penalty
-            logits = torch.where(
-                scheduler.history.had, torch.where(logits > 0, logits / penalty, logits * penalty), logits
-            )
+            penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
+            logits = torch.where(scheduler.had, penalised, logits)
         if scheduler.youngest < self.adjustment.least:
             early = (scheduler.age < self.adjustment.least).nonzero()
             logits = logits.index_put((early, self.adjustment.ends), logits.new_tensor(-torch.inf))
         return logits
-
-    def draw(self, logits: Tensor, uniform: Tensor) -> tuple[Draw, Tensor]:
-        """Draw a token for each row from logits [R,V] and numbers [R] -> the draw and its end sum."""
-        drawn = draw(logits, uniform, self.sampling)
-        return drawn, end_sum(drawn, self.stops)
-
-    def history(self) -> TokensHad | None:
-        """Return an empty one where the sampling reads what a row has had."""
-        if self.sampling.repetition_penalty == 1:
-            return None
-        return TokensHad(len(self.stops), self.stops.device)
 
 
 class LocalEngine:
@@ -189,7 +177,7 @@ class LocalEngine:
                 self._max_rows,
                 strings=rules.strings,
                 least=sampling.min_new_tokens,
-                history=rules.history(),
+                history=sampling.repetition_penalty != 1,
             )
             self._sample(scheduler, rules, partial(_announce, queue, outputs, on_finish))
         self._held = scheduler.held
@@ -218,10 +206,10 @@ class LocalEngine:
             if scheduler.admits:
                 logits = torch.cat([logits, *self._admit(scheduler)])
             logits = rules.adjusted(logits, scheduler)
-            draw, end_sum = rules.draw(logits, scheduler.uniform())
-            if not scheduler.record(draw, end_sum):
+            drawn = draw(logits, scheduler.uniform(), rules.sampling)
+            if not scheduler.record(drawn, end_sum(drawn, rules.stops)):
                 raise broken(self.version)
-            tokens, finished = scheduler.retire(draw.tokens)
+            tokens, finished = scheduler.retire(drawn.tokens)
             announce(finished)
             logits = self._decode(tokens, scheduler) if scheduler.count else logits[:0]
 
