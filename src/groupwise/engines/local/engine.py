@@ -5,9 +5,9 @@ one token per row. Rows that finished leave, and waiting completions take their 
 
 Completion i of a request is a function of the weights, the prompt, the seed and i: its numbers come from a stream of
 its own. What is left is floating point, as a row's sums can be ordered differently beside other rows. Of 512
-completions of uneven random Qwen3 models in float32 on a CPU (20 and 4096 ids, all of them and top-p 0.9), alone against
-all together, 510 have the same tokens, and log-probabilities within 1.2e-5, or 1.6e-4 where a token is on the edge of
-top-p's set. The same call again gives the same bits.
+completions of uneven random Qwen3 models in float32 on a CPU (20 and 4096 ids, all of them and top-p 0.9), alone
+against all together, 510 have the same tokens, and log-probabilities within 1.2e-5, or 1.6e-4 where a token is on the
+edge of top-p's set. The same call again gives the same bits.
 """
 
 import copy

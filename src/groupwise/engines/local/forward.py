@@ -38,6 +38,11 @@ from groupwise.models.files.folder import error_line, quiet
 from groupwise.models.moe.record import Router, on_output, record_routes, require_routers, route_dtype, tensors_in
 
 ATTENTION = "groupwise_rows"
+#: The layers that the engine knows, as configurations name them.
+ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+OTHER_ENGINE = f"set {setting(lambda kind: kind.own_layers)}"
+Forward = Callable[..., tuple[Tensor, ...]]
+S = TypeVar("S")
 
 
 class PromptCache(Cache):
@@ -151,11 +156,6 @@ def logits_and_experts(model: Any, routers: Sequence[Router], **inputs: Any) -> 
     return logits, experts
 
 
-#: The layers that the engine knows, as configurations name them.
-ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-OTHER_ENGINE = f"set {setting(lambda kind: kind.own_layers)}"
-
-
 def require_sampled(model: Any) -> None:
     """Raise UsageError for a model that runs by itself, but not as the engine runs it; device meta will do.
 
@@ -243,10 +243,6 @@ def _mask(positions: Tensor, dtype: torch.dtype, last: int) -> Tensor:
     itself = causal & ~causal.tril(width - last - 1)
     seen = (causal & (positions >= 0)[:, None, :]) | itself
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[:, None]
-
-
-Forward = Callable[..., tuple[Tensor, ...]]
-S = TypeVar("S")
 
 
 class Step:

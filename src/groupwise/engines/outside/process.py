@@ -28,6 +28,10 @@ MOST_IDS = 2**19
 #: How far above 0 a log-probability may be rounded, nats.
 ROUNDING = 1e-3
 FINISHES = ("stop", "length")
+#: Seconds that one look for a message may take.
+LOOK = 0.5
+#: What is raised over an answer that has not the form of one.
+NO_ANSWER = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError)
 
 
 class Asked(NamedTuple):
@@ -102,12 +106,6 @@ class Asked(NamedTuple):
             return False
         inside = not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary
         return inside and int(start[0]) == 0 and int(start[-1]) == len(ids) and bool((start.diff() > 0).all())
-
-
-#: Seconds that one look for a message may take.
-LOOK = 0.5
-#: What is raised over an answer that has not the form of one.
-NO_ANSWER = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError)
 
 
 @dataclass(frozen=True)

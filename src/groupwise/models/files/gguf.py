@@ -25,6 +25,21 @@ from groupwise.core.errors import UsageError, brief, listed, nearest, need
 from groupwise.core.files.atomic import open_regular
 from groupwise.models.files.folder import WEIGHTS, loading, quiet
 
+#: The first bytes of every GGUF file.
+MAGIC = b"GGUF"
+#: The one architecture whose tensors are known here, and its weights' bytes a number once they are read.
+ARCHITECTURE, BYTES = "llama", 4
+#: A tokenizer's tokens of a meaning of their own -> their names in a file's metadata.
+SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+#: Ids that end an answer, in a file's metadata.
+END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot"))
+#: How a text is cut before it is encoded, by the name that llama.cpp gives it, where transformers takes GPT-2's way.
+PRE_TOKENIZERS = {
+    "smollm": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+}
+
 
 @dataclass(frozen=True)
 class PackagedModel:
@@ -93,22 +108,6 @@ def how_to_make(folder: str) -> str:
     """
     name = Path(folder).name
     return f"groupwise model {name} {quote(folder)}" if name in PACKAGED else ""
-
-
-#: The first bytes of every GGUF file.
-MAGIC = b"GGUF"
-#: The one architecture whose tensors are known here, and its weights' bytes a number once they are read.
-ARCHITECTURE, BYTES = "llama", 4
-#: A tokenizer's tokens of a meaning of their own -> their names in a file's metadata.
-SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-#: Ids that end an answer, in a file's metadata.
-END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot"))
-#: How a text is cut before it is encoded, by the name that llama.cpp gives it, where transformers takes GPT-2's way.
-PRE_TOKENIZERS = {
-    "smollm": pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-}
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from groupwise.models.precision import computes_in, operand
 CHUNK_ELEMENTS = 7 << 20
 #: Log-probabilities of all ids that are kept from forward to backward, elements: 256 MiB in float32.
 HELD_ELEMENTS = 1 << 26
+#: The logit of a barred id: exp of it is 0 in every precision, and its product with a gradient is finite.
+BARRED = -1e30
 
 
 def sequence_logprobs(
@@ -129,10 +131,6 @@ def _scatter(values: Tensor, where: Tensor, each: Tensor | None) -> Tensor:
     values = values if each is None else values.index_select(0, each)
     out = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
     return out.masked_scatter(where, values)
-
-
-#: The logit of a barred id: exp of it is 0 in every precision, and its product with a gradient is finite.
-BARRED = -1e30
 
 
 @dataclass(frozen=True)
