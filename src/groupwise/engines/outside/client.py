@@ -68,7 +68,9 @@ class RemoteEngine:
         self.routes, self.keeps_support = declared.routes, declared.keeps_support
         self.options = frozenset(declared.options)
         self.precision: Precision = declared.precision
-        self.library = _tested(declared.library, KINDS[settings.name].tested)
+        known, self.library = KINDS[settings.name].tested, declared.library
+        if not self.library.partition(" ")[2].startswith(known):
+            self.library += f", which is not tested: {known} is"
 
     @property
     def pid(self) -> int | None:
@@ -167,12 +169,6 @@ class RemoteEngine:
     def _require_open(self) -> None:
         if self._closed:
             raise RunError("the engine is closed")
-
-
-def _tested(library: str, known: str) -> str:
-    """Add to a library and its version that it is not tested, unless the version begins as those that are."""
-    _, _, version = library.partition(" ")
-    return library if version.startswith(known) else f"{library}, which is not tested: {known} is"
 
 
 def _with_notes(error: GroupwiseError, lost: PeerLost) -> GroupwiseError:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
-from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line, shortened
+from groupwise.core.errors import RunError, UsageError, one_line, shortened
 from groupwise.core.files.dataclass_json import to_json
 from groupwise.core.peer import PeerLost
 from groupwise.core.records import Completion, Support
@@ -230,8 +230,11 @@ class EngineProcess:
                     return Message(message.content["answer"], message.arrays)
                 if "error" in message.content:
                     with self._no_answer():
-                        error = _error(**message.content["error"])
+                        kind, words, notes = (message.content["error"][key] for key in ("kind", "message", "notes"))
                     self.answered = True
+                    error = UsageError(words) if kind == "usage" else RunError(words)
+                    if notes:
+                        error.add_note(notes)
                     raise error
         except PeerLost as lost:
             raise self._explained(lost) from None
@@ -261,10 +264,3 @@ class EngineProcess:
 def in_words(error: Exception) -> str:
     """Tell what is wrong with an answer that could not be read."""
     return shortened(one_line(error)) if isinstance(error, ValueError) else f"{type(error).__name__}: {one_line(error)}"
-
-
-def _error(kind: str, message: str, notes: str) -> GroupwiseError:
-    error = UsageError(message) if kind == "usage" else RunError(message)
-    if notes:
-        error.add_note(notes)
-    return error
