@@ -13,7 +13,7 @@ positions from 0; `read_from` (Batch) says where they begin.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -199,7 +199,7 @@ def packed(tokens: Tensor, length: Tensor, keys: Tensor | None = None, read_from
     return Layout(ids[None].to(device), in_rows.to(device), positions[None].to(device), total, moved(line, device))
 
 
-R = TypeVar("R", Layout, PackedSequence, Block)
+R = TypeVar("R", bound=Layout | PackedSequence | Block)
 
 
 def moved(record: R, device: torch.device | str) -> R:
@@ -210,7 +210,7 @@ def moved(record: R, device: torch.device | str) -> R:
             return value.to(device)
         if isinstance(value, tuple):
             return tuple(map(on, value))
-        return moved(value, device) if is_dataclass(value) else value
+        return moved(value, device) if isinstance(value, Layout | PackedSequence | Block) else value
 
     return replace(record, **{name: on(value) for name, value in vars(record).items()})
 
