@@ -2,7 +2,7 @@
 
 tiny-moe and a wider model, with random weights. Learner: forward and backward of a mean log-probability over rows of 16
 tokens. Engine: one token for each row after 16 cached ones, from a recording where the implementation allows one (see
-engines/local/decode.py). All compute the same: the largest difference of a log-probability to "eager" is the last
+engines/local/forward.py). All compute the same: the largest difference of a log-probability to "eager" is the last
 column. The implementations take turns; milliseconds, medians. "-" is where batched_mm would copy over 1 GiB of weights
 at once.
 """
@@ -24,8 +24,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from groupwise.engines.local.cache import ATTENTION
-from groupwise.engines.local.decode import Step
+from groupwise.engines.local.forward import ATTENTION, Step
 from groupwise.models.load import load_policy
 from groupwise.models.tiny import MoeSpec
 

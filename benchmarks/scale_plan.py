@@ -85,7 +85,7 @@ def make_models(folder: Path) -> None:
     length.
     """
     from groupwise.models.load import load_policy, save_policy
-    from groupwise.models.reward import reward_model_of
+    from groupwise.models.scalar_heads import reward_model_of
     from groupwise.models.tiny import MoeSpec, TinySpec
 
     letters = "".join(map(chr, range(32, 127)))

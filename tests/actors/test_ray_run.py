@@ -27,8 +27,7 @@ from groupwise.engines.make import make_engine
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 from tests.actors.rays import actors, gone, in_actors, machines, needs_ray, processes, small
-from tests.engines.outside.test_outside_engine import SAMPLINGS
-from tests.engines.outside.test_replicas import MANY, assert_alike
+from tests.engines.outside.made import MANY, SAMPLINGS, assert_alike
 from tests.runs.test_environment_run import changes as of_episodes
 from tests.runs.test_ranks_run import require_same
 from tests.runs.test_run import assert_same_run

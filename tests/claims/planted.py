@@ -23,7 +23,7 @@ from groupwise.claims.experiments import Effort
 from groupwise.claims.measurements import Measurements, Row, Verdict
 from groupwise.core.errors import GroupwiseError
 from groupwise.core.masked import group_range, group_sum, keep
-from groupwise.models.forward import head_logprobs
+from groupwise.models.forward import logprobs
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Bug:
 
 
 _clip = trust.Clip.__call__
-_forward = head_logprobs.HeadLogprobs.forward
+_forward = logprobs.HeadLogprobs.forward
 
 
 def swapped_epsilons(self: trust.Clip, *columns: Tensor) -> trust.Surrogate:
@@ -65,7 +65,7 @@ def old_less_live(logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
 
 
 def entropy_at_one(
-    ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: head_logprobs.Scoring
+    ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: logprobs.Scoring
 ) -> tuple[Tensor, Tensor]:
     logp, entropy = _forward(ctx, states, weight, bias, targets, how)
     logits = states @ weight.T if bias is None else states @ weight.T + bias
@@ -84,7 +84,7 @@ BUGS: Mapping[str, Bug] = {
     "ratio of the wrong sign": Bug("the log-ratio is old less live", ratio, "_difference", old_less_live),
     "entropy of another temperature": Bug(
         "the entropy is that of logits not divided by the temperature",
-        head_logprobs.HeadLogprobs,
+        logprobs.HeadLogprobs,
         "forward",
         staticmethod(entropy_at_one),
     ),

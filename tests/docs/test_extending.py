@@ -82,9 +82,9 @@ def test_the_task_trains_from_its_file() -> None:
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's engine in the table."""
-    names: dict[str, Any] = {}
-    exec(BLOCKS["src/groupwise/engines/mine/__init__.py"], names)
-    table = eval(BLOCKS["src/groupwise/engines/kinds.py: KINDS"], {**vars(kinds), **names})
+    names: dict[str, Any] = dict(vars(kinds))
+    exec(BLOCKS["src/groupwise/engines/kinds.py"], names)
+    table = eval(BLOCKS["src/groupwise/engines/kinds.py: KINDS"], names)
     assert table.keys() - kinds.KINDS.keys() == {"mine"}
     monkeypatch.setitem(kinds.KINDS, "mine", table["mine"])  # type: ignore[arg-type]
 

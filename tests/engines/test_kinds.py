@@ -13,9 +13,7 @@ import groupwise
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
-from groupwise.engines.kind import EngineKind
-from groupwise.engines.kinds import KINDS
-from groupwise.engines.local import LOCAL
+from groupwise.engines.kinds import KINDS, LOCAL, EngineKind
 from tests.runs.tiny_runs import tiny_run, weights_after
 
 SOURCE = Path(__file__).parents[2] / "src" / "groupwise"

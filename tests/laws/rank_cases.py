@@ -29,10 +29,9 @@ from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.load import Policy
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
-from groupwise.models.reward import RewardModel, reward_model_of
+from groupwise.models.scalar_heads import RewardModel, from_policy, reward_model_of
 from groupwise.models.shards import own_part, set_unsharded, set_unsharded_state, unsharded
 from groupwise.models.tiny import TinySpec
-from groupwise.models.value import from_policy
 from groupwise.training.checkpoint import OPTIMIZER
 from groupwise.training.critic import Critic, CriticSettings
 from groupwise.training.learner import AdaptedLearner, Learner, LearnerSettings

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from groupwise import record_routes
-from groupwise.models.moe.balance import Balance, load_shares
 from groupwise.models.moe.record import routers
+from groupwise.models.moe.settings import Balance, load_shares
 from tests.laws.moe_models import BUILD, EXPERTS, build, text
 
 CUTS = [1, 4, 16]

@@ -11,8 +11,8 @@ from torch import nn
 
 import groupwise
 from groupwise.core.errors import UsageError
-from groupwise.models.forward import compiled
-from groupwise.models.forward.compiled import CompiledLayers
+from groupwise.models.forward import forwards
+from groupwise.models.forward.forwards import CompiledLayers
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
 from tests.laws.test_layout import gradient, make_batch, make_learner, model_of, require_same
 
@@ -81,10 +81,10 @@ def test_what_cannot_be_compiled_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
 
         return raises
 
-    monkeypatch.setattr(compiled, "multiplies_bf16", lambda device: False)
+    monkeypatch.setattr(forwards, "multiplies_bf16", lambda device: False)
     with pytest.raises(UsageError, match="this processor has no instructions for bfloat16"):
         CompiledLayers(model_of("llama"), bf16=True)
-    monkeypatch.setattr(compiled.torch, "compile", no_compiler)
+    monkeypatch.setattr(forwards.torch, "compile", no_compiler)
     with pytest.raises(
         UsageError, match=r"cannot compile for cpu here \(InvalidCxxCompiler: .* install a C\+\+ compil"
     ):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from groupwise.core.records import Batch
-from groupwise.models.value import from_policy, token_values
+from groupwise.models.scalar_heads import from_policy, token_values
 from groupwise.training.critic import Critic, CriticSettings
 from tests.laws.test_split import ROWS, WIDTH, budget_for, make_batch
 

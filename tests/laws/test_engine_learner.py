@@ -23,7 +23,7 @@ from groupwise.models.moe.record import record_routes
 from groupwise.models.moe.replay import place_routes
 from groupwise.models.tiny import TinySpec
 from groupwise.training.learner import Learner, LearnerSettings
-from tests.engines.local.test_recording import is_recorded
+from tests.engines.local.made import is_recorded
 from tests.laws import moe_models
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"

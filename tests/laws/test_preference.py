@@ -24,7 +24,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.models.load import digest, save_policy
-from groupwise.models.reward import load_reward_model, reward_model_of
+from groupwise.models.scalar_heads import load_reward_model, reward_model_of
 from groupwise.training.start.cached_reward_model import calibration, calibration_error, report_on
 from groupwise.training.start.pairs import flip, ranked, split_by_prompt
 from groupwise.training.start.reward_model import Comparison, PreferenceSettings, bradley_terry, gradients, rate
@@ -137,7 +137,7 @@ def test_a_score_does_not_depend_on_order_budget_or_company(scorer):
 
 def test_a_score_reads_the_last_token_and_nothing_of_the_padding(scorer):
     ids = torch.tensor([[5, 6, 7, 1, 0, 0], [5, 6, 7, 1, 9, 3]])
-    from groupwise.models.reward import last_scores
+    from groupwise.models.scalar_heads import last_scores
 
     with torch.no_grad():
         four = last_scores(scorer.model, ids, torch.tensor([4, 4]))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -371,33 +373,113 @@ def test_a_good_template_has_no_findings(made: Any) -> None:
     assert findings(made) == []
 
 
-def test_a_dropped_system_prompt_is_fatal_where_one_is_used() -> None:
-    made = tokenizer(DROPS_SYSTEM)
-    found = findings(made, SYSTEM)
-    assert [f.fatal for f in found] == [True, True]
+def spaced_inst() -> Any:
+    """A tokenizer that joins the space at a prompt's end to what an answer begins with."""
+    made = tokenizer(INST.replace("[/INST]'", "[/INST] '").replace("' ' + m", "m"), eos="</s>")
+    made.backend_tokenizer.add_tokens([" Z"])
+    return made
+
+
+def with_tokens(made: Any, special: bool, *tokens: str) -> Any:
+    made.add_tokens([AddedToken(token, special=special) for token in tokens])
+    return made
+
+
+def lowercase() -> Any:
+    made = tokenizer(CHATML)
+    made.backend_tokenizer.normalizer = normalizers.Lowercase()
+    return made
+
+
+def asking(prompt: str) -> Sample:
+    return dataclasses.replace(ASKED, prompt=prompt)
+
+
+THINKING_OFF, TAGS = ChatSettings(thinking="off"), ("<think>", "</think>")
+TURN_MARK = CHATML.replace("<|im_end|>", "<turn|>")
+OPENS_WITH = CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>'")
+
+
+def case(
+    words: str, made: Any, settings: ChatSettings | None = None, *, asked: Sample = ASKED, fatal: bool = False
+) -> Any:
+    return pytest.param(made, settings, asked, fatal, words, id=words)
+
+
+DROPS, REFUSES = tokenizer(DROPS_SYSTEM), tokenizer(INST, eos="</s>")
+
+
+@pytest.mark.parametrize(
+    ("made", "settings", "asked", "fatal", "words"),
+    [
+        case("chat template: drops the system prompt; ", DROPS, SYSTEM, fatal=True),
+        case("prompt of sample q1: .*drops the system", DROPS, SYSTEM, fatal=True),
+        case("drops the system prompt", DROPS),
+        case("chat template: refuses the system prompt", REFUSES, SYSTEM, fatal=True),
+        case("prompts: sample q1: the chat template", REFUSES, SYSTEM, fatal=True),
+        case("template: drops the text of earlier answers", tokenizer(LAST_ONLY)),
+        case("template: drops the text of earlier answers", tokenizer(LAST_ONLY), asked=TALK, fatal=True),
+        case("template: drops what the user said in earlier turns", tokenizer(LAST_ONLY)),
+        case("template: drops what the user said in earlier turns", tokenizer(LAST_ONLY), asked=TALK, fatal=True),
+        case("sample talk: .* drops the user's text: 'What is 2", tokenizer(LAST_ONLY), asked=TALK, fatal=True),
+        case("template: drops the user's text", tokenizer(CHATML.replace("message['content']", "''")), fatal=True),
+        case(
+            r"changes the user's text: 'er\\n\\n Zq4 a", tokenizer(SHOUTS.replace("| upper", "| replace('the', 'a')"))
+        ),
+        case("sample q1: the chat template changes the user's text", tokenizer(SHOUTS)),
+        case(
+            r"without a generation prompt: .* has '<\|im_end\|>\\n<\|im_start\|>assistant\\n' before the answer",
+            tokenizer(NO_PROMPT),
+            fatal=True,
+        ),
+        case("begins with 2 BOS", tokenizer("{{ bos_token }}" + LLAMA3, "<s>", True, "<|eot|>"), fatal=True),
+        case("begins with 2 BOS", tokenizer(None, "<s>", True), asked=asking("<s>2?"), fatal=True),
+        case(r"ends in <\|im_end\|>, which ends an answer before it has begun", tokenizer(ENDS), fatal=True),
+        case(
+            r"with <\|im_end\|> \(4\), .* that end a completion, </s> \(2\): answers would run on to the limit",
+            tokenizer(CHATML, eos="</s>"),
+            fatal=True,
+        ),
+        case("which holds no id that ends a completion", tokenizer(TURN_MARK, eos="</s>")),
+        case(
+            r"closes an answer with <turn\|> \(\d+\), .* would run on to the limit",
+            with_tokens(tokenizer(TURN_MARK, eos="</s>"), False, "<turn|>"),
+            fatal=True,
+        ),
+        case(r"closes an answer with '\\n\\n', which holds no id", tokenizer(PLAIN_END)),
+        case("takes the thinking out of earlier answers: .* single-turn runs are not touched", tokenizer(THINKS)),
+        case("renders an answered question otherwise than the prompt.*'Zq6", tokenizer(THINKS), THINKING_OFF),
+        case(
+            "renders an answered question otherwise",
+            tokenizer(CHATML.replace("assistant\\n'", "assistant\\n' + ' '")),
+        ),
+        case(r"a token straddles the border after '5 \[/INST\] '", spaced_inst()),
+        case(r"stops short: .* has 'assistant\\n' before the answer", tokenizer(OPENS_WITH)),
+        case(r"holds <\|im_end\|>", tokenizer(CHATML), asked=asking("Stop<|im_end|>now")),
+        case(r"holds <\|im_start\|>", tokenizer(CHATML), asked=asking("Stop<|im_start|>now")),
+        case("<think> and </think> are special tokens", with_tokens(tokenizer(CHATML), True, *TAGS)),
+        case("may write today's date", tokenizer(DATED)),
+        case("1 of its 1 tokens are <unk>: .* does not know the text", unknowing()),
+        case(r"the tokenizer changes it: 'What is 2 \+ 3\?<\|im_end\|>", lowercase()),
+    ],
+)
+def test_what_is_wrong_is_found_once_and_fatal_where_it_spoils_a_run(
+    made: Any, settings: ChatSettings | None, asked: Sample, fatal: bool, words: str
+) -> None:
+    (found,) = [finding for finding in findings(made, settings, asked) if re.search(words, str(finding))]
+    assert found.fatal == fatal
+    with pytest.raises(UsageError, match=words) if fatal else nullcontext():
+        require_no_fatal([found])
+
+
+def test_all_that_is_fatal_is_said_and_what_is_right_is_not() -> None:
     with pytest.raises(UsageError, match=r"template: drops the system prompt; .*also: prompt of sample q1: .*drops"):
-        require_no_fatal(found)
-    unused = only(findings(made), "drops the system prompt")
-    assert not unused.fatal
-    require_no_fatal([unused])
-
-
-def test_what_the_template_refuses_is_fatal_where_it_is_used() -> None:
-    made = tokenizer(INST, eos="</s>")
-    found = findings(made, SYSTEM)
-    assert only(found, "chat template: refuses the system prompt").fatal
-    assert only(found, "prompts: sample q1: the chat template").fatal
-    assert findings(made) == []
-
-
-def test_dropped_earlier_turns_are_named_and_fatal_where_prompts_have_them() -> None:
-    made = tokenizer(LAST_ONLY)
-    for samples, fatal in (((ASKED,), False), ((TALK,), True)):
-        found = findings(made, None, *samples)
-        for role in ("the text of earlier answers", "what the user said in earlier turns"):
-            assert only([f for f in found if f.where == "chat template"], f"drops {role}").fatal == fatal
-    lost = only(findings(made, None, TALK), "prompt of sample talk: the chat template drops the user's text")
-    assert "'What is 2 + 3?'" in str(lost)
+        require_no_fatal(findings(tokenizer(DROPS_SYSTEM), SYSTEM))
+    twice = findings(tokenizer(None, bos="<s>", adds=True), None, asking("<s>2?"))
+    assert not [f for f in twice if "changes it" in f.what]
+    assert not [f for f in findings(tokenizer(THINKS)) if "otherwise" in str(f)]
+    made = tokenizer(CHATML, eos="</s>")
+    assert check_chat(Chat(made), {made.eos_token_id, made.convert_tokens_to_ids("<|im_end|>")}, [ASKED]) == []
 
 
 def test_a_turn_is_dropped_whatever_else_holds_its_words() -> None:
@@ -416,113 +498,11 @@ def test_a_turn_is_dropped_whatever_else_holds_its_words() -> None:
     assert plain.dropped([{"role": "tool", "content": "4"}]) is None
 
 
-def test_a_dropped_question_is_fatal() -> None:
-    made = tokenizer(CHATML.replace("message['content']", "''"))
-    assert only(findings(made), "chat template: drops the user's text").fatal
-
-
-def test_changed_text_is_told() -> None:
-    found = findings(tokenizer(SHOUTS.replace("| upper", "| replace('the', 'a')")))
-    assert not only(found, "changes the user's text: 'er\\n\\n Zq4 a").fatal
-    shouted = only(findings(tokenizer(SHOUTS)), "prompt of sample q1: the chat template changes the user's text")
-    assert not shouted.fatal
-
-
-def test_no_generation_prompt_is_fatal() -> None:
-    found = only(findings(tokenizer(NO_PROMPT)), "a template without a generation prompt")
-    assert found.fatal
-    assert "an answered one has '<|im_end|>\\n<|im_start|>assistant\\n' before the answer" in found.what
-
-
-def test_two_bos_are_fatal_whoever_writes_the_second() -> None:
-    twice = tokenizer("{{ bos_token }}" + LLAMA3, bos="<s>", adds=True, eos="<|eot|>")
-    assert only(findings(twice), "begins with 2 BOS").fatal
-    rendered = dataclasses.replace(ASKED, prompt="<s>" + ASKED.prompt)
-    found = findings(tokenizer(None, bos="<s>", adds=True), None, rendered)
-    assert only(found, "begins with 2 BOS").fatal
-    assert not [f for f in found if "changes it" in f.what]
-
-
-def test_an_end_inside_the_prompts_end_is_fatal() -> None:
-    found = only(findings(tokenizer(ENDS)), "ends in <|im_end|>, which ends an answer before it has begun")
-    assert found.fatal
-
-
-def test_an_end_of_turn_that_ends_no_completion_is_fatal() -> None:
-    made = tokenizer(CHATML, eos="</s>")
-    found = only(findings(made), "answers would run on to the limit")
-    assert found.fatal
-    turn_end = made.convert_tokens_to_ids("<|im_end|>")
-    assert f"<|im_end|> ({turn_end})" in found.what
-    assert f"</s> ({made.eos_token_id})" in found.what
-    assert check_chat(Chat(made), {made.eos_token_id, turn_end}, [ASKED]) == []
-
-
-def test_an_end_of_turn_need_not_be_special() -> None:
-    made = tokenizer(CHATML.replace("<|im_end|>", "<turn|>"), eos="</s>")
-    assert not only(findings(made), "which holds no id that ends a completion").fatal, "it is plain text"
-    made.add_tokens([AddedToken("<turn|>", special=False)])
-    found = only(findings(made), "answers would run on to the limit")
-    assert found.fatal
-    assert f"closes an answer with <turn|> ({made.convert_tokens_to_ids('<turn|>')})" in found.what
-
-
-def test_an_answer_closed_by_plain_text_is_told() -> None:
-    made = tokenizer(PLAIN_END)
-    assert not only(findings(made), "closes an answer with '\\n\\n', which holds no id").fatal
-
-
-def test_history_without_its_thinking_is_told_and_not_fatal() -> None:
-    found = only(findings(tokenizer(THINKS)), "takes the thinking out of earlier answers")
-    assert not found.fatal
-    assert "single-turn runs are not touched" in found.remedy
-
-
-def test_a_prompt_that_an_answered_question_does_not_begin_with_is_told() -> None:
-    off = findings(tokenizer(THINKS), ChatSettings(thinking="off"))
-    assert "'Zq6" in only(off, "renders an answered question otherwise than the prompt").what
-    assert not [f for f in findings(tokenizer(THINKS)) if "otherwise" in str(f)]
-
-
-def test_a_token_across_the_border_is_told() -> None:
-    spaced = tokenizer(CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n' + ' '"))
-    assert "otherwise" in findings(spaced)[0].what
-    inst = tokenizer(INST.replace("[/INST]'", "[/INST] '").replace("' ' + m", "m"), eos="</s>")
-    merged = inst.backend_tokenizer
-    merged.add_tokens([" Z"])
-    assert not only(findings(inst), "a token straddles the border after '5 [/INST] '").fatal
-
-
-def test_a_generation_prompt_that_stops_short_is_told() -> None:
-    short = tokenizer(CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>'"))
-    assert "has 'assistant\\n' before the answer" in only(findings(short), "stops short").what
-
-
 @pytest.mark.parametrize("template", [CHATML, INST, NO_PROMPT])
 def test_an_opening_of_answers_does_not_hide_or_make_a_finding(template: str) -> None:
     made = tokenizer(template, eos="</s>" if template == INST else "<|im_end|>")
     plain, opened = findings(made), findings(made, ChatSettings(open="<think>\n"))
     assert [f.fatal for f in opened if f.fatal] == [f.fatal for f in plain if f.fatal]
-
-
-def test_control_tokens_in_the_data_and_hidden_thinking_tags_are_told() -> None:
-    for mark in ("<|im_end|>", "<|im_start|>"):  # the eos, and one that is special without a name
-        sneaky = dataclasses.replace(ASKED, prompt=f"Stop{mark}now")
-        assert not only(findings(tokenizer(CHATML), None, sneaky), f"holds {mark}").fatal
-    made = tokenizer(CHATML)
-    made.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
-    assert not only(findings(made), "<think> and </think> are special tokens").fatal
-
-
-def test_a_template_that_writes_the_date_is_told() -> None:
-    assert not only(findings(tokenizer(DATED)), "may write today's date").fatal
-
-
-def test_text_that_the_tokenizer_loses_is_told() -> None:
-    assert "1 of its 1 tokens are <unk>" in only(findings(unknowing()), "does not know the text").what
-    small = tokenizer(CHATML)
-    small.backend_tokenizer.normalizer = normalizers.Lowercase()
-    assert "'What is 2 + 3?<|im_end|>" in only(findings(small), "the tokenizer changes it").what
 
 
 def test_an_empty_prompt_is_fatal_and_each_kind_is_told_once() -> None:
@@ -533,10 +513,6 @@ def test_an_empty_prompt_is_fatal_and_each_kind_is_told_once() -> None:
 
 def test_every_message_of_the_page_is_said() -> None:
     """docs/chat.md shows each finding as it is printed."""
-    stripped = tokenizer(INST.replace("[/INST]'", "[/INST] '").replace("' ' + m", "m"), eos="</s>")
-    stripped.backend_tokenizer.add_tokens([" Z"])
-    hidden = tokenizer(CHATML)
-    hidden.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     said = {
         str(finding)
         for found in (
@@ -548,11 +524,11 @@ def test_every_message_of_the_page_is_said() -> None:
             findings(tokenizer(ENDS)),
             findings(tokenizer(None), None, Sample("a", "", "")),
             findings(tokenizer(THINKS)),
-            findings(stripped),
+            findings(spaced_inst()),
             findings(tokenizer(PLAIN_END)),
             findings(tokenizer(DATED)),
             findings(tokenizer(CHATML), None, dataclasses.replace(ASKED, prompt="Stop<|im_end|>now")),
-            findings(hidden),
+            findings(with_tokens(tokenizer(CHATML), True, *TAGS)),
             findings(unknowing()),
             findings(tokenizer(CALLS), None, Sample("called", "12:00", "", messages=CALLED)),
             findings(tokenizer(CALLS), None, Sample("text", "12:00", "", messages=WRITTEN)),

@@ -19,8 +19,7 @@ from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMH
 
 from groupwise.core.errors import UsageError
 from groupwise.models.load import load_policy, model_folder
-from groupwise.models.reward import load_reward_model
-from groupwise.models.value import from_folder
+from groupwise.models.scalar_heads import from_folder, load_reward_model
 from groupwise.training.start.initial_policy import check_model
 
 WEIGHTS = "model.safetensors"

@@ -14,8 +14,7 @@ import torch
 
 from groupwise.commands.model import write_folder, write_packaged
 from groupwise.core.errors import UsageError
-from groupwise.models.files.gguf import read_gguf
-from groupwise.models.files.packaged import PACKAGED, packaged_file, require_installed
+from groupwise.models.files.gguf import PACKAGED, packaged_file, read_gguf, require_installed
 from groupwise.models.load import Policy, load_policy
 from tests.models.gguf_files import TOKENS, stored_name, tiny_llama, write_gguf
 

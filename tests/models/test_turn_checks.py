@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from groupwise.core.environment import Says
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.models.chat.glue import Glue
+from groupwise.models.chat.later_turns import Glue
 from groupwise.models.chat.prompts import Chat, ChatSettings
 from groupwise.models.chat.template_checks import TemplateFinding
 from groupwise.models.chat.turn_checks import check_turns

@@ -18,7 +18,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.engines.local.prefill import require_sampled
+from groupwise.engines.local.forward import require_sampled
 from groupwise.models.context import positions, window
 from groupwise.models.files.folder import read_config
 from groupwise.models.forward.heads import check_halves, require_plain_head

@@ -94,7 +94,6 @@ QWEN3_MAKE = Make(QWEN3, _CHATML, "<|im_end|>", _TAGS)
 LLAMA3_MAKE = Make(LLAMA3, _LLAMA, "<|eot_id|>", bos="<|begin_of_text|>")
 SMOLLM2_MAKE = Make(SMOLLM2, _CHATML, "<|im_end|>", bos="<|im_start|>")
 PLAIN_MAKE = Make(None, _LLAMA, "<|end_of_text|>", bos="<|begin_of_text|>")
-MAKES = {"qwen3": QWEN3_MAKE, "llama3": LLAMA3_MAKE, "smollm2": SMOLLM2_MAKE, "plain": PLAIN_MAKE}
 
 
 def tokenizer_of(make: Make) -> Any:

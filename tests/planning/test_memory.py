@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from groupwise.models.adapters.targets import adapted_weights, adapter_size
+from groupwise.models.adapters.settings import adapted_weights, adapter_size
 from groupwise.planning import parts
 from groupwise.planning.activations import weight_bytes, with_value_head, without_memory
 from groupwise.planning.memory import ACTIVATIONS_ON_CPU, OTHER_RANKS, TOKENS_ON_CPU

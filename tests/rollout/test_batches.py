@@ -16,7 +16,7 @@ from groupwise.core.files.dataclass_json import from_json, to_json
 from groupwise.core.stream import Sampled, StreamState
 from groupwise.rollout.batches import Batches
 from groupwise.rollout.collect import Rollout
-from tests.engines.outside.completions import fields
+from tests.engines.outside.made import fields
 from tests.rollout.test_collect import make
 
 WANTED = 4

@@ -23,8 +23,7 @@ from groupwise.rollout.collect import scored_groups
 from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.segments import Segment, advance
-from tests.engines.local.test_engine import EOS, build
-from tests.engines.local.test_engine_routes import build as build_moe
+from tests.engines.local.made import EOS, build, build_moe
 from tests.rollout.test_collect import ARITHMETIC
 
 SAMPLES = 4

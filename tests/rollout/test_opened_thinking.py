@@ -13,7 +13,7 @@ from groupwise.core.reward import TASK
 from groupwise.core.samples import Attempt
 from groupwise.core.stream import Cohort
 from groupwise.core.task import Demonstration
-from groupwise.models.chat.history import thinking_of
+from groupwise.models.chat.later_turns import thinking_of
 from groupwise.models.chat.prompts import Chat, ChatSettings
 from groupwise.models.tiny import CHATML
 from groupwise.rewards.functions.user import TaskScore

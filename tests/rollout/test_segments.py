@@ -25,8 +25,7 @@ from groupwise.engines.local.engine import LocalEngine
 from groupwise.rollout.collect import Prompts, Rollout
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.segments import Segment, advance, goes_on
-from tests.engines.local.test_engine import EOS, build
-from tests.engines.local.test_engine_routes import build as build_moe
+from tests.engines.local.made import EOS, build, build_moe
 from tests.engines.local.test_stopping import decode
 from tests.rollout.test_collect import ARITHMETIC, EvenLength
 

@@ -22,10 +22,10 @@ from groupwise.commands.build.learner import MODULE, idle_ranks
 from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.core.errors import RunError, UsageError
-from groupwise.engines.outside.placed import SERVER
+from groupwise.engines.outside.connection import SERVER
 from groupwise.journal.journal import read_metrics
 from groupwise.models.load import load_policy, save_policy
-from groupwise.models.reward import reward_model_of
+from groupwise.models.scalar_heads import reward_model_of
 from groupwise.training import checkpoint
 from tests.moe_policy import save_moe
 from tests.runs.test_run import weights

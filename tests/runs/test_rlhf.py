@@ -19,7 +19,7 @@ from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.models.load import load_policy, save_policy
-from groupwise.models.reward import reward_model_of
+from groupwise.models.scalar_heads import reward_model_of
 from groupwise.models.tiny import TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint

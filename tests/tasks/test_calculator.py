@@ -13,7 +13,7 @@ from groupwise.core.samples import Sample
 from groupwise.environments.adapt import begun, ended
 from groupwise.models.chat.prompts import Chat, ChatSettings
 from groupwise.models.chat.turn_checks import check_turns
-from groupwise.models.files.packaged import packaged_model, tool_use_template
+from groupwise.models.files.gguf import packaged_model, tool_use_template
 from groupwise.tasks.make import task
 from recipes.calculator import EXAMPLES, Calculator
 from tests.models.turn_templates import SCHEMA, SMOLLM2_MAKE, ends_of, tokenizer_of

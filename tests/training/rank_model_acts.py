@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from groupwise.models.scalar_heads import from_policy
 from groupwise.models.shards import own_part
-from groupwise.models.value import from_policy
 from groupwise.planning.shard_groups import groups_of, held_bytes
 from groupwise.training.critic import Critic, CriticSettings
 from groupwise.training.learner import Learner, LearnerSettings

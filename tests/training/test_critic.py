@@ -19,7 +19,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.numbers.metrics import read
 from groupwise.core.records import Batch
 from groupwise.diagnostics.updates import value_metrics
-from groupwise.models.value import from_folder, from_policy, token_values
+from groupwise.models.scalar_heads import from_folder, from_policy, token_values
 from groupwise.training.critic import Critic, CriticSettings, clipped
 from tests.laws.test_split import make_batch
 from tests.training.made import norm_of, stepped_with

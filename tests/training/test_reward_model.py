@@ -19,7 +19,7 @@ from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.load import Policy, prompt_ids
-from groupwise.models.reward import RewardModel, load_reward_model, reward_model_of
+from groupwise.models.scalar_heads import RewardModel, load_reward_model, reward_model_of
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
 from groupwise.training.start.cached_reward_model import (

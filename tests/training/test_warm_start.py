@@ -201,7 +201,7 @@ def test_a_fingerprint_follows_everything_that_decides_the_result(monkeypatch: p
     assert fingerprint(*parts) != first
 
 
-@pytest.mark.parametrize("module", ["models.moe.balance", "models.moe.record", "training.start.warm_start"])
+@pytest.mark.parametrize("module", ["models.moe.settings", "models.moe.record", "training.start.warm_start"])
 def test_a_fingerprint_follows_the_code_of_the_routers_loss(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, source = fingerprint(SETTINGS, TASK), inspect.getsource
 

@@ -42,7 +42,7 @@ from groupwise.journal.recipe_file import whole_recipe
 from groupwise.journal.rollout_rows import completion_columns
 from groupwise.models.chat.template_checks import check_chat, require_no_fatal
 from groupwise.models.load import Policy, load_policy, model_folder
-from groupwise.models.reward import load_reward_model
+from groupwise.models.scalar_heads import load_reward_model
 from groupwise.rollout.collect import Judge, problem_values
 from groupwise.training.start.initial_policy import HUB_ID, RunPolicy, is_run, run_policy
 

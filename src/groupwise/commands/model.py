@@ -8,8 +8,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import make_folder, require_place
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.chat.template_checks import check_template, require_no_fatal
-from groupwise.models.files.gguf import BYTES, GgufModel, read_gguf
-from groupwise.models.files.packaged import packaged_file, packaged_model, tool_use_template
+from groupwise.models.files.gguf import BYTES, GgufModel, packaged_file, packaged_model, read_gguf, tool_use_template
 from groupwise.models.load import load_policy
 
 #: Bytes that a folder takes beside its weights, generously: the tokenizer and the configurations.

@@ -23,7 +23,7 @@ from groupwise.config.validate import require_rankable
 from groupwise.core.errors import UsageError
 from groupwise.core.machine.free_memory import free_memory, held_memory
 from groupwise.core.task import PlaysTurns
-from groupwise.engines.local.prefill import require_sampled
+from groupwise.engines.local.forward import require_sampled
 from groupwise.models.context import positions
 from groupwise.models.forward.heads import halves, require_plain_head
 from groupwise.models.load import load_tokenizer, require_config

@@ -21,7 +21,7 @@ from groupwise.core.reward import TASK
 from groupwise.core.task import Bounded, BoundedTurns, Notes, PlaysTurns, ScoresSteps, Task
 from groupwise.health.symptoms.base import RECENT
 from groupwise.models.precision import require_precision
-from groupwise.models.value import POLICY_START, REWARD_START
+from groupwise.models.scalar_heads import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import RewardWeights, has_answers
 from groupwise.tasks.environment.task import EnvironmentTask
 from groupwise.training.reference import START

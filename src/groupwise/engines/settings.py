@@ -9,10 +9,8 @@ from pydantic_core import PydanticCustomError
 
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Changeable, Location, Settings
-from groupwise.engines.address import AddressText, addresses_of, connect
-from groupwise.engines.kind import EngineKind
-from groupwise.engines.kinds import KINDS
-from groupwise.engines.local import LOCAL
+from groupwise.engines.kinds import KINDS, LOCAL, EngineKind
+from groupwise.engines.outside.connection import AddressText, addresses_of, connect
 from groupwise.models.precision import WeightPrecision
 
 #: Where an engine lives.
@@ -69,7 +67,7 @@ class EngineSettings(Settings):
 
     @property
     def kind(self) -> EngineKind:
-        """What is known of the engine."""
+        """The row of the engine in the table of kinds."""
         return KINDS[self.name]
 
     @property
@@ -109,9 +107,7 @@ class EngineSettings(Settings):
         return self.replace(process="child", python=self.python or kind.python)
 
     def require_place(self) -> None:
-        """Raise UsageError if there is no such program as `python` names, if it lacks the engine's library, or if no
-        engine answers at the address.
-        """
+        """Raise UsageError if no program `python` has the engine's library, or no engine answers at the address."""
         if self.address:
             for address in addresses_of(self.address):
                 connect(address).close()

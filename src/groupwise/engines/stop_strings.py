@@ -41,9 +41,7 @@ class StopStrings:
         return [row for row, token in enumerate(tokens) if known[token]]
 
     def completed(self, tokens: tuple[int, ...]) -> str:
-        """Return the stop string that the last of a completion's tokens completes, the one that ends first; "" for
-        none.
-        """
+        """Return the stop string that the last of a completion's tokens completes, the first to end; "" for none."""
         spelled = tuple(token for token in tokens if token not in self._silent)[-self._reach :]
         return self._completed_in(tokens) if self._completed_in(spelled) else ""
 
@@ -74,7 +72,6 @@ def require_spelled(policy: Policy, texts: Sequence[str]) -> None:
 
 
 def _common(one: str, other: str) -> int:
-    """Tell how many characters both begin with."""
     places = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in places if a != b), min(len(one), len(other)))
 

@@ -7,20 +7,21 @@ CHANGING_ROPE = "longrope"
 
 
 def positions(config: Any) -> int:
-    """Return the longest prompt and completion together that a model takes, tokens: as long as its rope is one
-    function.
-    """
+    """Return the most tokens, prompt and completion, that a model takes: as long as its rope is one function."""
     limits = (getattr(config.get_text_config(), "max_position_embeddings", None), rope_limit(config))
     return min((int(limit) for limit in limits if limit), default=1 << 30)
 
 
 def rope_limit(config: Any) -> int | None:
-    """Return the tokens beyond which the rope's frequencies change with the length of the sequence; None if they never
-    do.
-    """
-    text = config.get_text_config()
-    ropes = [rope for rope in _nested(getattr(text, "rope_parameters", None)) if rope.get("rope_type") == CHANGING_ROPE]
-    limits = (rope.get("original_max_position_embeddings") for rope in ropes)
+    """Return the tokens beyond which the rope's frequencies change with a sequence's length; None if they never do."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None)
+    if not isinstance(rope, dict):
+        return None
+    ropes = [value for value in rope.values() if isinstance(value, dict)] or [
+        rope
+    ]  # one for each kind of layer, or one
+    changing = (each for each in ropes if each.get("rope_type") == CHANGING_ROPE)
+    limits = (each.get("original_max_position_embeddings") for each in changing)
     return min((limit for limit in limits if type(limit) is int), default=None)
 
 
@@ -40,11 +41,3 @@ def positions_in_words(config: Any) -> str:
         f"the {most} positions (original_max_position_embeddings) within which the model's {CHANGING_ROPE} is one "
         "function: a longer sequence has other frequencies, and cached keys and values no longer fit"
     )
-
-
-def _nested(rope: Any) -> list[dict[str, Any]]:
-    """Return the parameters of one rope, or of one for each kind of layer."""
-    if not isinstance(rope, dict):
-        return []
-    inner = [value for value in rope.values() if isinstance(value, dict)]
-    return inner or [rope]

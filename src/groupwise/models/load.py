@@ -1,7 +1,10 @@
-"""A policy from a Hugging Face folder: model, tokenizer, and every id that ends an answer."""
+"""A policy from a Hugging Face folder: model, tokenizer, and every id that ends an answer; and a model like another, of
+its description.
+"""
 
 import copy
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +16,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
 from groupwise.core.numbers.reproducible import prepare
@@ -32,7 +35,7 @@ from groupwise.models.files.folder import (
     require_whole,
     weight_files,
 )
-from groupwise.models.files.packaged import how_to_make
+from groupwise.models.files.gguf import how_to_make
 from groupwise.models.forward.heads import check_halves, check_runs
 
 
@@ -261,3 +264,32 @@ def require_tokenizer(folder: Path) -> None:
     """Raise UsageError, naming the folder, if it holds no tokenizer."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         raise UsageError(f"model = {str(folder)!r}: no tokenizer (tokenizer.json) in it; save the tokenizer there too")
+
+
+def description(model: Any) -> dict[str, Any]:
+    """Describe what `model_like` makes one of the same class, configuration and arithmetic of."""
+    return {
+        "config": json.loads(model.config.to_json_string(use_diff=False)),
+        "name": model.config.name_or_path,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "attention": model.config._attn_implementation,
+        "experts": model.config._experts_implementation,
+    }
+
+
+def model_like(kind: Any, described: Mapping[str, Any]) -> Any:
+    """Return a model of transformers' `kind` with random weights, dropout off, without touching anyone's random
+    numbers.
+
+    Raises UsageError if this process cannot make one.
+    """
+    with loading("the model of another rank"), torch.random.fork_rng(devices=[]):
+        config = CONFIG_MAPPING[described["config"]["model_type"]].from_dict(dict(described["config"]))
+        config.name_or_path = described["name"]
+        model = kind.from_config(
+            config,
+            dtype=getattr(torch, described["dtype"]),
+            attn_implementation=described["attention"],
+            experts_implementation=described["experts"],
+        )
+    return model.eval()

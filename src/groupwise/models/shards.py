@@ -11,9 +11,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def unsharded(x: Tensor) -> Tensor:
-    """Return all of a tensor, without gradient. If it is in shards, every rank has to call this at the same point of
-    its work.
-    """
+    """Return all of a tensor, without gradient. If it is in shards, every rank has to call this at the same point."""
     x = x.detach()
     return x.full_tensor() if isinstance(x, DTensor) else x
 
@@ -25,12 +23,12 @@ def own_part(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def set_unsharded(x: Tensor, values: Tensor) -> None:
-    """Sets a tensor from all of its numbers, which every rank has; nothing is sent."""
+    """Set a tensor from all of its numbers, which every rank has; nothing is sent."""
     x.copy_(parted_like(values, x))
 
 
 def parted_like(values: Tensor, x: Tensor) -> Tensor:
-    """All of a tensor, which every rank has -> the same on x's device and in parts as x is; nothing is sent."""
+    """Map all of a tensor, which every rank has -> the same on x's device and in parts as x is; nothing is sent."""
     values = values.to(x.device)
     if not isinstance(x, DTensor):
         return values
@@ -78,7 +76,7 @@ def unsharded_state(model: nn.Module, holds: bool) -> dict[str, Tensor]:
 
 
 def set_unsharded_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Sets every entry of a model's state, of which each rank has all. Raises ValueError if it has others."""
+    """Set every entry of a model's state, of which each rank has all. Raises ValueError if it has others."""
     own = model.state_dict(keep_vars=True)
     if {k: x.shape for k, x in own.items()} != {k: x.shape for k, x in state.items()}:
         raise ValueError("the weights are of another model")

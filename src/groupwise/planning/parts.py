@@ -10,9 +10,8 @@ import torch
 from groupwise.engines.local.cache import GAP, GAP_SHARE, ROOM
 from groupwise.engines.local.engine import KEEP_BYTES, PREFILL_TOKENS, PREFILL_TOKENS_CPU
 from groupwise.models.adapters.lora import with_adapters
-from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.adapters.targets import adapted_weights
-from groupwise.models.reward import tokens_at_once
+from groupwise.models.adapters.settings import AdapterSettings, adapted_weights
+from groupwise.models.scalar_heads import tokens_at_once
 from groupwise.planning.activations import (
     Computation,
     cached_widths,

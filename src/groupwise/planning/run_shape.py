@@ -12,8 +12,7 @@ import torch
 
 from groupwise.core.collate import microbatches
 from groupwise.core.prefixes import prefix_microbatches, prompt_keys
-from groupwise.engines.kind import EngineKind
-from groupwise.engines.local import LOCAL
+from groupwise.engines.kinds import LOCAL, EngineKind
 from groupwise.planning.activations import Computation, Rows
 
 #: Microbatches that are laid out to find the largest.

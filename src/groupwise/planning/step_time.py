@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from groupwise.models.moe.record import routers
-from groupwise.models.reward import tokens_at_once
+from groupwise.models.scalar_heads import tokens_at_once
 from groupwise.planning.activations import cached_widths
 from groupwise.planning.devices import Device
 from groupwise.planning.parts import Cuts, PlannedRun

@@ -13,7 +13,7 @@ from groupwise.core.numbers.metrics import Mean, Sum, Value
 from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.records import Batch
 from groupwise.core.settings import Changeable, Location
-from groupwise.models.value import POLICY_START, token_values
+from groupwise.models.scalar_heads import POLICY_START, token_values
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, Mesh, Verb
 from groupwise.training.optimizer import OptimizerSettings, TrainedModel, place

@@ -17,12 +17,10 @@ from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.prefixes import prefix_microbatches
 from groupwise.core.records import Batch, Group, UpdateRecord, UpdateResult
 from groupwise.core.settings import Changeable
-from groupwise.models.adapters.files import read_adapters, write_adapters
-from groupwise.models.adapters.lora import Adapters
+from groupwise.models.adapters.lora import Adapters, read_adapters, write_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
-from groupwise.models.forward.compiled import CompiledLayers
-from groupwise.models.forward.forwards import recomputed
+from groupwise.models.forward.forwards import CompiledLayers, recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import halves
 from groupwise.models.forward.line_attention import in_line, runs_in_line
@@ -46,7 +44,7 @@ class LearnerSettings(OptimizerSettings):
     precision        "bf16" computes in bfloat16 over float32 master weights
     shared_prefixes  what rows have in common at their start, such as a prompt, is run once, and no padding is run
     recompute        activations are computed again in the backward pass instead of held: less memory, a third more time
-    compile          layers are compiled by torch.compile (models/forward/compiled.py): fewer kernels, after minutes
+    compile          layers are compiled by torch.compile (models/forward/forwards.py): fewer kernels, after minutes
     chunk_logits     logits computed at once; "auto": as many as memory has room for
     held_logits      log-probabilities held for the backward pass, which computes them again where they are more
     ranks            processes of this machine that hold the policy together, each its part of weights, gradients and

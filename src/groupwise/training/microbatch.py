@@ -11,10 +11,9 @@ from groupwise.core.errors import RunError
 from groupwise.core.records import Batch, RoutingRecord
 from groupwise.models.forward.heads import halves
 from groupwise.models.forward.layout import packed, padded
-from groupwise.models.moe.balance import load_shares
 from groupwise.models.moe.record import Router, RowRoutes, record_routes, route_dtype, router_logits
 from groupwise.models.moe.replay import place_routes, replay_routes
-from groupwise.models.moe.settings import RouterLosses
+from groupwise.models.moe.settings import RouterLosses, load_shares
 from groupwise.training.mesh import Mesh
 
 

@@ -21,9 +21,8 @@ from groupwise.core.engine import Engine, Precision, Request, Sampling
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, NumericalNoise, Tolerance, tilt
-from groupwise.models.files.meta_device import description, model_like
 from groupwise.models.forward.heads import halves
-from groupwise.models.load import Policy
+from groupwise.models.load import Policy, description, model_like
 from groupwise.models.moe.settings import routers_to_record
 from groupwise.models.precision import cast_weights
 from groupwise.training.learner import Learner, LearnerSettings

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from transformers import LogitsProcessorList, MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
@@ -12,7 +10,7 @@ from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import UsageError
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.local.sampler import support_mask
-from tests.engines.local.test_engine import EOS, REQUESTS, VOCABULARY, build
+from tests.engines.local.made import EOS, REQUESTS, VOCABULARY, build
 
 MODEL = build()
 
@@ -95,13 +93,6 @@ def test_min_p_keeps_what_is_likely_beside_the_most_likely(min_p: float, others:
     kept = support_mask(logits, *others, min_p)
     assert torch.equal(kept, expected & support_mask(logits, *others))
     assert kept.gather(1, logits.argmax(-1, keepdim=True)).all()
-
-
-def test_broken_logits_are_seen_under_min_p() -> None:
-    engine = LocalEngine(MODEL, EOS, pad=0)
-    engine.load_weights([(n, p * math.nan) for n, p in MODEL.named_parameters()], version=1)
-    with pytest.raises(Exception, match="the model's logits are NaN or infinite"):
-        engine.generate(REQUESTS, Sampling(min_p=0.1, logit_bias={4: 1.0}))
 
 
 @pytest.mark.parametrize(

@@ -4,53 +4,27 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Completion
 from groupwise.engines.local.engine import LocalEngine
-from tests.engines.local.test_recording import is_recorded
-
-VOCABULARY = 30
-EOS = frozenset({3, 7})
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96, "initializer_range": 0.2}
-MODELS: dict[str, Callable[[], Any]] = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCABULARY, **GPT2, bos_token_id=None, eos_token_id=None)  # type: ignore[arg-type]
-    ),
-}
-REQUESTS = [
-    Request((5, 9, 11, 2, 8, 20, 14), samples=3, seed=1),
-    Request((4,), samples=4, seed=2),
-    Request((12, 13, 2, 29), samples=2, seed=2, max_new_tokens=9),
-]
-
-
-def build(name: str = "qwen3") -> Any:
-    torch.manual_seed(4)
-    return MODELS[name]().eval()
+from tests.engines.local.made import (
+    EOS,
+    REQUESTS,
+    SIZES,
+    VOCABULARY,
+    assert_alike,
+    assert_plain,
+    build,
+    is_recorded,
+    plain_logp,
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +37,6 @@ def test_an_engine_without_rows_is_refused(qwen: Any) -> None:
         LocalEngine(qwen, frozenset({1}), 0, max_rows=0)
 
 
-def plain_logp(model: nn.Module, prompt: tuple[int, ...], done: Completion, temperature: float) -> torch.Tensor:
-    """Log-probabilities of the completion by one forward over the whole sequence, over the kept ids where given."""
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([prompt + done.tokens])).logits[0, len(prompt) - 1 : -1]
-    logits = logits.double() / temperature
-    if done.support is not None:
-        hidden = torch.full_like(logits, -math.inf)
-        for t in range(len(done.tokens)):
-            ids = done.support.ids[done.support.start[t] : done.support.start[t + 1]].long()
-            hidden[t, ids] = logits[t, ids]
-        logits = hidden
-    return torch.log_softmax(logits, -1).gather(1, torch.tensor(done.tokens)[:, None])[:, 0]
-
-
 def tokens_of(groups: list[tuple[Completion, ...]]) -> list[list[tuple[int, ...]]]:
     return [[c.tokens for c in group] for group in groups]
 
@@ -85,13 +45,8 @@ def tokens_of(groups: list[tuple[Completion, ...]]) -> list[list[tuple[int, ...]
 @pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.9, 0), (1.0, 20), (0.9, 20)])
 def test_logp_is_the_plain_forwards(qwen: Any, temperature: float, top_p: float, top_k: int) -> None:
     how = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=16)
-    groups = LocalEngine(qwen, EOS, pad=0).generate(REQUESTS, how)
-    assert [len(g) for g in groups] == [3, 4, 2]
-    for request, group in zip(REQUESTS, groups, strict=True):
-        for done in group:
-            assert (done.support is not None) == how.truncates
-            expected = plain_logp(qwen, request.tokens, done, temperature)
-            torch.testing.assert_close(torch.tensor(done.logp_engine, dtype=torch.float64), expected, atol=1e-5, rtol=0)
+    groups = assert_plain(qwen, LocalEngine(qwen, EOS, pad=0), REQUESTS, how)
+    assert all((done.support is not None) == how.truncates for group in groups for done in group)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -101,11 +56,7 @@ def test_other_models_run_through_the_same_interface(name: str, attention: str) 
     model.set_attn_implementation(attention)
     engine = LocalEngine(model, EOS, pad=0, max_rows=5)
     for requests in (REQUESTS, REQUESTS[:1]):
-        for request, group in zip(requests, engine.generate(requests, Sampling(max_new_tokens=12)), strict=True):
-            for done in group:
-                expected = plain_logp(model, request.tokens, done, 1.0)
-                said = torch.tensor(done.logp_engine, dtype=torch.float64)
-                torch.testing.assert_close(said, expected, atol=1e-5, rtol=0)
+        assert_plain(model, engine, requests, Sampling(max_new_tokens=12))
     assert all(map(is_recorded, engine._step._forward.values()))
 
 
@@ -114,10 +65,8 @@ def test_a_model_whose_values_steer_its_forward_is_not_replayed_from_a_recording
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope)).eval()  # type: ignore[arg-type]
     engine = LocalEngine(model, EOS, pad=0)
-    [[done]] = engine.generate([Request((5, 6), 1, seed=3)], Sampling(max_new_tokens=8))
+    assert_plain(model, engine, [Request((5, 6), 1, seed=3)], Sampling(max_new_tokens=8))
     assert not any(map(is_recorded, engine._step._forward.values()))
-    said = torch.tensor(done.logp_engine, dtype=torch.float64)
-    torch.testing.assert_close(said, plain_logp(model, (5, 6), done, 1.0), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -126,14 +75,10 @@ def test_prompts_of_one_length_and_of_several_go_through_the_model(length: int, 
     torch.manual_seed(4)
     model = Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "max_position_embeddings": 200}, head_dim=8)).eval()
     model.set_attn_implementation(attention)
-    engine = LocalEngine(model, EOS, pad=0)
     texts = [tuple((7 * i + j) % VOCABULARY for j in range(length - i)) for i in (0, 0, 3)]
-    for prompts in (texts[:1], texts):
-        requests = [Request(text, 2, seed) for seed, text in enumerate(prompts)]
-        for request, group in zip(requests, engine.generate(requests, Sampling(max_new_tokens=6)), strict=True):
-            for done in group:
-                said = torch.tensor(done.logp_engine, dtype=torch.float64)
-                torch.testing.assert_close(said, plain_logp(model, request.tokens, done, 1.0), atol=1e-5, rtol=0)
+    requests = [Request(text, 2, seed) for seed, text in enumerate(texts)]
+    for asked in (requests[:1], requests):
+        assert_plain(model, LocalEngine(model, EOS, pad=0), asked, Sampling(max_new_tokens=6))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -173,66 +118,38 @@ def test_greedy_takes_the_most_likely_token_with_logp_0(qwen: Any) -> None:
     assert done.logp_engine == (0.0,) * 6
 
 
-@pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 64])
-def test_rows_at_a_time_change_nothing(qwen: Any, max_rows: int) -> None:
-    how = Sampling(top_p=0.95, max_new_tokens=20)
-    whole = LocalEngine(qwen, EOS, pad=0).generate(REQUESTS, how)
-    fewer = LocalEngine(qwen, EOS, pad=0, max_rows=max_rows).generate(REQUESTS, how)
-    assert tokens_of(fewer) == tokens_of(whole)
-    for a, b in zip((c for g in fewer for c in g), (c for g in whole for c in g), strict=True):
-        assert a.logp_engine == pytest.approx(b.logp_engine, abs=1e-5)
-        assert a.support is not None
-        assert b.support is not None
-        assert torch.equal(a.support.ids, b.support.ids)
+NUCLEUS = Sampling(top_p=0.95, max_new_tokens=20)
+COME_AND_GO = [Request(tuple(range(1, 2 + (i * 5) % 13)), 1, i, 1 + (7 * i) % 40) for i in range(50)]
+CROWD = [Request(tuple(range(1, 2 + i % 9)), 2, 50 + i) for i in range(9)] + REQUESTS
+# One finished row beside 32 live ones is not worth moving rows for: it stays a while, and is harmless.
+PAST_THE_END = [Request((5,) * 90, 1, 0, 6), *(Request((4 + i % 3,), 1, i, 30) for i in range(32))]
+PAST_THE_LIMIT = [Request((5,), 1, 0, 40), *(Request((4 + i % 3,), 1, i, 1 + 39 * (i >= 32)) for i in range(64))]
 
 
-def test_neighbours_and_order_change_nothing(qwen: Any) -> None:
-    engine = LocalEngine(qwen, EOS, pad=0, max_rows=20)
-    others = [Request(tuple(range(1, 2 + i % 9)), 2, seed=50 + i) for i in range(20)]
-    crowd = engine.generate([*others[:9], *REQUESTS, *others[9:]], Sampling(max_new_tokens=20))
-    for i, request in enumerate(REQUESTS):
-        [alone] = engine.generate([request], Sampling(max_new_tokens=20))
-        assert tokens_of([alone]) == tokens_of([crowd[9 + i]])
+@pytest.mark.parametrize(
+    ("name", "requests", "max_rows", "how", "ends"),
+    [
+        *(pytest.param("qwen3", REQUESTS, rows, NUCLEUS, EOS, id=f"{rows} rows") for rows in (1, 2, 3, 7, 64)),
+        *(pytest.param(name, COME_AND_GO, 33, NUCLEUS, EOS, id=f"come and go, {name}") for name in ("qwen3", "gpt2")),
+        pytest.param("qwen3", CROWD, 20, Sampling(max_new_tokens=20), EOS, id="a crowd"),
+        pytest.param("gpt2", PAST_THE_END, 33, Sampling(), frozenset[int](), id="past the last position"),
+        pytest.param("gpt2", PAST_THE_LIMIT, 33, Sampling(), frozenset[int](), id="past the longest limit"),
+    ],
+)
+def test_a_completion_does_not_depend_on_what_is_sampled_beside_it(
+    name: str, requests: list[Request], max_rows: int, how: Sampling, ends: frozenset[int]
+) -> None:
+    model = build(name)
+    engine, alone = LocalEngine(model, ends, pad=0, max_rows=max_rows), LocalEngine(model, ends, pad=0)
+    for request, group in zip(requests, engine.generate(requests, how), strict=True):
+        for one, other in zip(group, alone.generate([request], how)[0], strict=True):
+            assert_alike(one, other)
 
 
 def test_what_a_finished_row_draws_before_it_leaves_is_not_its_own(qwen: Any) -> None:
     requests = [Request(tuple(range(1, 2 + i % 9)), 4, seed=i) for i in range(100)]
     groups = LocalEngine(qwen, EOS, pad=0).generate(requests, Sampling(max_new_tokens=40))
     assert all(not EOS & set(done.tokens[:-1]) for group in groups for done in group)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
-def test_rows_that_come_and_go_do_not_disturb_each_other(name: str) -> None:
-    model, how = build(name), Sampling(top_p=0.95)
-    limits = [1 + (7 * i) % 40 for i in range(50)]
-    requests = [Request(tuple(range(1, 1 + (i * 5) % 13 + 1)), 1, i, limit) for i, limit in enumerate(limits)]
-    crowd = LocalEngine(model, EOS, pad=0, max_rows=33).generate(requests, how)
-    engine = LocalEngine(model, EOS, pad=0)
-    for request, [done] in zip(requests, crowd, strict=True):
-        [[alone]] = engine.generate([request], how)
-        assert done.tokens == alone.tokens
-        assert done.logp_engine == pytest.approx(alone.logp_engine, abs=1e-5)
-        assert done.support is not None
-        assert alone.support is not None
-        assert torch.equal(done.support.ids, alone.support.ids)
-        assert torch.equal(done.support.start, alone.support.start)
-
-
-@pytest.mark.parametrize(
-    ("first", "limits"),
-    [(Request((5,) * 90, 1, 0, 6), [30] * 32), (Request((5,), 1, 0, 40), [1] * 32 + [40] * 32)],
-    ids=["past the last position", "past the longest limit"],
-)
-def test_a_finished_row_that_stays_a_while_is_harmless(first: Request, limits: list[int]) -> None:
-    # One finished row beside 32 live ones is not worth moving rows for.
-    model = build("gpt2")
-    requests = [first, *(Request((4 + i % 3,), 1, i, limit) for i, limit in enumerate(limits))]
-    crowd = LocalEngine(model, frozenset(), pad=0, max_rows=33).generate(requests, Sampling())
-    engine = LocalEngine(model, frozenset(), pad=0)
-    for i in (0, 1, len(limits)):
-        [[alone]] = engine.generate([requests[i]], Sampling())
-        assert crowd[i][0].tokens == alone.tokens
-        assert crowd[i][0].logp_engine == pytest.approx(alone.logp_engine, abs=1e-5)
 
 
 def test_finished_rows_cost_next_to_nothing(qwen: Any) -> None:
@@ -337,16 +254,17 @@ def test_the_learners_model_shares_no_memory_and_is_left_as_it_was() -> None:
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_bad_logits_stop_the_run_in_one_line(qwen: Any) -> None:
+@pytest.mark.parametrize("how", [Sampling(max_new_tokens=8), Sampling(min_p=0.1, logit_bias={4: 1.0})], ids=repr)
+def test_bad_logits_stop_the_run_in_one_line(qwen: Any, how: Sampling) -> None:
     engine = LocalEngine(qwen, frozenset(), pad=0)
     weights = {name: p.detach().clone() for name, p in qwen.named_parameters()}
     weights["model.norm.weight"][0] = math.nan
     engine.load_weights(weights.items(), version=5)
     with pytest.raises(RunError, match=r"NaN or infinite.*version 5") as caught:
-        engine.generate(REQUESTS, Sampling(max_new_tokens=8))
+        engine.generate(REQUESTS, how)
     assert "\n" not in str(caught.value)
     engine.load_weights(qwen.named_parameters(), version=6)
-    engine.generate(REQUESTS, Sampling(max_new_tokens=8))
+    engine.generate(REQUESTS, how)
 
 
 def test_bad_logits_of_a_single_row_are_seen_among_sound_ones() -> None:
@@ -378,11 +296,7 @@ def test_requests_that_cannot_be_served_are_refused(qwen: Any, request_: Request
         LocalEngine(qwen, EOS, pad=0).generate([REQUESTS[0], request_], Sampling(max_new_tokens=8))
 
 
-def test_a_window_is_a_limit_and_the_last_position_can_be_used() -> None:
-    sizes = {**SIZES, "sliding_window": 20, "use_sliding_window": True, "max_window_layers": 1}
-    engine = LocalEngine(Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8)), EOS, pad=0)
-    with pytest.raises(UsageError, match="sliding window of 20 tokens"):
-        engine.generate([Request((5,) * 10, 1, 0)], Sampling(max_new_tokens=11))
+def test_the_last_position_can_be_used() -> None:
     engine = LocalEngine(build("gpt2"), frozenset(), pad=0)
     requests = [Request((5,) * 50, 1, 0, 46), Request((5,) * 95, 3, 1, 1), Request((5,) * 90, 3, 1, 6)]
     groups = engine.generate(requests, Sampling())

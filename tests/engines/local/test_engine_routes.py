@@ -7,74 +7,50 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.models.moe.metrics import changed
 from groupwise.models.moe.record import record_routes
-from tests.engines.local.test_recording import is_recorded
+from tests.engines.local import made
+from tests.engines.local.made import CHOSEN, EXPERTS, LAYERS, build_moe, each, is_recorded
 
-LAYERS, EXPERTS, CHOSEN = 3, 8, 2
 EOS = frozenset({3})
-SIZES: dict[str, Any] = {
-    "vocab_size": 30,
-    "hidden_size": 32,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 48,
-    "max_position_embeddings": 96,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-REQUESTS = [
-    Request((5, 9, 11, 2, 8, 20, 14), samples=3, seed=1),
-    Request((4,), samples=4, seed=2),
-    Request((12, 13, 2, 29), samples=2, seed=2, max_new_tokens=9),
-    Request((4,), samples=1, seed=7, max_new_tokens=1),
-]
-
-
-def build(experts: int = EXPERTS, **more: Any) -> Any:
-    torch.manual_seed(4)
-    moe = {"num_experts": experts, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": 24, "norm_topk_prob": True}
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **moe, **more)).eval()
+REQUESTS = [*made.REQUESTS, Request((4,), samples=1, seed=7, max_new_tokens=1)]
+Pairs = list[tuple[Request, Completion]]
 
 
 @pytest.fixture(scope="module")
 def moe() -> Any:
-    return build()
+    return build_moe()
 
 
-def sampled(model: Any, requests: list[Request], limit: int = 16, **engine: Any) -> list[tuple[Request, Completion]]:
-    groups = LocalEngine(model, EOS, 0, **engine).generate(requests, Sampling(max_new_tokens=limit))
-    return [(request, done) for request, group in zip(requests, groups, strict=True) for done in group]
+def sampled(model: Any, requests: list[Request], limit: int = 16, **engine: Any) -> Pairs:
+    how = Sampling(max_new_tokens=limit)
+    return each(requests, LocalEngine(model, EOS, 0, **engine).generate(requests, how))
 
 
-def alone(model: nn.Module, request: Request, done: Completion) -> torch.Tensor:
-    """[tokens - 1,L,K] of one forward over the whole sequence."""
-    with torch.no_grad(), record_routes(model) as routes:
-        model(input_ids=torch.tensor([request.tokens + done.tokens[:-1]]))
-    return routes.tensor[0]
+def assert_own_routes(model: nn.Module, pairs: Pairs) -> torch.Tensor:
+    """Routes are those [tokens - 1,L,K] of one forward over the whole sequence; return those of all."""
+    for request, done in pairs:
+        with torch.no_grad(), record_routes(model) as routes:
+            model(input_ids=torch.tensor([request.tokens + done.tokens[:-1]]))
+        assert done.routes is not None
+        assert torch.equal(done.routes, routes.tensor[0])
+    return torch.cat([done.routes for _, done in pairs if done.routes is not None])
 
 
 def test_every_token_that_was_run_has_its_experts(moe: Any) -> None:
     pairs = sampled(moe, REQUESTS, routes=True)
     assert len(pairs) == 10
+    used = assert_own_routes(moe, pairs)
     for request, done in pairs:
         assert done.routes is not None
         assert done.routes.dtype == torch.uint8
         assert done.routes.shape == (len(request.tokens) + len(done.tokens) - 1, LAYERS, CHOSEN)
         assert not done.routes.is_inference()
         assert done.routes.untyped_storage().nbytes() == done.routes.numel(), "a slice would keep the whole memory"
-        assert torch.equal(done.routes, alone(moe, request, done))
-    used = torch.cat([done.routes for _, done in pairs if done.routes is not None])
     assert all(len(used[:, layer].unique()) >= EXPERTS - 2 for layer in range(LAYERS)), "too even a model to tell"
 
 
@@ -85,11 +61,7 @@ def test_rows_that_come_and_go_keep_their_own(moe: Any, max_rows: int) -> None:
         Request(tuple(range(1, 2 + (i * 5) % 13)), 1 + i % 3 // 2, i, limit)
         for i, limit in enumerate(limits if max_rows > 2 else limits[:9])
     ]
-    for request, done in sampled(moe, requests, max_rows=max_rows, routes=True):
-        assert done.routes is not None
-        expected = alone(moe, request, done)
-        assert done.routes.shape == expected.shape
-        assert float(changed(done.routes, expected).mean()) == 0
+    assert_own_routes(moe, sampled(moe, requests, max_rows=max_rows, routes=True))
 
 
 def test_a_call_does_not_remember_the_one_before(moe: Any) -> None:
@@ -114,40 +86,29 @@ def test_loaded_weights_choose(moe: Any) -> None:
     engine = LocalEngine(moe, EOS, 0, routes=True)
     assert engine.routes
     engine.generate(REQUESTS, Sampling(max_new_tokens=8))
-    other = build(router_aux_loss_coef=0.0)
+    other = build_moe(router_aux_loss_coef=0.0)
     with torch.no_grad():
         for name, parameter in other.named_parameters():
             parameter.copy_(parameter.flip(0) if name.endswith("gate.weight") else parameter)
     engine.load_weights(other.named_parameters(), version=1)
-    groups = engine.generate(REQUESTS, Sampling(max_new_tokens=8))
-    for request, group in zip(REQUESTS, groups, strict=True):
-        for done in group:
-            assert done.routes is not None
-            assert torch.equal(done.routes, alone(other, request, done))
+    assert_own_routes(other, each(REQUESTS, engine.generate(REQUESTS, Sampling(max_new_tokens=8))))
 
 
 def test_more_than_256_experts_need_a_wider_type() -> None:
-    model = build(experts=300)
-    pairs = sampled(model, REQUESTS, routes=True)
-    found = torch.cat([done.routes for _, done in pairs if done.routes is not None])
+    model = build_moe(experts=300)
+    found = assert_own_routes(model, sampled(model, REQUESTS, routes=True))
     assert found.dtype == torch.int16
     assert int(found.max()) > 255
-    for request, done in pairs:
-        assert done.routes is not None
-        assert torch.equal(done.routes, alone(model, request, done))
 
 
 def test_layers_without_experts_have_no_routes() -> None:
-    model = build(mlp_only_layers=[1])
-    for request, done in sampled(model, REQUESTS, routes=True):
-        assert done.routes is not None
-        assert done.routes.shape[1] == LAYERS - 1
-        assert torch.equal(done.routes, alone(model, request, done))
+    model = build_moe(mlp_only_layers=[1])
+    assert assert_own_routes(model, sampled(model, REQUESTS, routes=True)).shape[1] == LAYERS - 1
 
 
 @pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
 def test_the_step_is_recorded_whatever_the_learner_uses(experts: str) -> None:
-    model = build()
+    model = build_moe()
     model.set_experts_implementation(experts)
     for routes in (False, True):
         engine = LocalEngine(model, EOS, 0, max_rows=5, routes=routes)
@@ -163,14 +124,11 @@ def test_experts_that_cannot_be_recorded_still_say_their_routes(moe: Any) -> Non
     engine._model.set_experts_implementation("eager")
     groups = engine.generate(REQUESTS, Sampling(max_new_tokens=12))
     assert not any(map(is_recorded, engine._step._forward.values()))
-    for request, group in zip(REQUESTS, groups, strict=True):
-        for done in group:
-            assert done.routes is not None
-            assert torch.equal(done.routes, alone(moe, request, done))
+    assert_own_routes(moe, each(REQUESTS, groups))
 
 
 def test_a_router_whose_answer_holds_no_choice_is_refused_before_anything_is_sampled() -> None:
-    model = build()
+    model = build_moe()
     for module in model.modules():
         if type(module).__name__.endswith("TopKRouter"):
             module.forward = lambda hidden: hidden.new_zeros(len(hidden), EXPERTS)  # type: ignore[method-assign]
@@ -185,7 +143,7 @@ def test_nothing_stays_behind_on_the_routers(moe: Any) -> None:
 
 
 def test_a_dense_model_has_no_routes_to_ask_for() -> None:
-    dense = Qwen3ForCausalLM(Qwen3Config(**SIZES)).eval()
+    dense = made.build()
     with pytest.raises(UsageError, match="has no routers") as caught:
         LocalEngine(dense, EOS, 0, routes=True)
     assert "\n" not in str(caught.value)

@@ -13,8 +13,7 @@ from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion
 from groupwise.engines.local.engine import LocalEngine
-from tests.engines.local import test_engine as dense
-from tests.engines.local import test_engine_routes as experts
+from tests.engines.local import made as dense
 from tests.engines.local.test_stopping import decode
 
 EOS = frozenset({3, 7})
@@ -70,7 +69,7 @@ HOW = {
 }
 MODELS: dict[str, Callable[[], Any]] = {
     **{name: lambda name=name: dense.build(name) for name in ("llama", "gpt2")},
-    "experts": experts.build,
+    "experts": dense.build_moe,
 }
 
 
@@ -222,9 +221,7 @@ def test_what_is_held_takes_its_own_tokens_memory_and_no_more() -> None:
 
 def held_memory(engine: LocalEngine, request: Request) -> tuple[torch.Tensor, ...]:
     """Keys and values of what is held of a request's only completion."""
-    (sequence,) = [
-        held for tokens, held in engine._held._by_tokens.items() if tokens[: len(request.tokens)] == request.tokens
-    ]
+    (sequence,) = [held for tokens, held in engine._held.items() if tokens[: len(request.tokens)] == request.tokens]
     return sequence.memory
 
 

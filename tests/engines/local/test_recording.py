@@ -9,11 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.core.machine.free_memory import give_back, held_memory
-from groupwise.engines.local.decode import Forward, recorded
-
-
-def is_recorded(forward: Forward) -> bool:
-    return not isinstance(forward, nn.Module)
+from groupwise.engines.local.forward import recorded
+from tests.engines.local.made import is_recorded
 
 
 class Plain(nn.Module):

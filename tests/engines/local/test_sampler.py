@@ -13,7 +13,9 @@ from groupwise.core.engine import Sampling
 from groupwise.engines.local import sampler as module
 from groupwise.engines.local.sampler import (
     BELOW_ONE,
+    END,
     draw,
+    end_sum,
     most_likely,
     support_mask,
     uniforms,
@@ -159,3 +161,32 @@ def test_a_large_vocabulary_is_inverted_block_by_block_to_the_same_token(vocabul
     border = (cumulative - (uniform * plain_total)[:, None]).abs().amin(-1)
     assert ((tokens == plain) | (border < 1e-6)).all()
     assert (tokens == plain).float().mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Sampling(),
+        Sampling(temperature=1.3),
+        Sampling(temperature=0.6, top_p=0.9),
+        Sampling(top_k=3),
+        Sampling(temperature=0),
+    ],
+    ids=str,
+)
+def test_the_number_counts_ends_and_is_finite_only_where_all_totals_are(how: Sampling) -> None:
+    vocabulary, rows = 20, 700
+    logits = uneven(rows, vocabulary)
+    logits[:, ::7] = -torch.inf
+    uniform = torch.rand(rows, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    drawn = draw(logits, uniform, how)
+    once = int(drawn.tokens.bincount(minlength=vocabulary).argmin())
+    for ends in ([], [once], [1, 2, 5]):
+        stops = torch.zeros(vocabulary, dtype=torch.bool)
+        stops[ends] = True
+        ended = int(stops[drawn.tokens].sum())
+        assert end_sum(drawn, stops).item() == pytest.approx(rows + END * ended, abs=END / 100)
+    for value in (math.nan, math.inf):
+        broken = logits.clone()
+        broken[5, 3] = value
+        assert not math.isfinite(end_sum(draw(broken, uniform, how), torch.zeros(vocabulary).bool()).item())

@@ -12,7 +12,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.stop_strings import StopStrings
-from tests.engines.local.test_engine import EOS, VOCABULARY, build
+from tests.engines.local.made import EOS, VOCABULARY, build
 
 #: The text of each id: letters, two halves of a character, ends of lines in and around other text, and none for 3, 7.
 PIECES = [bytes([97 + i]) for i in range(VOCABULARY)]

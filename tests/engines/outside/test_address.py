@@ -25,50 +25,19 @@ import groupwise
 from groupwise.commands.serve import serve
 from groupwise.commands.train.train import resume
 from groupwise.core.channel import pack
-from groupwise.core.engine import Finished, Request
+from groupwise.core.engine import Finished
 from groupwise.core.errors import RunError, UsageError
-from groupwise.engines import address as addresses
-from groupwise.engines.address import GREETING, Address, connect
 from groupwise.engines.make import make_engine
 from groupwise.engines.outside import connection as connections
 from groupwise.engines.outside import wire
+from groupwise.engines.outside.connection import GREETING, Address, connect
 from groupwise.engines.outside.serving import EngineServer
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 from tests.command_process import CommandProcess
-from tests.engines.outside.completions import assert_same
-from tests.engines.outside.test_outside_engine import ENDLESS, LONG, REQUESTS, SAMPLINGS, weights
+from tests.engines.outside.made import ENDLESS, LONG, REQUESTS, SAMPLINGS, assert_same, listening, noted, process_of
 from tests.runs.test_run import assert_same_run
 from tests.runs.tiny_runs import cut_back, tiny_run
-
-
-@contextlib.contextmanager
-def listening(port: int = 0) -> Iterator[SimpleNamespace]:
-    """A server, and what it has noted."""
-    notes: list[str] = []
-    server = EngineServer(Address("127.0.0.1", port), None, "cpu", torch.get_num_threads(), notes.append)
-    thread = threading.Thread(target=server.serve, daemon=True)
-    thread.start()
-    try:
-        yield SimpleNamespace(server=server, notes=notes, address=str(server.address))
-    finally:
-        server.close()
-        thread.join(5)
-        assert not thread.is_alive()
-
-
-def process_of(server: EngineServer) -> int:
-    """The engine's process that the server has now."""
-    assert server._child is not None
-    return server._child.process.pid
-
-
-def noted(there: Any, words: str) -> list[str]:
-    """The server's notes with these words, of which one may be still to come."""
-    end = time.monotonic() + 5
-    while not (some := [note for note in there.notes if words in note]) and time.monotonic() < end:
-        time.sleep(0.01)
-    return some
 
 
 @pytest.fixture(scope="module")
@@ -81,58 +50,6 @@ def both(experts: Policy) -> Iterator[Any]:
         remote = make_engine(policy=experts, settings=settings, routes=True, note=notes.append)
         yield SimpleNamespace(inside=inside, remote=remote, notes=notes, there=there)
         remote.close()
-
-
-def test_it_declares_samples_and_loads_as_the_engine_inside(both: Any, experts: Policy) -> None:
-    for name in ("routes", "keeps_support", "options", "precision", "version"):
-        assert getattr(both.remote, name) == getattr(both.inside, name), name
-    for version, sampling in enumerate(SAMPLINGS.values(), start=1):
-        for engine in (both.inside, both.remote):
-            engine.load_weights(weights(experts, 1 + version / 10).items(), version)
-        assert_same(both.remote.generate(REQUESTS, sampling), both.inside.generate(REQUESTS, sampling))
-    with pytest.raises(UsageError, match=r"outside of 0 to"):
-        both.remote.generate([Request((99,), 1, 0)], SAMPLINGS["plain"])
-
-
-def test_weights_that_are_changed_on_their_way_are_refused(
-    both: Any, experts: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, version = both.remote.generate(REQUESTS, SAMPLINGS["plain"]), both.remote.version
-    array = both.remote._weights.shared.array
-
-    def changed() -> np.ndarray:
-        data = array().copy()
-        data[5000] ^= 1
-        return data
-
-    with monkeypatch.context() as patch:
-        patch.setattr(both.remote._weights.shared, "array", changed)
-        with pytest.raises(RunError, match=r"^the weights of version 77 did not arrive whole: their checksum is "):
-            both.remote.load_weights(weights(experts, 3.0).items(), version=77)
-    assert both.remote.version == version
-    assert_same(both.remote.generate(REQUESTS, SAMPLINGS["plain"]), before)
-
-
-def test_an_engine_that_is_killed_there_is_reached_again_and_answers_the_same(both: Any, experts: Policy) -> None:
-    for engine in (both.inside, both.remote):
-        engine.load_weights(weights(experts, 0.9).items(), version=20)
-    expected = both.inside.generate(LONG, ENDLESS)
-    both.notes.clear()
-    killed = process_of(both.there.server)
-    told: list[Finished] = []
-
-    def kill(done: Finished) -> None:
-        told.append(done)
-        if len(told) == 3:
-            os.kill(killed, signal.SIGKILL)
-
-    assert_same(both.remote.generate(LONG, ENDLESS, kill), expected)
-    assert process_of(both.there.server) != killed
-    assert len({(done.request, done.sample) for done in told}) == len(told) == sum(map(len, expected))
-    (note,) = both.notes
-    assert note.startswith("engine       its process is lost: it closed its connection; groupwise serve at 127.0.0.1:")
-    assert note.endswith("it is started again (1 of 2 in a row) and asked the same")
-    assert noted(both.there, "has lost its engine: killed by SIGKILL")
 
 
 @pytest.mark.slow
@@ -221,7 +138,7 @@ def test_a_server_that_does_not_come_back_ends_the_run_in_one_line(
     with listening() as there:
         settings = EngineSettings(address=there.address, start_deadline=60.0, restarts=1)
         remote: Any = make_engine(policy=policy, settings=settings)
-    remote._reach._seconds = 0.3
+    remote._reach = connections.reach_address(there.server.address, seconds=0.3)
     with pytest.raises(RunError) as error:
         remote.generate(REQUESTS[:1], SAMPLINGS["plain"])
     assert str(error.value) == (
@@ -268,7 +185,7 @@ NO_SERVER = "what answers there is no engine's server; start one there: groupwis
 def test_what_else_answers_is_one_line(
     answer: Callable[[socket.socket], None], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "PATIENCE", 0.3)
+    monkeypatch.setattr(connections, "PATIENCE", 0.3)
     with answering(answer) as port, pytest.raises(UsageError) as error:
         connect(Address("127.0.0.1", port))
     assert str(error.value).startswith(f"engine.address = '127.0.0.1:{port}': {words}")

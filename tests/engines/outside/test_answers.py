@@ -79,7 +79,7 @@ def asked(messages: list[Message], on_finish: Callable[[Finished], None] | None 
     """What a run gets of an engine that sends these."""
     ours, theirs = map(Channel, socket.socketpair())
     line: Any = Peer(ours)
-    line.pid, line.explained = None, lambda lost: lost
+    line.pid = None
 
     def other() -> None:
         theirs.receive(5)
@@ -136,7 +136,7 @@ def test_a_completion_that_was_not_asked_for_is_not_heard_of(done: Finished) -> 
 def test_arrays_that_cannot_be_are_refused(arrays: Any) -> None:
     ours, theirs = map(Channel, socket.socketpair())
     line: Any = Peer(ours)
-    line.pid, line.explained = None, lambda lost: lost
+    line.pid = None
     theirs.send({"answer": {}, "arrays": arrays})
     theirs.send_raw(b"\0" * 8)
     with pytest.raises(RunError, match="what came back is no answer to what was asked: "):

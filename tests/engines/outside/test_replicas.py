@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,21 +10,18 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.core.engine import Finished, Request, Sampling
-from groupwise.core.errors import RunError, UsageError
+from groupwise.core.engine import Request, Sampling
+from groupwise.core.errors import UsageError
 from groupwise.core.peer import PeerLost
 from groupwise.engines.make import make_engine
-from groupwise.engines.outside.client import Published, RemoteEngine
-from groupwise.engines.outside.placed import SERVER
-from groupwise.engines.replicas import Replicas
+from groupwise.engines.outside.client import RemoteEngine, Replicas
+from groupwise.engines.outside.connection import SERVER
+from groupwise.engines.outside.spec import shared_weights
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
-from tests.engines.outside.test_address import listening, noted
-from tests.engines.outside.test_outside_engine import REQUESTS, SAMPLINGS, weights
+from tests.engines.outside.made import MANY, SAMPLINGS, assert_alike, listening, noted, weights
 from tests.runs.tiny_runs import own_processes, tiny_run
 from tests.warm import warm_starts
-
-MANY = [Request((2 + i, 5, 6 + i % 4), samples=1 + i % 3, seed=i) for i in range(11)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,27 +43,6 @@ def engines(experts: Policy) -> Iterator[dict[int, Any]]:
     three.close()
 
 
-def assert_alike(some: Any, others: Any) -> None:
-    """The same tokens; log-probabilities up to rounding."""
-    assert [len(group) for group in some] == [len(group) for group in others]
-    for one, other in zip(sum(map(tuple, some), ()), sum(map(tuple, others), ()), strict=True):
-        assert (one.tokens, one.finish, one.stop, one.version) == (
-            other.tokens,
-            other.finish,
-            other.stop,
-            other.version,
-        )
-        assert one.logp_engine == pytest.approx(other.logp_engine, abs=1e-5)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.parametrize("requests", [MANY, REQUESTS, MANY[:1], []], ids=["many", "three", "one", "none"])
-def test_completions_do_not_depend_on_the_number(engines: dict[int, Any], sampling: Sampling, requests: Any) -> None:
-    expected = engines[1].generate(requests, sampling)
-    for count in (2, 3):
-        assert_alike(engines[count].generate(requests, sampling), expected)
-
-
 def test_each_answers_its_part_and_the_tokens_that_were_computed_are_those_of_one(engines: dict[int, Any]) -> None:
     computed = {}
     for count, engine in engines.items():
@@ -79,13 +53,6 @@ def test_each_answers_its_part_and_the_tokens_that_were_computed_are_those_of_on
     assert computed[1] == computed[2] == computed[3]
     parts = [m.tokens_run - b for m, b in zip(engines[3]._members, members, strict=True)]
     assert all(part > computed[3] / 6 for part in parts)
-
-
-def test_what_ends_is_heard_of_once_by_its_own_number(engines: dict[int, Any]) -> None:
-    heard: list[Finished] = []
-    groups = engines[3].generate(MANY, SAMPLINGS["plain"], heard.append)
-    assert len({(done.request, done.sample) for done in heard}) == len(heard) == sum(map(len, groups))
-    assert all(groups[done.request][done.sample].tokens == done.tokens for done in heard)
 
 
 def test_what_an_engine_holds_is_gone_on_from_there(engines: dict[int, Any]) -> None:
@@ -110,54 +77,6 @@ def test_what_an_engine_holds_is_gone_on_from_there(engines: dict[int, Any]) -> 
         )
 
 
-def test_loaded_weights_are_those_of_every_engine(engines: dict[int, Any], experts: Policy) -> None:
-    old = engines[1].generate(MANY, SAMPLINGS["plain"])
-    for version, scale in ((1, 1.3), (2, 1.0)):
-        for engine in engines.values():
-            engine.load_weights(weights(experts, scale).items(), version)
-        expected = engines[1].generate(MANY, SAMPLINGS["plain"])
-        assert ([c.tokens for g in expected for c in g] == [c.tokens for g in old for c in g]) == (version == 2)
-        for count in (2, 3):
-            assert_alike(engines[count].generate(MANY, SAMPLINGS["plain"]), expected)
-            assert [member.version for member in engines[count]._members] == [version] * count
-
-
-def test_a_load_that_lacks_a_tensor_changes_none_of_them(engines: dict[int, Any], experts: Policy) -> None:
-    expected = engines[2].generate(MANY, SAMPLINGS["plain"])
-    lacking = weights(experts, 1.2)
-    lacking.popitem()
-    version = engines[2].version
-    with pytest.raises(RunError, match=r"missing|lack|without"):
-        engines[2].load_weights(lacking.items(), 9)
-    assert engines[2].version == version
-    assert_alike(engines[2].generate(MANY, SAMPLINGS["plain"]), expected)
-    engines[2].load_weights(weights(experts, 1.0).items(), version)
-
-
-def test_one_that_is_killed_is_started_again_and_the_others_go_on(engines: dict[int, Any]) -> None:
-    expected = engines[3].generate(MANY, SAMPLINGS["plain"])
-    victim = engines[3]._members[1]
-    before = engines[3].restarts
-
-    def kill(done: Finished) -> None:
-        if victim.pid is not None and engines[3].restarts == before:
-            with contextlib.suppress(ProcessLookupError):  # killed a moment ago, and not started again yet
-                os.kill(victim.pid, signal.SIGKILL)
-
-    assert_alike(engines[3].generate(MANY, SAMPLINGS["plain"], kill), expected)
-    assert engines[3].restarts > before
-
-
-def test_what_they_refuse_is_refused_as_by_one(engines: dict[int, Any]) -> None:
-    bad = [Request((4,), 1, seed=0), Request((10**6,), 1, seed=1)]
-    words = []
-    for engine in engines.values():
-        with pytest.raises(UsageError) as refused:
-            engine.generate(bad, SAMPLINGS["plain"])
-        words.append(str(refused.value).partition(": ")[2])  # behind the number of the request
-    assert len(set(words)) == 1
-
-
 def test_where_one_does_not_start_none_is_left(experts: Policy, tmp_path: Any) -> None:
     starts = tmp_path / "starts"
     program = tmp_path / "python"
@@ -178,13 +97,13 @@ def test_one_that_does_not_start_leaves_the_weights_to_those_that_do(experts: Po
     def lost(again: bool) -> Any:
         raise PeerLost("planted")
 
-    weights = Published(experts)
+    weights = shared_weights(experts)
     try:
         with pytest.raises(UsageError, match="planted"):
             RemoteEngine(
                 experts, EngineSettings(process="child"), routes=False, note=print, reach=lost, weights=weights
             )
-        assert os.fstat(weights.shared.descriptor).st_size == weights.shared.array().nbytes > 0
+        assert os.fstat(weights.descriptor).st_size == weights.array().nbytes > 0
     finally:
         weights.close()
 
@@ -218,9 +137,3 @@ def test_addresses_that_are_none_are_one_line(text: str, words: str, tmp_path: A
     with pytest.raises(UsageError, match=words) as refused:
         groupwise.train("quickstart", tiny_run(tmp_path, engine__address=text))
     assert "\n" not in str(refused.value)
-
-
-def test_they_declare_what_one_does(engines: dict[int, Any]) -> None:
-    assert isinstance(engines[2], Replicas)
-    for name in ("routes", "keeps_support", "options", "precision"):
-        assert getattr(engines[2], name) == getattr(engines[1], name)

@@ -16,7 +16,7 @@ from groupwise.core.processes import codec
 from groupwise.core.processes.codec import Message
 from groupwise.core.records import Completion, Span, Support
 from groupwise.engines.outside import wire
-from tests.engines.outside.completions import assert_same
+from tests.engines.outside.made import assert_same
 
 Ends = tuple[Channel, Channel]
 SUPPORT = Support(torch.tensor([1, 5, 7, 2], dtype=torch.int32), torch.tensor([0, 3, 4]))

@@ -10,10 +10,10 @@ import pytest
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from groupwise.core.engine import Engine
+from groupwise.engines.kinds import VLLM_PYTHON
 from groupwise.engines.make import make_engine
 from groupwise.engines.outside.client import RemoteEngine
 from groupwise.engines.settings import EngineSettings
-from groupwise.engines.vllm import PYTHON as VLLM_PYTHON
 from groupwise.models.load import Policy, load_policy, save_policy
 from groupwise.models.tiny import EOS_ID, PAD_ID, TinySpec
 

@@ -25,10 +25,10 @@ from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.engines.settings import EngineSettings
-from groupwise.engines.vllm.cache import BLOCK
+from groupwise.engines.vllm.heads import BLOCK
 from groupwise.models.load import Policy, load_policy
 from groupwise.rollout.segments import Segment, advance
-from tests.engines.outside.completions import assert_same, fields
+from tests.engines.outside.made import assert_same, fields
 from tests.engines.vllm.conftest import Served, vllm_settings
 from tests.moe_policy import save_moe
 

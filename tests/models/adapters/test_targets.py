@@ -9,8 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from groupwise.core.errors import UsageError
-from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.adapters.targets import adapted_weights, adapter_size, in_short, routing_modules
+from groupwise.models.adapters.settings import AdapterSettings, adapted_weights, adapter_size, in_short, routing_modules
 from tests.laws import moe_models
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -40,7 +40,7 @@ from groupwise.journal.journal import Journal
 from groupwise.journal.output import Output
 from groupwise.journal.rollout_rows import Spelling
 from groupwise.journal.terminal import View
-from groupwise.models.adapters.targets import in_short
+from groupwise.models.adapters.settings import in_short
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.chat.template_checks import check_chat, require_no_fatal
 from groupwise.models.forward.heads import halves
@@ -48,7 +48,7 @@ from groupwise.models.load import Policy, digest
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import routers_to_record
 from groupwise.models.precision import keep_few_products
-from groupwise.models.reward import RewardModel
+from groupwise.models.scalar_heads import RewardModel
 from groupwise.planning.activations import without_memory
 from groupwise.planning.memory import MemoryPlan
 from groupwise.rewards.pool.work import ScorePool

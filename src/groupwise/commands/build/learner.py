@@ -18,14 +18,13 @@ from groupwise.core.channel import Channel
 from groupwise.core.errors import GroupwiseError
 from groupwise.core.machine.free_memory import give_back, keep_freed
 from groupwise.core.processes.place import HERE, Place
-from groupwise.models.files.meta_device import description, model_like
 from groupwise.models.forward.adjustment import adjustment_of
 from groupwise.models.forward.heads import halves
-from groupwise.models.load import Policy
+from groupwise.models.load import Policy, description, model_like
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import routers_to_record
 from groupwise.models.precision import keep_few_products
-from groupwise.models.reward import RewardModel
+from groupwise.models.scalar_heads import RewardModel
 from groupwise.rollout.collect import Judge
 from groupwise.training.critic import Critic
 from groupwise.training.learner import AdaptedLearner, Learner, LearnerSettings

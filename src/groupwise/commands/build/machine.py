@@ -23,9 +23,8 @@ from groupwise.core.machine.free_memory import free_memory, held_memory
 from groupwise.core.machine.load import cores, free_threads, held_cores
 from groupwise.core.processes.place import LOCAL
 from groupwise.core.task import PlaysTurns
-from groupwise.engines.address import addresses_of
-from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.adapters.targets import adapted_weights, adapter_size
+from groupwise.engines.outside.connection import addresses_of
+from groupwise.models.adapters.settings import AdapterSettings, adapted_weights, adapter_size
 from groupwise.models.context import positions
 from groupwise.models.files.folder import loading, read_config, require_room, weight_files
 from groupwise.models.load import load_tokenizer, model_folder, require_config

@@ -19,14 +19,19 @@ from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import make_folder
 from groupwise.core.task import Task
 from groupwise.journal.recipe_file import whole_recipe
-from groupwise.models.adapters.files import holds_adapters, read_adapters
-from groupwise.models.adapters.lora import Adapters
-from groupwise.models.adapters.targets import adapted_weights
+from groupwise.models.adapters.lora import Adapters, holds_adapters, read_adapters
+from groupwise.models.adapters.settings import adapted_weights
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
 from groupwise.models.precision import cast_weights
-from groupwise.models.reward import RewardModel, load_reward_model
-from groupwise.models.value import POLICY_START, REWARD_START, from_folder, from_policy
+from groupwise.models.scalar_heads import (
+    POLICY_START,
+    REWARD_START,
+    RewardModel,
+    from_folder,
+    from_policy,
+    load_reward_model,
+)
 from groupwise.rollout.scoring import Scorer
 from groupwise.training import checkpoint
 from groupwise.training.critic import CriticSettings

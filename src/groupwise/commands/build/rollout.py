@@ -16,10 +16,9 @@ from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Evaluation, Group
 from groupwise.core.reward import TASK
 from groupwise.core.task import Task
-from groupwise.engines.requests import local_limit
+from groupwise.engines.inputs import local_limit
 from groupwise.environments.live import InlineEnvironments, PoolEnvironments
-from groupwise.models.chat.glue import Glue
-from groupwise.models.chat.history import LaterPrompts, thinking_of
+from groupwise.models.chat.later_turns import Glue, LaterPrompts, thinking_of
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.chat.template_checks import TemplateFinding, require_no_fatal
 from groupwise.models.chat.turn_checks import check_turns

@@ -24,7 +24,7 @@ from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
 from groupwise.diagnostics.checks import Check, CheckVerdict, learner_equals_engine
-from groupwise.models.adapters.targets import adapted_weights, in_short
+from groupwise.models.adapters.settings import adapted_weights, in_short
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.chat.template_checks import check_chat
 from groupwise.models.files.folder import read_config, read_generation

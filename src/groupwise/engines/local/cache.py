@@ -16,7 +16,18 @@ the products of a step take 1.3 to 2.5 times as long, and the copies a tenth of 
 Shapes: R live rows, H key-value heads, D head size, C columns in memory, W columns in the window. Columns are counted
 from the first one ever used; `_base` is the one at the front of the memory.
 
-Importing this module registers `row_attention` with transformers under the name ATTENTION.
+Held are the keys and values of completions that have ended, for requests that go on from them: the earlier turns of an
+episode. A completion's last token has been drawn but not run, so what is held ends before it. A request that goes on
+runs that token and what came behind it:
+
+    turn t       p p p p a a a         p prompt, a sampled
+    held         p p p p a a
+    turn t + 1   p p p p a a|a o o     o the environment's; what is behind the bar is run
+
+Keys are held after their rotation: they are right at their positions, in whatever columns they are put. What is held
+takes, beside the cache of the call that goes on from it,
+
+    tokens of the sequences x layers x 2 x key-value heads x head size x bytes of a number
 """
 
 from __future__ import annotations
@@ -24,14 +35,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.cache_utils import Cache
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-ATTENTION = "groupwise_rows"
 # The columns that a layout has beyond the window: this many, or this share of it.
 GAP, GAP_SHARE = 8, 1 / 8
 # The columns that a new buffer has room for beyond the window: this many, or as many as the window has.
@@ -213,86 +221,35 @@ class RowCache:
         return buffer[:needed]
 
 
-class PromptCache(Cache):
-    """What the model sees before the tokens that it runs: `past`, keys and values of each layer in turn, or nothing.
+@dataclass(frozen=True)
+class Held:
+    """Keys and values of a sequence of T tokens, under the weights that the engine has.
 
-    memory  past and new ones, [P,H,W,D]
+    tokens  T ids
+    memory  of each layer the keys, then the values, [H,T,D]: H key-value heads, D head size
+    routes  [T,L,K] on the CPU, the experts chosen; None if routes are not asked for
     """
 
-    def __init__(self, past: Sequence[Tensor] = ()) -> None:
-        super().__init__(layers=[])
-        self._past = past
-        self.memory: list[Tensor] = []
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        if self._past:
-            key_states = torch.cat([self._past[2 * layer_idx], key_states], 2)
-            value_states = torch.cat([self._past[2 * layer_idx + 1], value_states], 2)
-        self.memory += [key_states, value_states]
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._past[0].shape[2] if self._past else 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length + self.get_seq_length(), 0
+    tokens: tuple[int, ...]
+    memory: tuple[Tensor, ...]
+    routes: Tensor | None = None
 
 
-class ViewCache(Cache):
-    """What the model sees of the memory in one step: writes go to the views of RowCache.views, reads come from them."""
-
-    def __init__(self, views: Sequence[Tensor]) -> None:
-        super().__init__(layers=[])
-        self._views = views
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Write one column of keys and values, [R,H,1,D] each, and return the windows, [R,H,W,D] each."""
-        key_column, keys, value_column, values = self._views[4 * layer_idx : 4 * layer_idx + 4]
-        key_column.copy_(key_states)
-        value_column.copy_(value_states)
-        return keys, values
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._views[1].shape[2] - 1
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self._views[1].shape[2], 0
+#: What is held, by its ids.
+Store = dict[tuple[int, ...], Held]
 
 
-def row_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attend from one new token per row, by two batched products; prompts go to transformers' own sdpa function.
+def first_tokens(sequences: Sequence[Held], counts: Sequence[int]) -> list[Tensor]:
+    """Join, of each layer, the keys, then the values, of the first counts[i] tokens of each sequence, [P,H,W,D].
 
-    query [R,heads,Q,D], key and value [R,H,W,D], mask [R,1,Q,W] additive -> [R,Q,heads,D]. Query heads that share a
-    key-value head are one matrix, so grouped-query attention copies no key. On a CPU this is 2 to 6 times as fast as
-    scaled_dot_product_attention at one token, whose kernels are made for long queries. Whatever is recorded
-    (decode.py) runs this.
+    W is the largest count; fewer are padded with zeros on the left.
     """
-    # A recording may not branch on a size.
-    short = torch.jit.is_tracing() or query.shape[2] == 1  # type: ignore[reportPrivateImportUsage]
-    if not short or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
-        attend = AttentionInterface()["sdpa"]
-        return attend(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    rows, heads, queries, size = query.shape
-    packed = query.reshape(rows, key.shape[1], -1, size).flatten(0, 1)
-    scale = size**-0.5 if scaling is None else scaling
-    # The first argument is not read where beta is 0; the scale costs nothing here.
-    scores = torch.baddbmm(packed.new_empty(()), packed, key.flatten(0, 1).transpose(1, 2), beta=0, alpha=scale)
-    if attention_mask is not None:
-        scores.view(rows, heads, queries, -1).add_(attention_mask)
-    weight = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
-    return torch.bmm(weight, value.flatten(0, 1)).view(rows, heads, queries, -1).transpose(1, 2), None
-
-
-AttentionInterface.register(ATTENTION, row_attention)
+    layers = zip(*(sequence.memory for sequence in sequences), strict=True)
+    return [
+        pad_sequence(
+            [tensor[:, :count].transpose(0, 1) for tensor, count in zip(layer, counts, strict=True)],
+            batch_first=True,
+            padding_side="left",
+        ).transpose(1, 2)
+        for layer in layers
+    ]

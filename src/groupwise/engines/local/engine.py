@@ -4,41 +4,40 @@ A prompt goes through the model once; its keys and values are then shared out to
 one token per row. Rows that finished leave, and waiting completions take their places.
 
 Completion i of a request is a function of the weights, the prompt, the seed and i: its numbers come from a stream of
-its own. What is left is floating point, as a row's sums can be ordered differently beside other rows. Measured in
-float32 on a CPU with uneven random Qwen3 models, 64 requests of 2 completions each (about 3,000 and 6,000 tokens),
-alone against all together (max_rows=7 gives the same), for the whole vocabulary and for top-p 0.9:
-
-    vocabulary   completions with the same tokens   largest difference of a log-probability
-    20           128 of 128, 128 of 128             3e-6
-    4096         126 of 128, 128 of 128             1.2e-5; 1.6e-4 where a token is on the edge of top-p's set
-
-The two that differ presumably drew a number on the border between two of 4096 tokens. The same call again gives the
-same bits.
+its own. What is left is floating point, as a row's sums can be ordered differently beside other rows. Of 512
+completions of uneven random Qwen3 models in float32 on a CPU (20 and 4096 ids, all of them and top-p 0.9), alone
+against all together, 510 have the same tokens, and log-probabilities within 1.2e-5, or 1.6e-4 where a token is on the
+edge of top-p's set. The same call again gives the same bits.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from groupwise.core.engine import Finished, OnFinish, Precision, Progress, Request, Sampling, silent
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.numbers.reproducible import prepare
 from groupwise.core.records import Completion
-from groupwise.engines.local.cache import ATTENTION, PrefilledPrompts, RowCache
-from groupwise.engines.local.decode import Step
-from groupwise.engines.local.experts import make_experts_recordable
-from groupwise.engines.local.held import Store
+from groupwise.engines.inputs import broken, copy_weights, limits_of, local_limit
+from groupwise.engines.local.cache import PrefilledPrompts, RowCache, Store
+from groupwise.engines.local.forward import ATTENTION, Prefill, Step, make_experts_recordable, require_sampled
 from groupwise.engines.local.outputs import Outputs
-from groupwise.engines.local.prefill import Prefill, require_sampled
-from groupwise.engines.local.rules import Rulebook, Rules
+from groupwise.engines.local.sampler import draw, end_sum
 from groupwise.engines.local.scheduler import Queue, Scheduler, Take
-from groupwise.engines.requests import limits_of, local_limit
-from groupwise.engines.stop_strings import Decode
-from groupwise.engines.weights import broken, copy_weights
+from groupwise.engines.outside.spec import EngineSpec
+from groupwise.engines.settings import EngineSettings
+from groupwise.engines.stop_strings import Decode, StopStrings
+from groupwise.models.files.folder import loading, read_config
+from groupwise.models.forward.adjustment import Adjustment, adjustment_of
+from groupwise.models.load import Policy, load_tokenizer
 from groupwise.models.precision import WeightPrecision, cast_weights
 
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
@@ -49,6 +48,37 @@ PREFILL_TOKENS, PREFILL_TOKENS_CPU = 2048, 1024
 PAST_SHARE = 16
 # A cache up to this many bytes is kept for the next call: fresh pages can cost a small model a tenth of its time.
 KEEP_BYTES = 2**26
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How one call of the engine samples.
+
+    adjustment  of logits, on the engine's device
+    stops       [V] bool, the ids that end a completion
+    strings     the texts that end a completion; None without any
+    """
+
+    sampling: Sampling
+    adjustment: Adjustment
+    stops: Tensor
+    strings: StopStrings | None
+
+    def adjusted(self, logits: Tensor, scheduler: Scheduler) -> Tensor:
+        """Turn a step's logits [R,V] into those that are divided by the temperature (core/engine.py: Distribution)."""
+        if not self.sampling.adjusts:
+            return logits
+        logits = logits.float()
+        if self.adjustment.bias is not None:
+            logits = logits + self.adjustment.bias
+        if scheduler.had is not None:
+            penalty = self.sampling.repetition_penalty
+            penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
+            logits = torch.where(scheduler.had, penalised, logits)
+        if scheduler.youngest < self.adjustment.least:
+            early = (scheduler.age < self.adjustment.least).nonzero()
+            logits = logits.index_put((early, self.adjustment.ends), logits.new_tensor(-torch.inf))
+        return logits
 
 
 class LocalEngine:
@@ -98,8 +128,13 @@ class LocalEngine:
         self._device = next(self._model.parameters()).device
         self._prefill_tokens = PREFILL_TOKENS_CPU if self._device.type == "cpu" else PREFILL_TOKENS
         self._vocabulary = config.get_text_config().vocab_size
-        self._rules_of = Rulebook(eos, self._vocabulary, self._device, decode)
-        self.options = self._rules_of.options
+        if outside := sorted(i for i in eos if not 0 <= i < self._vocabulary):
+            raise UsageError(
+                f"end ids {outside} are not among the model's {self._vocabulary} tokens; is the tokenizer its own?"
+            )
+        self._eos, self._text_of = eos, decode
+        self._strings: dict[tuple[str, ...], StopStrings] = {}  # what they know of ids is kept from call to call
+        self.options = frozenset(Sampling.model_fields) - (frozenset() if decode else {"stop"})
         self._max_rows, self._progress = max_rows, progress
         self._cache, self._held = RowCache(), Store()
 
@@ -120,7 +155,7 @@ class LocalEngine:
         """Sample the completions of each request, in order. Raises UsageError at once, RunError on bad logits."""
         if self._model is None:
             raise RunError("the engine is closed")
-        rules = self._rules_of(sampling)
+        rules = self._rules(sampling)
         limits = limits_of(requests, sampling, self._context, self._vocabulary, self._within)
         queue = Queue(requests, limits, self._held)
         self._held = Store()
@@ -136,7 +171,7 @@ class LocalEngine:
                 self._max_rows,
                 strings=rules.strings,
                 least=sampling.min_new_tokens,
-                history=rules.history(),
+                history=sampling.repetition_penalty != 1,
             )
             self._sample(scheduler, rules, partial(_announce, queue, outputs, on_finish))
         self._held = scheduler.held
@@ -145,18 +180,30 @@ class LocalEngine:
         completions = outputs.completions(self.version)
         return [tuple(completions[first : first + r.samples]) for first, r in zip(queue.offset, requests, strict=True)]
 
+    def _rules(self, sampling: Sampling) -> Rules:
+        """Raise UsageError, beginning with the key, for a sampling that the model cannot follow."""
+        adjustment = adjustment_of(sampling, self._eos, self._vocabulary).on(self._device)
+        stops = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
+        stops[adjustment.ends] = True
+        stop = sampling.stop
+        if stop and self._text_of is None:
+            raise UsageError(f"stop = {list(stop)}: this engine was made without what decodes ids; take it out")
+        if stop and self._text_of and stop not in self._strings:
+            self._strings[stop] = StopStrings(stop, self._text_of)
+        return Rules(sampling, adjustment, stops, self._strings.get(stop))
+
     def _sample(self, scheduler: Scheduler, rules: Rules, announce: Callable[[Tensor], None]) -> None:
-        """Steps until every completion is finished: admit rows, draw a token for each, retire rows, run the model."""
+        """Step until every completion is finished: admit rows, draw a token for each, retire rows, run the model."""
         logits = torch.empty(0, self._vocabulary, device=self._device)
         while scheduler.count or scheduler.queue.waiting:
             self._progress()
             if scheduler.admits:
                 logits = torch.cat([logits, *self._admit(scheduler)])
             logits = rules.adjusted(logits, scheduler)
-            draw, end_sum = rules.draw(logits, scheduler.uniform())
-            if not scheduler.record(draw, end_sum):
+            drawn = draw(logits, scheduler.uniform(), rules.sampling)
+            if not scheduler.record(drawn, end_sum(drawn, rules.stops)):
                 raise broken(self.version)
-            tokens, finished = scheduler.retire(draw.tokens)
+            tokens, finished = scheduler.retire(drawn.tokens)
             announce(finished)
             logits = self._decode(tokens, scheduler) if scheduler.count else logits[:0]
 
@@ -226,3 +273,43 @@ def _prefill_batch(queue: Queue, takes: Sequence[Take], most: int) -> Sequence[T
         if count and (full or (past is not None) != held):
             return takes[:count]
     return takes
+
+
+def local_engine(policy: Policy, settings: EngineSettings, routes: bool, progress: Progress = silent) -> LocalEngine:
+    """Make an engine in this process, with its own copy of the policy.
+
+    Raises UsageError if the policy's model cannot be sampled, or has no experts to record.
+    """
+    return LocalEngine(
+        policy.model,
+        eos=policy.eos,
+        pad=policy.pad,
+        max_rows=settings.max_rows,
+        routes=routes,
+        precision=settings.precision,
+        decode=policy.decode,
+        progress=progress,
+    )
+
+
+def engine_of_spec(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progress: Progress) -> LocalEngine:
+    """Make an engine of a model that is built from its configuration.
+
+    It tries its ways to compute on the weights that it is made with, so they are in the model before.
+    """
+    what = "the model of the engine in a child"
+    config = read_config(folder, what)
+    tokenizer = load_tokenizer(folder, config)
+    with loading(what):
+        model = AutoModelForCausalLM.from_config(
+            config,
+            dtype=getattr(torch, spec.dtype),
+            attn_implementation=spec.attention,
+            experts_implementation=spec.experts,
+        )
+    progress()
+    prepare(spec.device)
+    model = model.eval().to(spec.device)
+    copy_weights(model, weights, keeps=0)
+    policy = Policy(model, tokenizer, frozenset(spec.eos), spec.pad)
+    return local_engine(policy, EngineSettings.model_validate(spec.settings), spec.routes, progress)

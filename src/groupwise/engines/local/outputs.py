@@ -105,9 +105,7 @@ class Outputs:
         return _joined(self._prompt_routes.get(slot), run)
 
     def texts(self, slots: Tensor) -> list[tuple[tuple[int, ...], str, str]]:
-        """Return of completions that are finished and flushed the new ids, "stop" or "length", and the stop string or
-        "".
-        """
+        """Return the new ids of finished completions, "stop" or "length", and the stop string or ""."""
         lengths = self._length[slots]
         at_end = self.stops[self._tokens[slots, lengths - 1]].tolist()
         stops = [self._by_slot.get(slot, "") for slot in slots.tolist()]
@@ -141,9 +139,7 @@ class Outputs:
 
 
 def _columns(count: Tensor, steps: int, width: int) -> Tensor:
-    """Map [R] tokens so far -> [R,steps] columns of the last `steps` of them; what lies behind the last is put
-    there.
-    """
+    """Map [R] tokens so far -> [R,steps] columns of the last `steps` of them, at most the last column."""
     column = (count - steps)[:, None] + torch.arange(steps, device=count.device)
     return column.clamp_(max=width - 1)
 

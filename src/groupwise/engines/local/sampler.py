@@ -49,7 +49,10 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
     """Draw one token per row from logits [R,V] and numbers [R] float64 in [0, 1)."""
     logits = logits.float()
     if sampling.temperature == 0:
-        return _greedy(logits)
+        # argmax takes the first of equal values, that is the lowest id.
+        peak, tokens = logits.amax(-1), logits.argmax(-1)
+        one = torch.ones_like(peak)
+        return Draw(tokens, one, torch.where(peak.isfinite(), one, torch.nan).double(), None)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
     support = support_mask(logits, sampling.top_k, sampling.top_p, sampling.min_p) if sampling.truncates else None
@@ -132,9 +135,7 @@ def _most(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def most_likely(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return values and ids, [R,count] each, of the largest float32 logits: falling, and of equal ones the lower id
-    first.
-    """
+    """Return values and ids, [R,count] each, of the largest float32 logits, falling; the lower id first if equal."""
     if count == logits.shape[-1]:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
         return values, ids
@@ -160,13 +161,6 @@ def uniforms(streams: Iterable[tuple[int, int]], length: int) -> np.ndarray:
         generator.state = state
         numbers.random(out=row)
     return out
-
-
-def _greedy(logits: Tensor) -> Draw:
-    # argmax takes the first of equal values, that is the lowest id.
-    peak, tokens = logits.amax(-1), logits.argmax(-1)
-    one = torch.ones_like(peak)
-    return Draw(tokens, one, torch.where(peak.isfinite(), one, torch.nan).double(), None)
 
 
 def _nucleus(logits: Tensor, values: Tensor, top_p: float, over_all: bool) -> tuple[Tensor, bool]:

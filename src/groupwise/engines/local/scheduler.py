@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from groupwise.core.engine import Request
-from groupwise.engines.local.cache import PrefilledPrompts, RowCache
-from groupwise.engines.local.held import Held, Store
+from groupwise.engines.local.cache import Held, PrefilledPrompts, RowCache, Store
 from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.sampler import END, Draw, uniforms
 from groupwise.engines.stop_strings import StopStrings
@@ -45,7 +44,8 @@ class Queue:
     def __init__(self, requests: Sequence[Request], limits: Sequence[int], held: Store | None = None) -> None:
         self.requests = requests
         self.limits = limits
-        self.past = [None if held is None else held.before(request) for request in requests]
+        held = held or {}
+        self.past = [held.get(r.tokens[: r.held - 1]) if r.held else None for r in requests]
         *self.offset, self.count = accumulate((request.samples for request in requests), initial=0)
         self.carried: PrefilledPrompts | None = None
         self._request = 0
@@ -85,32 +85,6 @@ class Queue:
         return take.first + take.count < self.requests[take.request].samples
 
 
-class TokensHad:
-    """Ids that each live row has had, `had` [R,V] bool: its prompt's and those it has drawn, which a repetition penalty
-    makes less likely to come again.
-    """
-
-    def __init__(self, vocabulary: int, device: torch.device) -> None:
-        self.had = torch.zeros(0, vocabulary, dtype=torch.bool, device=device)
-
-    def admit(self, prompts: Sequence[tuple[int, ...]], counts: Sequence[int]) -> None:
-        """Add new rows behind the others: `counts` of them after each prompt."""
-        new = self.had.new_zeros(len(prompts), self.had.shape[1])
-        for row, tokens in zip(new, prompts, strict=True):
-            row[list(set(tokens))] = True
-        repeats = torch.tensor(counts, device=new.device)
-        self.had = torch.cat([self.had, new.repeat_interleave(repeats, 0)])
-
-    def add(self, tokens: Tensor) -> None:
-        """Add [R] what each row has drawn."""
-        self.had.scatter_(1, tokens[:, None], True)
-
-    def move(self, to: Tensor, origin: Tensor, rows: int) -> None:
-        """Copy rows `origin` over rows `to`, and keep the first `rows`."""
-        self.had[to] = self.had[origin]
-        self.had = self.had[:rows]
-
-
 class Scheduler:
     """The rows being sampled: which completion each is, and where it began and ends, in columns of the cache.
 
@@ -119,7 +93,7 @@ class Scheduler:
     token's number is its column less `born` there too.
 
     strings  texts that end a completion, though not among its first `least` tokens; None without any
-    history  of the rows, where the sampling reads it
+    had      [R,V] bool, the ids that each row has had, its prompt's among them; None unless `history` asks for it
     live     rows that are not finished, once `record` has been called
     held     what was computed for completions that have ended and are to be held
     """
@@ -132,14 +106,15 @@ class Scheduler:
         max_rows: int,
         strings: StopStrings | None = None,
         least: int = 0,
-        history: TokensHad | None = None,
+        history: bool = False,
     ) -> None:
-        self.queue, self.cache, self.history, self.held = queue, cache, history, Store()
+        self.queue, self.cache, self.held = queue, cache, Store()
         hold = [request.hold for request in queue.by_slot()]
         self._hold = torch.tensor(hold) if any(hold) else None
         self._strings, self._least = strings, least
         self._outputs, self._max_rows = outputs, max_rows
         self._device = outputs.stops.device
+        self.had = outputs.stops.new_zeros(0, len(outputs.stops)) if history else None
         self._table = torch.zeros(0, 3, dtype=torch.long, device=self._device)
         # [N,L] one number for each token that may be drawn; shorter limits read the front of their row.
         streams = ((r.seed, r.first + i) for r in queue.requests for i in range(r.samples))
@@ -170,7 +145,7 @@ class Scheduler:
 
     @property
     def admits(self) -> bool:
-        """Whether completions wait and enough rows are free for them."""
+        """True if completions wait and enough rows are free for them."""
         free = self._max_rows - self.count
         return self.queue.waiting and (self.count == 0 or free >= self._max_rows * ADMIT_SHARE)
 
@@ -189,8 +164,8 @@ class Scheduler:
             ended.masked_fill_(self._outputs.stops[draw.tokens] & (ended > column), column)
         if self._strings is not None:
             may_end |= self._end_with(self._strings, draw.tokens)
-        if self.history is not None:
-            self.history.add(draw.tokens)
+        if self.had is not None:
+            self.had.scatter_(1, draw.tokens[:, None], True)
         if may_end or column >= self._next_end:
             self._count_live(column)
         return math.isfinite(total)
@@ -234,8 +209,9 @@ class Scheduler:
         to = (~alive[:live]).nonzero()[:, 0]
         origin = alive[live:].nonzero()[:, 0] + live
         self.cache.move(to, origin, live)
-        if self.history is not None:
-            self.history.move(to, origin, live)
+        if self.had is not None:
+            self.had[to] = self.had[origin]
+            self.had = self.had[:live]
         self._table[to], tokens[to] = self._table[origin], tokens[origin]
         self._table = self._table[:live]
         return tokens[:live], dropped
@@ -254,7 +230,7 @@ class Scheduler:
         for slot, own, keys_values in zip(slots.tolist(), sampled, memory, strict=True):
             request = self.queue.requests[self.queue.number(slot)]
             tokens = request.tokens[: len(request.tokens) - request.drawn] + own[:-1]
-            self.held.add(Held(tokens, keys_values, self._outputs.routes(slot, len(own))))
+            self.held[tokens] = Held(tokens, keys_values, self._outputs.routes(slot, len(own)))
 
     def admit(self) -> list[Take]:
         """Add new rows behind the live ones, as many as are free; their prompts' keys and values come by `begin`."""
@@ -271,8 +247,12 @@ class Scheduler:
         new = np.stack([slots, np.repeat(born, counts), np.repeat(column + limit - 1, counts)], 1)
         self._table = torch.cat([self._table, torch.from_numpy(new).to(self._device)])
         self._last_born = column
-        if self.history is not None:
-            self.history.admit([self.queue.requests[t.request].tokens for t in takes], counts)
+        if self.had is not None:
+            new_rows = self.had.new_zeros(len(takes), self.had.shape[1])
+            for row, take in zip(new_rows, takes, strict=True):
+                row[list(set(self.queue.requests[take.request].tokens))] = True
+            repeats = torch.tensor(counts, device=self._device)
+            self.had = torch.cat([self.had, new_rows.repeat_interleave(repeats, 0)])
         self._count_live(column - 1)
         return takes
 
@@ -285,9 +265,7 @@ class Scheduler:
             self._outputs.begin(slots, [prompts.routes[i] for i in source.tolist()])
 
     def advance(self, routes: Tensor | None) -> None:
-        """Go on, once the rows' last tokens have been through the model; `routes` [R,L,K] are the experts chosen for
-        them.
-        """
+        """Go on, once the rows' last tokens have been through the model and chosen the experts `routes` [R,L,K]."""
         if routes is not None:
             self._outputs.append_routes(routes)
         self.cache.advance()

@@ -1,8 +1,15 @@
-"""The engine that a run sees where the real one lives in another process: the same calls, the same completions to the
+"""The engine that a run sees where the real ones live in other processes: the same calls, the same completions to the
 bit.
+
+Of several, request i of a call goes to engine i mod N, but where it goes on from what an engine holds, to that engine.
+What a completion is depends on weights, tokens, seed and number alone, so it is the same with any N; its
+log-probabilities are up to rounding, for rows are computed beside others.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
@@ -12,38 +19,16 @@ from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageEr
 from groupwise.core.peer import PeerLost
 from groupwise.core.records import Completion
 from groupwise.engines.kinds import KINDS
-from groupwise.engines.outside.line import Reach
+from groupwise.engines.outside.connection import Reach
 from groupwise.engines.outside.process import Declared, EngineProcess
 from groupwise.engines.outside.shared_weights import SharedWeights
-from groupwise.engines.outside.spec import folder_writer, spec_of
+from groupwise.engines.outside.spec import folder_writer, shared_weights, spec_of
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 
 T = TypeVar("T")
 #: Says a line to whoever watches the run.
 Note = Callable[[str], None]
-
-
-class Published:
-    """A run's newest weights, where processes of engines take them from.
-
-    shared  the memory
-    stamp   of what lies there
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        # Loads name parameters; a process that is started again needs what the model holds beside them.
-        self._buffers = {name: buffer.detach().clone() for name, buffer in policy.model.named_buffers()}
-        self.shared = SharedWeights()
-        self.publish(dict(policy.model.named_parameters()), version=0)
-
-    def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace what lies there, which no process may read meanwhile. Raises RunError if memory has no room."""
-        self.stamp = self.shared.write({**self._buffers, **weights}, version)
-
-    def close(self) -> None:
-        """Give the memory back, once no process takes weights from it. A second call does nothing."""
-        self.shared.close()
 
 
 class RemoteEngine:
@@ -64,11 +49,11 @@ class RemoteEngine:
         routes: bool,
         note: Note,
         reach: Reach,
-        weights: "Published | None" = None,
+        weights: SharedWeights | None = None,
     ) -> None:
         self._settings, self._note, self._reach = settings, note, reach
         self._spec, self._write_folder = spec_of(policy, settings, routes), folder_writer(policy)
-        self._weights, self._owns_weights = weights or Published(policy), weights is None
+        self._weights, self._owns_weights = weights or shared_weights(policy), weights is None
         self._process: EngineProcess | None = None
         self._closed = False
         self.version, self.restarts, self.tokens_run = 0, 0, 0
@@ -83,7 +68,9 @@ class RemoteEngine:
         self.routes, self.keeps_support = declared.routes, declared.keeps_support
         self.options = frozenset(declared.options)
         self.precision: Precision = declared.precision
-        self.library = _tested(declared.library, KINDS[settings.name].tested)
+        known, self.library = KINDS[settings.name].tested, declared.library
+        if not self.library.partition(" ")[2].startswith(known):
+            self.library += f", which is not tested: {known} is"
 
     @property
     def pid(self) -> int | None:
@@ -116,15 +103,12 @@ class RemoteEngine:
         Where they are refused the engine keeps what it has, and a process that is lost then cannot be loaded again.
         """
         self._require_open()
-        self._weights.publish(dict(weights), version)
+        self._weights.write(dict(weights), version)
         self.take_weights(version)
 
     def take_weights(self, version: int) -> None:
         """Load what was published last. Raises as `load_weights` does."""
-        weights = self._weights
-        loaded = self._ask_with_restarts(
-            lambda process: process.load(weights.shared, weights.stamp, self._settings.deadline)
-        )
+        loaded = self._ask_with_restarts(lambda process: process.load(self._weights, self._settings.deadline))
         if loaded != version:
             raise RunError(f"the engine's process was given weights of version {version} and says that it has {loaded}")
         self.version = version
@@ -166,10 +150,11 @@ class RemoteEngine:
 
     def _start(self, again: bool) -> Declared:
         """Return a process with the engine in it; none where that fails."""
-        process = EngineProcess(self._reach(again), self._settings.place_key)
+        line, explained = self._reach(again)
+        process = EngineProcess(line, self._settings.place_key, explained)
         try:
             seconds = self._settings.start_deadline
-            declared = process.start(self._spec, self._write_folder, self._weights.shared, self._weights.stamp, seconds)
+            declared = process.start(self._spec, self._write_folder, self._weights, seconds)
         except BaseException:
             process.close()
             raise
@@ -186,13 +171,96 @@ class RemoteEngine:
             raise RunError("the engine is closed")
 
 
-def _tested(library: str, known: str) -> str:
-    """Add to a library and its version that it is not tested, unless the version begins as those that are."""
-    _, _, version = library.partition(" ")
-    return library if version.startswith(known) else f"{library}, which is not tested: {known} is"
-
-
 def _with_notes(error: GroupwiseError, lost: PeerLost) -> GroupwiseError:
     for note in getattr(lost, "__notes__", ()):
         error.add_note(note)
     return error
+
+
+T = TypeVar("T")
+
+
+class Replicas:
+    """N engines of one kind, each of which answers part of the requests. They work side by side.
+
+    members  at least one
+    weights  where every member takes them from; closed with the members
+    Raises what an engine raises; of several that do, the first one's.
+    """
+
+    def __init__(self, members: Sequence[RemoteEngine], weights: SharedWeights) -> None:
+        self._members, self._weights = tuple(members), weights
+        self._workers = ThreadPoolExecutor(len(members), thread_name_prefix="engine")
+        self._holds: dict[int, int] = {}
+        first = members[0]
+        self.routes, self.keeps_support = first.routes, first.keeps_support
+        self.options = first.options
+        self.precision: Precision = first.precision
+
+    @property
+    def version(self) -> int:
+        return self._members[0].version
+
+    @property
+    def restarts(self) -> int:
+        return sum(engine.restarts for engine in self._members)
+
+    @property
+    def tokens_run(self) -> int:
+        return sum(engine.tokens_run for engine in self._members)
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
+    ) -> list[tuple[Completion, ...]]:
+        """Return the completions of each request, in order; `on_finish` is called by one engine at a time."""
+        shares = self._shares(requests)
+        lock = threading.Lock()
+
+        def hear(share: Sequence[int], done: Finished) -> None:
+            if on_finish is not None:
+                with lock:
+                    on_finish(done._replace(request=share[done.request]))
+
+        asks = [
+            partial(engine.generate, [requests[i] for i in share], sampling, on_finish and partial(hear, share))
+            for engine, share in zip(self._members, shares, strict=True)
+        ]
+        groups: list[tuple[Completion, ...]] = [()] * len(requests)
+        for share, answers in zip(shares, self._side_by_side(asks), strict=True):
+            for i, answer in zip(share, answers, strict=True):
+                groups[i] = answer
+        self._holds = {
+            hash(request.tokens + completion.tokens): number
+            for number, share in enumerate(shares)
+            for request, group in ((requests[i], groups[i]) for i in share)
+            if request.hold
+            for completion in group
+        }
+        return groups
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Publish them once, and have every engine take them."""
+        self._weights.write(dict(weights), version)
+        self._holds = {}
+        self._side_by_side([partial(engine.take_weights, version) for engine in self._members])
+
+    def close(self) -> None:
+        """End every engine. A second call does nothing."""
+        for engine in self._members:
+            engine.close()
+        self._workers.shutdown()
+        self._weights.close()
+
+    def _shares(self, requests: Sequence[Request]) -> list[list[int]]:
+        shares: list[list[int]] = [[] for _ in self._members]
+        for i, request in enumerate(requests):
+            held = self._holds.get(hash(request.tokens[: request.held])) if request.held else None
+            shares[i % len(shares) if held is None else held].append(i)
+        return shares
+
+    def _side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        futures = [self._workers.submit(call) for call in calls]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]

@@ -1,71 +1,174 @@
-"""An engine's process at an address, which a server there has started for this run."""
+"""How a run reaches a process that has an engine: a child of its own, or what listens at an address."""
 
 import secrets
+import socket
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, NamedTuple, Protocol
 
+from pydantic import AfterValidator
+
+from groupwise.core import VERSION
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import UsageError
-from groupwise.core.peer import Peer, PeerLost
-from groupwise.core.processes.network import Address
-from groupwise.engines.address import PATIENCE, connect
-from groupwise.engines.outside import wire
-from groupwise.engines.outside.line import Parcel
-from groupwise.engines.outside.shared_weights import SharedWeights
+from groupwise.core.peer import Peer, PeerLost, Transport
+from groupwise.core.processes.network import Address, keep_alive
+from groupwise.core.processes.place import REST, Place, Process, Role
 
+#: The module that runs in an engine's process.
+SERVER = "groupwise.engines.outside.server"
 #: Seconds between two tries to reach a server again.
 PAUSE = 1.0
+#: Seconds that a connection may take, and the first words on it.
+PATIENCE = 10.0
+#: The first words of a server.
+GREETING: Mapping[str, str] = {"groupwise": VERSION}
 
 
-class EngineConnection(Peer):
-    """A connection to a process without an engine yet."""
+def addresses_of(text: str) -> tuple[Address, ...]:
+    """Read "HOST:PORT", or several with commas between them. Raises ValueError for what is none.
 
-    pid: int | None = None
-
-    def __init__(self, channel: Channel, address: Address) -> None:
-        super().__init__(channel)
-        self._address = address
-
-    def parcel(self, weights: SharedWeights) -> Parcel:
-        """Return all their bytes."""
-        return Parcel({wire.WEIGHTS: weights.array()}, ())
-
-    def explained(self, lost: PeerLost) -> PeerLost:
-        """Return the loss, and where more can be read."""
-        where = "" if lost.late else f"; groupwise serve at {self._address} has printed why"
-        return PeerLost(f"{lost}{where}", late=lost.late)
+    >>> [str(address) for address in addresses_of("gpu-1:7001, gpu-2:7001")]
+    ['gpu-1:7001', 'gpu-2:7001']
+    """
+    every = tuple(Address.of(one.strip()) for one in text.split(","))
+    if not all(address.port for address in every):
+        raise ValueError("port 0 is no port to be reached")
+    if len(set(every)) < len(every):
+        raise ValueError("an address is there twice; a server has one engine")
+    return every
 
 
-class Reaching:
-    """Reaches the server at an address, in the name of one run.
+#: One address, or several with commas between them, as a recipe has them; spelled in full.
+AddressText = Annotated[str, AfterValidator(lambda text: ", ".join(map(str, addresses_of(text))))]
 
-    seconds  in which it must be there again after a connection was lost
+
+def connect(address: Address) -> Channel:
+    """Return a connection to a server that has greeted. Raises UsageError if there is none of this version."""
+    try:
+        connection = socket.create_connection(address, timeout=PATIENCE)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"engine.address = '{address}': {_unreachable(error, address)}") from None
+    keep_alive(connection)
+    channel = Channel(connection)
+    try:
+        version = channel.receive(PATIENCE).get("groupwise")
+        if version is None:
+            raise FrameError
+    except (OSError, EOFError, FrameError):
+        channel.close()
+        words = "what answers there is no engine's server; start one there: groupwise serve"
+        raise UsageError(f"engine.address = '{address}': {words} {address.port}") from None
+    if version != VERSION:
+        channel.close()
+        words = f"groupwise {version} serves there, and this is {VERSION}: install the same at both ends"
+        raise UsageError(f"engine.address = '{address}': {words}")
+    return channel
+
+
+def _unreachable(error: Exception, address: Address) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return f"nothing listens there; start it on that machine: groupwise serve {address.port}"
+    if isinstance(error, TimeoutError):
+        return f"no answer for {PATIENCE:g} seconds"
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return "there is no such host"
+    return (getattr(error, "strerror", None) or str(error)).lower()
+
+
+class EngineLine(Transport, Protocol):
+    """The run's end of a connection to a process with an engine.
+
+    pid            of the process, where it is one of this machine's
+    shares_memory  whether it gets descriptors that are sent to it; else all bytes have to be sent
     """
 
-    def __init__(self, address: Address, seconds: float) -> None:
-        self._address, self._seconds = address, seconds
-        self._run = secrets.token_hex(8)
+    @property
+    def pid(self) -> int | None: ...
 
-    def __call__(self, again: bool) -> EngineConnection:
-        """Return a process of its own. Raises UsageError if none can be had at once, or PeerLost after many tries."""
-        if not again:
-            return self._connected()
-        end = time.monotonic() + self._seconds
+    @property
+    def shares_memory(self) -> bool: ...
+
+    def speaks(self, seconds: float) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class Reached(NamedTuple):
+    """A connection to a process without an engine yet, and what adds to its loss what is known of the cause."""
+
+    line: EngineLine
+    explained: Callable[[PeerLost], PeerLost]
+
+
+#: Makes a connection; `again`: after one that was lost. Raises PeerLost, and UsageError for what cannot get better.
+Reach = Callable[[bool], Reached]
+
+
+def reach_place(place: Place, python: str | None, seconds: float) -> Reach:
+    """Return what starts a process of the run's own, the first time and again."""
+
+    def reach(again: bool) -> Reached:
+        process = place.start(Role.ENGINE, SERVER, {}, seconds=seconds, python=python)
+        return Reached(process, partial(_with_last_line, process))
+
+    return reach
+
+
+def _with_last_line(process: Process, lost: PeerLost) -> PeerLost:
+    """Add the last line that the process printed, if its program failed, and all of it as a note."""
+    printed = process.printed(0.0 if lost.late else REST)
+    how = process.exit()
+    failed = how is not None and (how.code or 0) > 0
+    last = printed.strip().rpartition("\n")[2].strip()
+    words = PeerLost(f"{lost} ({last})" if failed and last else str(lost), late=lost.late)
+    if printed:
+        words.add_note(printed)
+    return words
+
+
+class AddressLine(Peer):
+    """A connection to a process that a server at an address has started for this run."""
+
+    pid: int | None = None
+    shares_memory = False
+
+
+def reach_address(address: Address, seconds: float) -> Reach:
+    """Return what connects to the server at an address, in the name of one run.
+
+    It raises UsageError if no process can be had at once, or PeerLost if none is there `seconds` after a loss.
+    """
+    run = secrets.token_hex(8)
+
+    def explained(lost: PeerLost) -> PeerLost:
+        where = "" if lost.late else f"; groupwise serve at {address} has printed why"
+        return PeerLost(f"{lost}{where}", late=lost.late)
+
+    def reach(again: bool) -> Reached:
+        end = time.monotonic() + seconds
         while True:
             try:
-                return self._connected()
+                return Reached(_process_at(address, run), explained)
             except UsageError as error:
+                if not again:
+                    raise
                 if time.monotonic() + PAUSE > end:
                     raise PeerLost(str(error)) from None
             time.sleep(PAUSE)
 
-    def _connected(self) -> EngineConnection:
-        channel = connect(self._address)
-        try:
-            channel.send({"run": self._run}, seconds=PATIENCE)
-            answer = channel.receive(PATIENCE)
-        except (OSError, EOFError, FrameError):
-            answer = {"refused": "it closed the connection"}
-        if refused := answer.get("refused"):
-            channel.close()
-            raise UsageError(f"engine.address = '{self._address}': {refused}")
-        return EngineConnection(channel, self._address)
+    return reach
+
+
+def _process_at(address: Address, run: str) -> AddressLine:
+    channel = connect(address)
+    try:
+        channel.send({"run": run}, seconds=PATIENCE)
+        answer = channel.receive(PATIENCE)
+    except (OSError, EOFError, FrameError):
+        answer = {"refused": "it closed the connection"}
+    if refused := answer.get("refused"):
+        channel.close()
+        raise UsageError(f"engine.address = '{address}': {refused}")
+    return AddressLine(channel)

@@ -1,33 +1,116 @@
-"""The process with an engine in it, as the run sees it: asked one thing at a time, watched while it works."""
+"""The process with an engine in it, as the run sees it: asked one thing at a time, watched while it works.
 
+What it answers has to be an answer, whatever process wrote it: as much as was asked for, and of the model asked.
+"""
+
+import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_args
 
-from groupwise.core.engine import OnFinish, Precision, Request, Sampling
-from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line, shortened
+from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
+from groupwise.core.errors import RunError, UsageError, one_line, shortened
 from groupwise.core.files.dataclass_json import to_json
 from groupwise.core.peer import PeerLost
+from groupwise.core.records import Completion, Support
 from groupwise.engines.outside import wire
-from groupwise.engines.outside.answers import MOST_IDS, Asked
-from groupwise.engines.outside.line import EngineLine, Parcel
-from groupwise.engines.outside.shared_weights import SharedWeights, Stamp
+from groupwise.engines.outside.connection import EngineLine
+from groupwise.engines.outside.shared_weights import SharedWeights
 from groupwise.engines.outside.spec import EngineSpec
-from groupwise.engines.outside.wire import Message
+from groupwise.engines.outside.wire import Arrays, Generated, Message
 
+#: No vocabulary has more ids; an engine that has not said its model yet is held to that.
+MOST_IDS = 2**19
+#: How far above 0 a log-probability may be rounded, nats.
+ROUNDING = 1e-3
+FINISHES = ("stop", "length")
 #: Seconds that one look for a message may take.
 LOOK = 0.5
 #: What is raised over an answer that has not the form of one.
 NO_ANSWER = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError)
-NOTHING = Parcel({}, ())
+
+
+class Asked(NamedTuple):
+    """The question, and what is known of the engine that it went to.
+
+    vocabulary  ids of its model
+    version     of the newest weights that it was given
+    """
+
+    requests: Sequence[Request]
+    sampling: Sampling
+    vocabulary: int
+    version: int
+
+    def require_answer(self, answer: Generated) -> None:
+        """Raise ValueError, in words, for what is no answer to it."""
+        counts = [len(group) for group in answer.groups]
+        if counts != [request.samples for request in self.requests]:
+            asked = sum(request.samples for request in self.requests)
+            raise ValueError(f"{sum(counts)} completions of {len(counts)} requests for {asked} of {len(self.requests)}")
+        for number, (request, group) in enumerate(zip(self.requests, answer.groups, strict=True)):
+            for sample, completion in enumerate(group):
+                if wrong := self._wrong(request, completion):
+                    raise ValueError(f"request {number}, completion {sample}: {wrong}")
+        most = sum((len(r.tokens) + self._limit(r)) * r.samples for r in self.requests)
+        if type(answer.tokens_run) is not int or not 0 <= answer.tokens_run <= most:
+            raise ValueError(f"{answer.tokens_run} tokens were computed, where {most} can have been")
+
+    def require_finished(self, done: Finished) -> None:
+        """Raise ValueError, in words, for a completion that was not asked for, or is none."""
+        numbers = type(done.request) is type(done.sample) is int and 0 <= done.request < len(self.requests)
+        if not numbers or not 0 <= done.sample < self.requests[done.request].samples:
+            raise ValueError(f"completion {done.sample} of request {done.request} was not asked for")
+        request = self.requests[done.request]
+        if wrong := self._wrong_end(done.finish) or self._wrong_ids(done.tokens, self._limit(request)):
+            raise ValueError(f"request {done.request}, completion {done.sample}: {wrong}")
+
+    def _wrong(self, request: Request, completion: Completion) -> str:
+        """Tell what is wrong with a completion of the request; "" if nothing is."""
+        own = all(span.own for span in completion.spans)
+        versions = [span.version for span in completion.spans]
+        support, routes, run = completion.support, completion.routes, len(request.tokens) + len(completion.tokens) - 1
+        if wrong := self._wrong_ids(completion.tokens, self._limit(request)) or self._wrong_end(completion.finish):
+            return wrong
+        if bad := [x for x in completion.logp_engine if not (math.isfinite(x) and x <= ROUNDING)]:
+            return f"a log-probability of {bad[0]:g}"
+        if completion.stop not in ("", *self.sampling.stop):
+            return "it ends with a stop string that was not asked for"
+        if not own or any(type(version) is not int or not 0 <= version <= self.version for version in versions):
+            return f"sampled by version {versions[-1]} of the weights, which has version {self.version}"
+        if support is not None and not self._is_support(support):
+            return f"its sampling supports are not ids from 0 to {self.vocabulary - 1} for each token"
+        if routes is not None and (routes.dim() != 3 or len(routes) != run or routes.is_floating_point()):
+            return f"experts of shape {tuple(routes.shape)} for {run} tokens"
+        return ""
+
+    def _wrong_ids(self, tokens: Sequence[int], limit: int) -> str:
+        if not 0 < len(tokens) <= limit:
+            return f"{len(tokens)} tokens, where 1 to {limit} are due"
+        bad = [token for token in tokens if type(token) is not int or not 0 <= token < self.vocabulary]
+        return f"id {bad[0]} is not one of the model's, which are 0 to {self.vocabulary - 1}" if bad else ""
+
+    def _wrong_end(self, finish: object) -> str:
+        return "" if finish in FINISHES else f"finish is {finish!a:.40}, where it is one of {', '.join(FINISHES)}"
+
+    def _limit(self, request: Request) -> int:
+        return self.sampling.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
+
+    def _is_support(self, support: Support) -> bool:
+        ids, start = support.ids, support.start
+        if ids.dim() != 1 or start.dim() != 1 or ids.is_floating_point() or start.is_floating_point():
+            return False
+        inside = not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary
+        return inside and int(start[0]) == 0 and int(start[-1]) == len(ids) and bool((start.diff() > 0).all())
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What the engine says of itself (core/engine.py: Engine), and the library that computes."""
+    """The properties that an engine says of itself (core/engine.py: Engine), and the library that computes."""
 
     routes: bool
     keeps_support: bool
@@ -37,7 +120,7 @@ class Declared:
     library: str
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no engine says."""
+        """Raise ValueError for what no engine says."""
         kinds = [bool, bool, tuple, str, int, str]
         said = [self.routes, self.keeps_support, self.options, self.precision, self.version, self.library]
         if [type(each) for each in said] != kinds or self.precision not in get_args(Precision):
@@ -48,13 +131,19 @@ class EngineProcess:
     """The process at the other end of a line, without an engine yet. After PeerLost, or an exception in the middle of
     an answer, close it.
 
-    name      what a person knows it by
-    pid       of the process, where it is one of this machine's
-    answered  whether it owes nothing
+    name       what a person knows it by
+    explained  adds to a loss what is known of its cause
+    pid        of the process, where it is one of this machine's
+    answered   whether it owes nothing
     """
 
-    def __init__(self, line: EngineLine, name: str = "the engine's process") -> None:
-        self._line, self._name = line, name
+    def __init__(
+        self,
+        line: EngineLine,
+        name: str = "the engine's process",
+        explained: Callable[[PeerLost], PeerLost] = lambda lost: lost,
+    ) -> None:
+        self._line, self._name, self._explained = line, name, explained
         self._vocabulary, self._version = MOST_IDS, 0
         self.pid = line.pid
         self.answered = True
@@ -64,34 +153,33 @@ class EngineProcess:
         spec: EngineSpec,
         write_folder: Callable[[Path], None],
         weights: SharedWeights,
-        stamp: Stamp,
         seconds: float,
     ) -> Declared:
-        """Makes the engine. Raises PeerLost, and what the engine refuses; RunError where its answer is none."""
+        """Make the engine. Raises PeerLost, and what the engine refuses; RunError where its answer is none."""
         with tempfile.TemporaryDirectory(prefix="groupwise-engine-") as folder:
             write_folder(Path(folder))
             files = wire.files_in(Path(folder))
-        content = {"verb": "start", "spec": to_json(spec), "stamp": to_json(stamp)}
-        arrays, descriptors = self._line.parcel(weights)
-        answer = self._ask(content, seconds, Parcel({**arrays, **files}, descriptors))
+        content = {"verb": "start", "spec": to_json(spec), "stamp": to_json(weights.stamp)}
+        arrays, descriptors = self._parcel(weights)
+        answer = self._ask(content, seconds, {**arrays, **files}, descriptors)
         with self._no_answer():
             declared = Declared(**{**answer.content, "options": tuple(answer.content["options"])})
-        self._vocabulary, self._version = spec.vocabulary, stamp.version
+        self._vocabulary, self._version = spec.vocabulary, weights.stamp.version
         return declared
 
-    def load(self, weights: SharedWeights, stamp: Stamp, seconds: float) -> int:
-        """Loads these weights -> the version that the engine has then. Raises as `start` does."""
-        content = {"verb": "load", "stamp": to_json(stamp)}
-        answer = self._ask(content, seconds, self._line.parcel(weights))
+    def load(self, weights: SharedWeights, seconds: float) -> int:
+        """Load these weights -> the version that the engine has then. Raises as `start` does."""
+        content = {"verb": "load", "stamp": to_json(weights.stamp)}
+        answer = self._ask(content, seconds, *self._parcel(weights))
         with self._no_answer():
             version = answer.content["version"]
-        self._version = stamp.version
+        self._version = weights.stamp.version
         return version
 
     def generate(
         self, requests: list[Request], sampling: Sampling, on_finish: OnFinish | None, seconds: float
     ) -> wire.Generated:
-        """The completions of each request; `on_finish` hears of them as they end. Raises as `start` does."""
+        """Return the completions of each request; `on_finish` hears of them as they end. Raises as `start` does."""
         content = {"verb": "generate", **wire.question(requests, sampling, listens=on_finish is not None)}
         asked = Asked(requests, sampling, self._vocabulary, self._version)
 
@@ -109,23 +197,30 @@ class EngineProcess:
         return answer
 
     def close(self) -> None:
-        """Ends it, and whatever it started."""
+        """End it, and whatever it started."""
         self._line.close()
+
+    def _parcel(self, weights: SharedWeights) -> tuple[Arrays, Sequence[int]]:
+        """Return weights as arrays behind a message, or as descriptors of memory that both processes have."""
+        if self._line.shares_memory:
+            return {}, [weights.descriptor]
+        return {wire.WEIGHTS: weights.array()}, ()
 
     def _ask(
         self,
         content: dict[str, Any],
         seconds: float,
-        parcel: Parcel = NOTHING,
+        arrays: Arrays = MappingProxyType({}),
+        descriptors: Sequence[int] = (),
         finished: Callable[[Message], None] | None = None,
     ) -> Message:
-        """The answer. `seconds` may pass without a sign of progress.
+        """Ask, and return the answer. `seconds` may pass without a sign of progress.
 
         Raises PeerLost, and the engine's own errors as they were raised there.
         """
         self.answered = False
         try:
-            wire.send(self._line, content, parcel.arrays, seconds, parcel.descriptors)
+            wire.send(self._line, content, arrays, seconds, descriptors)
             while True:
                 message = self._next(seconds)
                 if "finished" in message.content and finished is not None:
@@ -135,15 +230,18 @@ class EngineProcess:
                     return Message(message.content["answer"], message.arrays)
                 if "error" in message.content:
                     with self._no_answer():
-                        error = _error(**message.content["error"])
+                        kind, words, notes = (message.content["error"][key] for key in ("kind", "message", "notes"))
                     self.answered = True
+                    error = UsageError(words) if kind == "usage" else RunError(words)
+                    if notes:
+                        error.add_note(notes)
                     raise error
         except PeerLost as lost:
-            raise self._line.explained(lost) from None
+            raise self._explained(lost) from None
 
     def _next(self, seconds: float) -> Message:
-        """The next message. Time in which this process itself was stopped is none in which the child was silent: what
-        counts is how often it was looked for in vain.
+        """Return the next message. Time in which this process itself was stopped is none in which the child was silent:
+        what counts is how often it was looked for in vain.
         """
         look = min(LOOK, seconds / 4)
         silent = 0.0
@@ -156,7 +254,7 @@ class EngineProcess:
 
     @contextmanager
     def _no_answer(self) -> Iterator[None]:
-        """Raises RunError for what the other process wrote, where it can be no answer: another make, or no engine."""
+        """Raise RunError for what the other process wrote, where it can be no answer: another make, or no engine."""
         try:
             yield
         except NO_ANSWER as error:
@@ -164,12 +262,5 @@ class EngineProcess:
 
 
 def in_words(error: Exception) -> str:
-    """What is wrong with an answer that could not be read."""
+    """Tell what is wrong with an answer that could not be read."""
     return shortened(one_line(error)) if isinstance(error, ValueError) else f"{type(error).__name__}: {one_line(error)}"
-
-
-def _error(kind: str, message: str, notes: str) -> GroupwiseError:
-    error = UsageError(message) if kind == "usage" else RunError(message)
-    if notes:
-        error.add_note(notes)
-    return error

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,26 +32,22 @@ BEAT = 0.25
 MOST_WEIGHTS = 1 << 43
 
 
-def main(run: Channel) -> None:
-    """Serves the run at the other end of the channel."""
-    os.dup2(2, 1)  # whatever is printed goes where the run keeps its end
-    Server(run).serve()
-
-
-class Machine(NamedTuple):
-    """Device and threads on which the engine computes, if that is not for the run to say."""
-
-    device: str
-    threads: int
+def main(channel: Channel, machine: tuple[str, int] | None = None) -> None:
+    """Serve the run at the other end; for a server, which says its `machine`, the run whose connection it sends."""
+    os.dup2(2, 1)  # whatever is printed goes where the run, or the server, shows it
+    if machine is not None:
+        _, descriptors = channel.receive_with(1)
+        channel = Channel(socket.socket(fileno=descriptors[0]))
+    Server(channel, machine).serve()
 
 
 class Server:
     """One engine and its line to the run.
 
-    machine  this one, where it is another than the run's
+    machine  device and threads on which the engine computes, if that is not for the run to say
     """
 
-    def __init__(self, run: Channel, machine: Machine | None = None) -> None:
+    def __init__(self, run: Channel, machine: tuple[str, int] | None = None) -> None:
         self._run, self._machine = run, machine
         self._engine: Engine | None = None
         self._parameters: Sequence[str] = ()
@@ -85,7 +82,8 @@ class Server:
         content = question.content
         spec, stamp = from_json(EngineSpec, content["spec"]), from_json(Stamp, content["stamp"])
         if self._machine is not None:
-            spec = dataclasses.replace(spec, device=self._machine.device, threads=self._machine.threads)
+            device, threads = self._machine
+            spec = dataclasses.replace(spec, device=device, threads=threads)
         torch.set_num_threads(spec.threads)
         self._parameters = spec.parameters
         weights = self._arrived(question, descriptors, stamp)
@@ -112,9 +110,9 @@ class Server:
 
     def _generate(self, question: Message, _: Sequence[int]) -> Message:
         content = question.content
-        listener = self._tell if content["listens"] else None
         engine = self._started
         before = engine.tokens_run
+        listener = self._tell if content["listens"] else None
         groups = engine.generate(wire.requests_of(content), wire.sampling_of(content), listener)
         return wire.answer_message(groups, engine.tokens_run - before)
 

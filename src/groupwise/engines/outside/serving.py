@@ -13,10 +13,8 @@ from groupwise.core.errors import UsageError, one_line
 from groupwise.core.peer import PeerLost
 from groupwise.core.processes.children import Child, ending
 from groupwise.core.processes.network import Address, Door, keep_alive
-from groupwise.engines.address import GREETING, PATIENCE
+from groupwise.engines.outside.connection import GREETING, PATIENCE, SERVER
 
-#: The module that runs in an engine's process.
-MODULE = "groupwise.engines.outside.connected"
 #: Seconds in which a process whose connection has ended is seen to have ended too.
 GRACE = 2.0
 #: Bytes that the message may have in which a run says its name: nothing is known yet of whoever sends it.
@@ -38,7 +36,7 @@ class EngineServer:
         self, address: Address, python: str | None, device: str, threads: int, note: Callable[[str], None]
     ) -> None:
         self._python, self._note = python, note
-        self._options = {"device": device, "threads": threads}
+        self._options = {"machine": [device, threads]}
         self._lock = threading.Lock()
         self._run, self._child = "", None
         self._ended: set[Child] = set()  # here, and not of themselves
@@ -55,13 +53,12 @@ class EngineServer:
         self._door.serve()
 
     def close(self) -> None:
-        """Ends the engine's process, and listens no more."""
+        """End the engine's process, and listen no more."""
         self._door.close()
         with self._lock:
             self._end_process()
 
     def _answer(self, run: str, connection: socket.socket, peer: tuple[str, int]) -> None:
-        """Serve one connection of a run, to its end."""
         name = str(Address(*peer))
         with connection:
             child = self._process_for(run, connection, name)
@@ -103,7 +100,7 @@ class EngineServer:
             self._end_process(GRACE)  # the run has lost its connection to that one
             try:
                 command = [self._python, "-P"] if self._python else ()
-                child = Child(MODULE, self._options, command=command, alone=self._python is not None, stderr=None)
+                child = Child(SERVER, self._options, command=command, alone=self._python is not None, stderr=None)
                 channel.send({"welcome": run}, seconds=PATIENCE)
                 child.send({}, [connection.fileno()], PATIENCE)
             except (OSError, PeerLost) as error:

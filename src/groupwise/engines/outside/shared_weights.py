@@ -31,28 +31,37 @@ Memory = mmap.mmap | memoryview
 
 @dataclass(frozen=True)
 class Stamp:
-    """What a file of weights must be: its version, and the checksum (CRC-32) of all its bytes, the header included."""
+    """The identity of a file of weights: its version, and the checksum (CRC-32) of all its bytes, header included."""
 
     version: int
     checksum: int
 
 
 class SharedWeights:
-    """The newest weights of a run, which it writes and a child reads.
+    """The newest weights of a run, which it writes and children read.
 
-    descriptor  of the file, to be sent to the child
+    kept        what is written with every version: what a model holds beside the parameters that a load names
+    descriptor  of the file, to be sent to a child
+    stamp       of what lies there
     """
 
-    def __init__(self) -> None:
-        self.descriptor = _file_in_memory()
+    def __init__(self, kept: Mapping[str, Tensor] | None = None) -> None:
+        self._kept = kept or {}
+        self.stamp = Stamp(0, 0)
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("groupwise weights", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:  # a file without a name, mostly in the kernel's cache
+                self.descriptor = os.dup(file.fileno())
         self._memory: mmap.mmap | None = None
         self._close = weakref.finalize(self, os.close, self.descriptor)
 
     def write(self, tensors: Mapping[str, Tensor], version: int) -> Stamp:
-        """Replaces everything that was there, which no process may read meanwhile.
+        """Replace everything that was there, which no process may read meanwhile.
 
         Raises RunError if memory has no room.
         """
+        tensors = {**self._kept, **tensors}
         ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # each is aligned so
         head = header(ordered, {"version": str(version)}, PAGE)
         memory = self._reserved(len(head) + sum(map(size, ordered.values())))
@@ -60,7 +69,8 @@ class SharedWeights:
         for name, place in layout(head).places.items():
             if place.begin < place.end:
                 view(memory, place).copy_(ordered[name].detach())
-        return Stamp(version, checksum(memory))
+        self.stamp = Stamp(version, checksum(memory))
+        return self.stamp
 
     def array(self) -> np.ndarray:
         """Return what was written last, where it lies: for a process that shares no memory with this one."""
@@ -68,7 +78,7 @@ class SharedWeights:
         return np.frombuffer(self._memory, np.uint8)
 
     def close(self) -> None:
-        """Gives the memory back. A second call does nothing."""
+        """Give the memory back. A second call does nothing."""
         self._memory = None
         self._close()
 
@@ -103,7 +113,7 @@ def read_weights(memory: Memory, stamp: Stamp, progress: Progress = silent) -> d
     actual = checksum(memory, progress)
     if actual != stamp.checksum:
         raise RunError(f"{what}: their checksum is {actual:08x} and not {stamp.checksum:08x}")
-    stored = layout(bytes(memory[: _header_end(memory)]))
+    stored = layout(bytes(memory[: 8 + int.from_bytes(bytes(memory[:8]), "little")]))
     if stored.metadata.get("version") != str(stamp.version):
         raise RunError(f"{what}: what lies there is of version {stored.metadata.get('version')}")
     return {name: view(memory, place) for name, place in stored.places.items()}
@@ -126,14 +136,3 @@ def checksum(memory: Memory, progress: Progress = silent) -> int:
                 total = zlib.crc32(some, total)
             progress()
     return total
-
-
-def _header_end(memory: Memory) -> int:
-    return 8 + int.from_bytes(bytes(memory[:8]), "little")
-
-
-def _file_in_memory() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("groupwise weights", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:  # where the kernel has none: a file without a name, mostly in its cache
-        return os.dup(file.fileno())

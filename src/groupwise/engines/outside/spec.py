@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from groupwise.engines.outside.shared_weights import SharedWeights
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.files.folder import quiet
 from groupwise.models.load import Policy
@@ -60,6 +61,14 @@ def spec_of(policy: Policy, settings: EngineSettings, routes: bool) -> EngineSpe
         parameters=tuple(name for name, _ in model.named_parameters()),
         vocabulary=model.config.get_text_config().vocab_size,
     )
+
+
+def shared_weights(policy: Policy) -> SharedWeights:
+    """Return the policy's weights in shared memory, version 0; every version that is written has its buffers too."""
+    buffers = {name: buffer.detach().clone() for name, buffer in policy.model.named_buffers()}
+    weights = SharedWeights(buffers)
+    weights.write(dict(policy.model.named_parameters()), version=0)
+    return weights
 
 
 def folder_writer(policy: Policy) -> Callable[[Path], None]:

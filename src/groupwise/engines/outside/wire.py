@@ -29,13 +29,13 @@ WEIGHTS = "weights"
 
 
 def files_in(folder: Path) -> Arrays:
-    """The bytes of each file of a folder, named by its path from there on."""
+    """Return the bytes of each file of a folder, named by its path from there on."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {FILE + path.relative_to(folder).as_posix(): np.frombuffer(path.read_bytes(), np.uint8) for path in files}
 
 
 def write_files(folder: Path, arrays: Arrays) -> None:
-    """Writes the files among the arrays into a folder. Raises ValueError for a name that leads out of it."""
+    """Write the files among the arrays into a folder. Raises ValueError for a name that leads out of it."""
     for name, data in arrays.items():
         if not name.startswith(FILE):
             continue
@@ -47,27 +47,27 @@ def write_files(folder: Path, arrays: Arrays) -> None:
 
 
 def question(requests: Sequence[Request], sampling: Sampling, listens: bool) -> dict[str, Any]:
-    """What is asked of an engine; `listens`: completions are to be reported as they end."""
+    """Say what is asked of an engine; `listens`: completions are to be reported as they end."""
     return {"requests": [vars(r) for r in requests], "sampling": sampling.model_dump(mode="json"), "listens": listens}
 
 
 def requests_of(content: Mapping[str, Any]) -> tuple[Request, ...]:
-    """The requests of a question."""
+    """Read the requests of a question."""
     return tuple(Request(**{**request, "tokens": tuple(request["tokens"])}) for request in content["requests"])
 
 
 def sampling_of(content: Mapping[str, Any]) -> Sampling:
-    """The sampling of a question."""
+    """Read the sampling of a question."""
     return Sampling.model_validate(content["sampling"])
 
 
 def finished_message(done: Finished) -> dict[str, Any]:
-    """A completion that has ended."""
+    """Say that a completion has ended."""
     return {"finished": done._asdict()}
 
 
 def finished_of(content: Mapping[str, Any]) -> Finished:
-    """The completion that has ended."""
+    """Read which completion has ended."""
     fields = content["finished"]
     return Finished(**{**fields, "tokens": tuple(fields["tokens"])})
 
@@ -81,7 +81,7 @@ class Generated:
 
 
 def answer_message(groups: Sequence[Sequence[Completion]], tokens_run: int) -> Message:
-    """What an engine writes of its completions; the fields that a rollout writes later do not travel."""
+    """Write an engine's completions; the fields that a rollout writes later do not travel."""
     every = [c for group in groups for c in group]
     supports = [c.support for c in every if c.support is not None]
     routes = [c.routes for c in every if c.routes is not None]
@@ -107,7 +107,7 @@ def answer_message(groups: Sequence[Sequence[Completion]], tokens_run: int) -> M
 
 
 def answer_of(message: Message) -> Generated:
-    """The answer; its completions are what they were in the other process, to the bit."""
+    """Read an answer; its completions are what they were in the other process, to the bit."""
     content, take = message.content, _Taking(message.arrays)
 
     def completion(i: int) -> Completion:
@@ -139,7 +139,7 @@ class _Taking:
         return self._arrays[name][begin : begin + count]
 
     def tensor(self, name: str, count: int | None) -> Tensor | None:
-        """In memory of its own, for a part would hold the whole; None where the completion has none."""
+        """Copy the next part to memory of its own, for a view would hold the whole; None if there is none."""
         return None if count is None else torch.from_numpy(self(name, count).copy())
 
 

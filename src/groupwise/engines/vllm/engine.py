@@ -20,16 +20,15 @@ from groupwise.core.engine import Finished, OnFinish, Precision, Progress, Reque
 from groupwise.core.errors import RunError
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion
-from groupwise.engines.requests import limits_of
+from groupwise.engines.inputs import Shapes, broken, limits_of, require_whole, shapes_of
 from groupwise.engines.stop_strings import Decode, StopStrings
 from groupwise.engines.vllm.heads import Widening
-from groupwise.engines.weights import Shapes, broken, require_whole, shapes_of
 from groupwise.models.forward.adjustment import adjustment_of
 
 
 @dataclass(frozen=True)
 class Library:
-    """What is used of vLLM's own.
+    """The parts of vLLM that are used.
 
     params     makes SamplingParams
     at_end     its kind of output that comes when a completion has ended
@@ -43,7 +42,7 @@ class Library:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the engine knows of the model.
+    """The facts of a model that the engine needs.
 
     eos         ids that end a completion under every sampling
     vocabulary  ids, of which context may be in a sequence
@@ -148,7 +147,7 @@ class VllmEngine:
         return rows
 
     def _sample(self, rows: Mapping[str, "LiveRow"], sampling: Sampling, on_finish: OnFinish | None) -> None:
-        """Steps until every completion has ended."""
+        """Step until every completion has ended."""
         engine = self._llm.llm_engine
         strings = StopStrings(sampling.stop, self._decode) if sampling.stop else None
         while engine.has_unfinished_requests():

@@ -1,4 +1,6 @@
-"""Heads with more channels, the added ones 0, for the same model: vLLM's attention on a CPU has none of fewer than 32.
+"""Heads as vLLM computes them, and how large its cache of their keys and values is made.
+
+Heads with more channels, the added ones 0, for the same model: vLLM's attention on a CPU has none of fewer than 32.
 
 H channels become W = s H. Channel j of the first half goes to s j, channel H/2 + j of the second to W/2 + s j:
 
@@ -20,9 +22,13 @@ import torch
 from torch import Tensor
 
 from groupwise.core.errors import UsageError
+from groupwise.models.context import positions
 
 #: Channels of a head that vLLM 0.32 computes on a CPU.
 WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+MIB = 2**20
+#: Bytes of a cache that is as large as the rows need, at most; tokens of a block, of which a row's last is rarely full.
+MOST, BLOCK = 1024 * MIB, 128
 #: Architectures whose heads are told apart by the names below, with the plain rotary angles.
 KNOWN = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
 
@@ -109,3 +115,15 @@ def widening_for(config: Any) -> Widening | None:
             f"{config.model_type} has {narrow}; take engine.name = 'local'"
         )
     return Widening(narrow, wide, normed=config.model_type.startswith("qwen3"))
+
+
+def cache_bytes(config: Any, rows: int, cache_mib: int | None, itemsize: int, on_cpu: bool) -> int:
+    """Size it as the recipe says; else as the rows need at their longest, up to MOST, but enough for two."""
+    if cache_mib is not None:
+        return cache_mib * MIB
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    own = head_channels(config)
+    channels = own if own in WIDTHS or not on_cpu else wide_enough(own) or own
+    token = 2 * config.num_hidden_layers * heads * channels * itemsize
+    row = token * (positions(config) + BLOCK)
+    return max(2 * row, min(rows * row, MOST))

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from groupwise.core.engine import Precision, Progress
 from groupwise.core.errors import UsageError, one_line
+from groupwise.engines.inputs import shapes_of
+from groupwise.engines.kinds import VLLM
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.settings import EngineSettings
-from groupwise.engines.vllm import VLLM
-from groupwise.engines.vllm.cache import cache_bytes
 from groupwise.engines.vllm.engine import Library, ModelFacts, VllmEngine
-from groupwise.engines.vllm.heads import widening_for
-from groupwise.engines.weights import shapes_of
+from groupwise.engines.vllm.heads import cache_bytes, widening_for
 from groupwise.models.context import positions
 from groupwise.models.files.folder import read_config
 from groupwise.models.load import load_tokenizer

@@ -1,18 +1,22 @@
-"""Adapters (LoRA) that peft injects into a model's own layers: on, off, and merged into its weights."""
+"""Adapters (LoRA) that peft injects into a model's own layers: on, off, merged into its weights, and on disk."""
 
 import copy
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from groupwise.core.errors import UsageError, listed, need
+from groupwise.core.errors import UsageError, listed, need, one_line, shortened
+from groupwise.core.files.json_text import json_value
 from groupwise.core.numbers.seeds import derive
-from groupwise.models.adapters.settings import EXTRA, AdapterSettings
-from groupwise.models.adapters.targets import adapted_weights
-from groupwise.models.files.folder import quiet
+from groupwise.models.adapters.settings import EXTRA, AdapterSettings, adapted_weights
+from groupwise.models.files.folder import ADAPTERS, quiet
 from groupwise.models.load import digest
 from groupwise.models.shards import set_unsharded, unsharded
 
@@ -36,7 +40,9 @@ class Adapters:
         self._model, base = model, dict(model.named_parameters())
         model.requires_grad_(False)
         _inject(model, list(weights), settings, seed)
-        self._layers, self._names = _by_weight(model, base), _names_now(model, base)
+        now = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._layers = _by_weight(model, base)
+        self._names = {name: now[id(parameter)] for name, parameter in base.items()}
         if missed := weights.keys() ^ self._layers.keys():
             raise UsageError(f"peft adapts other layers of {type(model).__name__} than these: {listed(sorted(missed))}")
 
@@ -54,11 +60,13 @@ class Adapters:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Make the model compute inside what it did before it had adapters, to the bit."""
-        self._enable(False)
+        for layer in self._layers.values():
+            layer.enable_adapters(False)
         try:
             yield
         finally:
-            self._enable(True)
+            for layer in self._layers.values():
+                layer.enable_adapters(True)
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
         """Return every weight of the model without adapters, by name: W + alpha/r B A where it is adapted, one at a
@@ -79,7 +87,7 @@ class Adapters:
                 set_unsharded(matrix, matrices[name])
 
     def merge(self) -> None:
-        """Adds the adapters to the weights and takes them out: an ordinary model again, and nothing more to do here."""
+        """Add the adapters to the weights and take them out: an ordinary model again, and nothing more to do here."""
         with torch.no_grad():
             base = self.base
             for name in self._layers:
@@ -88,10 +96,6 @@ class Adapters:
         while wrapped := next((name for name, m in self._model.named_modules() if id(m) in wrappers), None):
             self._model.set_submodule(wrapped, self._model.get_submodule(wrapped).get_base_layer())
         self._layers, self._names = {}, {name: name for name in self._names}
-
-    def _enable(self, enabled: bool) -> None:
-        for layer in self._layers.values():
-            layer.enable_adapters(enabled)
 
     @torch.no_grad()
     def _merged(self, name: str, weight: Tensor) -> Tensor:
@@ -145,16 +149,70 @@ def _inject(model: Any, weights: list[str], settings: AdapterSettings, seed: int
         peft.inject_adapter_in_model(config, nn.ModuleDict({"policy": model}), NAME)
 
 
-def _names_now(model: nn.Module, base: Mapping[str, nn.Parameter]) -> dict[str, str]:
-    """Return the names that these parameters have in a model with adapters, by those that they had before."""
-    now = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {name: now[id(parameter)] for name, parameter in base.items()}
-
-
 def _by_weight(model: nn.Module, base: Mapping[str, nn.Parameter]) -> dict[str, Any]:
-    """Find peft's layers, by the name of the weight that each adapts."""
     lora = need("peft", EXTRA, "adapters").tuners.lora
     names = {id(parameter): name for name, parameter in base.items()}
     layers: list[Any] = [module for module in model.modules() if isinstance(module, lora.LoraLayer)]
     stacked = lora.layer.ParamWrapper
     return {names[id(x.get_param() if isinstance(x, stacked) else x.get_base_layer().weight)]: x for x in layers}
+
+
+MATRICES = "adapters.safetensors"
+
+
+def holds_adapters(folder: Path) -> bool:
+    """Tell whether a folder holds adapters in the place of a model."""
+    return (folder / ADAPTERS).is_file()
+
+
+def write_adapters(folder: Path, adapters: Adapters, base: str, writes: bool = True) -> None:
+    """Write only A and B, with their settings and the base that they were trained over, whose folder was `base`.
+
+    writes  False: this rank only helps to gather them
+    """
+    matrices = {name: unsharded(m).cpu().contiguous() for name, m in adapters.matrices.items()}
+    if not writes:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(matrices, folder / MATRICES)
+    (folder / ADAPTERS).write_text(json.dumps(_description(adapters) | {"base": base}, indent=1))
+
+
+def read_adapters(folder: Path, adapters: Adapters) -> None:
+    """Read A and B as they were saved, bit for bit.
+
+    Raises UsageError if there are none, where they are of other settings, another base or other layers, and where
+    the files hold something else.
+    """
+    rank = adapters.settings.rank
+    if not holds_adapters(folder):
+        raise UsageError(
+            f"{folder}: trained without adapters, so adapter.rank = {rank} cannot go on with it: set it to 0"
+        )
+    path = folder / ADAPTERS
+    try:
+        _require_same_base(json_value(path.read_bytes(), str(path)), adapters, path)
+        adapters.load(load_file(folder / MATRICES))
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise UsageError(f"{folder}: not adapters of this model: {shortened(one_line(error))}") from None
+
+
+def _require_same_base(saved: Any, adapters: Adapters, path: Path) -> None:
+    now = _description(adapters)
+    for key in ("rank", "alpha", "targets"):
+        if saved[key] != now[key]:
+            raise UsageError(
+                f"{path}: adapter.{key} = {now[key]} and these adapters have {saved[key]}: it cannot change in a run; "
+                "set it back, or start another run"
+            )
+    if saved["digest"] != now["digest"]:
+        raise UsageError(
+            f"{path}: the adapters are of policy {saved['digest']}, and the base now is {now['digest']}; it was in "
+            f"{saved['base']}: take the model folder, library versions and number of threads that it had"
+        )
+
+
+def _description(adapters: Adapters) -> dict[str, Any]:
+    settings = adapters.settings
+    targets = list(settings.targets)
+    return {"rank": settings.rank, "alpha": settings.alpha, "targets": targets, "digest": adapters.base_digest}

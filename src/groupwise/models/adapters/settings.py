@@ -1,9 +1,15 @@
-"""The section [adapter] of a recipe."""
+"""The section [adapter] of a recipe, and which of a model's weights get adapters."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from groupwise.core.errors import listed, need
+from groupwise.core.errors import UsageError, brief, listed, nearest, need
 from groupwise.core.settings import Changeable, Settings
+from groupwise.models.moe.record import routing_modules
 
 #: What installs peft, beside groupwise.
 EXTRA = "adapters"
@@ -33,3 +39,79 @@ class AdapterSettings(Settings):
     def __str__(self) -> str:
         where = listed(self.targets) if self.targets else "every linear layer but the head and routers"
         return f"rank {self.rank}, alpha {self.alpha:g}, on {where}"
+
+
+def adapted_weights(model: Any, settings: AdapterSettings) -> dict[str, Tensor]:
+    """Return the weights that get adapters, by name: [out, in] of linear layers, [experts, ...] of experts in one
+    parameter.
+
+    Raises UsageError, one line, for a target that matches none of them, a router, or the output head.
+    """
+    if not settings.rank:
+        return {}
+    weights = adaptable_weights(model)
+    if not settings.targets:
+        if not weights:
+            raise UsageError(f"adapter.rank = {settings.rank}: {type(model).__name__} has no linear layer to adapt")
+        return weights
+    for target in settings.targets:
+        _require_target(target, weights, model)
+    return {name: w for name, w in weights.items() if any(_matches(_layer(name), t) for t in settings.targets)}
+
+
+def adaptable_weights(model: Any) -> dict[str, Tensor]:
+    """Return every weight that may get adapters: of linear layers and experts, without the head and the routers."""
+    routers, embedding = routing_modules(model), model.get_input_embeddings().weight
+    weights: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if module is model.get_output_embeddings() or any(name == r or name.startswith(f"{r}.") for r in routers):
+            continue
+        if isinstance(module, (nn.Linear, Conv1D)):
+            weights |= {f"{name}.weight": module.weight} if module.weight is not embedding else {}
+        elif "expert" in type(module).__name__.lower():
+            stacks = module.named_parameters(recurse=False)
+            weights |= {f"{name}.{each}": weight for each, weight in stacks if weight.dim() == 3}
+    return weights
+
+
+def adapter_size(weights: Mapping[str, Tensor], rank: int) -> int:
+    """Tell how many numbers adapters of that rank have: rank (in + out) for each matrix."""
+    return sum(rank * w.shape[:-2].numel() * (w.shape[-2] + w.shape[-1]) for w in weights.values())
+
+
+def in_short(model: Any, settings: AdapterSettings) -> str:
+    """Tell what of a model gets adapters, and how many numbers train."""
+    weights = adapted_weights(model, settings)
+    experts = sum(weight.dim() == 3 for weight in weights.values())
+    stacks = f", {experts} stacks of experts" if experts else ""
+    trained, frozen = adapter_size(weights, settings.rank), sum(p.numel() for p in model.parameters())
+    return f"{len(weights) - experts} linear layers{stacks}; {trained:,} numbers train, the policy's {frozen:,} do not"
+
+
+def _require_target(target: str, weights: Mapping[str, Tensor], model: Any) -> None:
+    head = next((name for name, module in model.named_modules() if module is model.get_output_embeddings()), None)
+    if over := [name for name in routing_modules(model) if _matches(name, target)]:
+        raise UsageError(
+            f"adapter.targets: {brief(target)} is a router ({over[0]}), and a router is not adapted: its choices are "
+            "recorded and replayed as its own weights make them; take it out"
+        )
+    if head is not None and _matches(head, target):
+        raise UsageError(
+            f"adapter.targets: {brief(target)} is the output head, which is not adapted: log-probabilities are made of "
+            "its own weights; take it out"
+        )
+    if not any(_matches(_layer(name), target) for name in weights):
+        known = sorted({_layer(name).rpartition(".")[2] for name in weights})
+        raise UsageError(
+            f"adapter.targets: {brief(target)} matches no linear layer of {type(model).__name__}; "
+            f"{nearest(target, known)}"
+        )
+
+
+def _layer(weight: str) -> str:
+    """Return a weight's layer, as targets name it: experts in one parameter are a layer of that name."""
+    return weight.removesuffix(".weight")
+
+
+def _matches(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")

@@ -50,11 +50,16 @@ class ControlTokens:
         added: dict[int, AddedToken] = dict(tokenizer.added_tokens_decoder)
         blank = {i: token for i, token in added.items() if token.content.isspace() and not token.special}
         whole = json.loads(tokenizer.backend_tokenizer.to_str())
-        self._plain = _without_added(whole, set(blank))
+        # One with no added tokens but white space, and nothing put around a text.
+        nothing = {"truncation": None, "padding": None, "post_processor": None}
+        rest = [token for token in whole["added_tokens"] if token["id"] in blank]
+        self._plain = Tokenizer.from_str(json.dumps({**whole, **nothing, "added_tokens": rest}))
         self._plain.add_special_tokens([AddedToken(_BORDER, normalized=False)])
         self._blank = {self._plain.token_to_id(token.content): i for i, token in blank.items()}
         self.tokens = {i: token for i, token in added.items() if i not in blank}
-        unknown = _unknown(whole["model"])
+        model = whole["model"]
+        at = model.get("unk_id")  # a unigram's, whose vocabulary is a list of (piece, score)
+        unknown = model.get("unk_token") if at is None else model["vocab"][at][0]
         words = {i for i, t in self.tokens.items() if t.content == unknown and i not in ends}
         words |= {i for i, t in self.tokens.items() if not t.special and self._read(t.content) == [i]}
         self.ids = frozenset(self.tokens) - words
@@ -113,16 +118,3 @@ class ControlTokens:
                     f"the model's tokenizer reads {content} as a control token even in plain text, so an observation "
                     "could end a turn or speak for the policy; use a model with a byte-level tokenizer"
                 )
-
-
-def _unknown(model: dict[str, Any]) -> str | None:
-    """Tell what the model of a tokenizer.json gives for text that it does not know."""
-    at = model.get("unk_id")  # a unigram's, whose vocabulary is a list of (piece, score)
-    return model.get("unk_token") if at is None else model["vocab"][at][0]
-
-
-def _without_added(whole: dict[str, Any], ids: set[int]) -> Tokenizer:
-    """Make the tokenizer of a tokenizer.json with no added tokens but `ids`, and nothing put around a text."""
-    rest = [token for token in whole["added_tokens"] if token["id"] in ids]
-    nothing = {"truncation": None, "padding": None, "post_processor": None}
-    return Tokenizer.from_str(json.dumps({**whole, **nothing, "added_tokens": rest}))

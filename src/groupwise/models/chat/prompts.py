@@ -69,7 +69,8 @@ class Chat:
         #: Whether prompts begin with the tokenizer's BOS, whoever writes it.
         self.has_bos = _begins(tokenizer, self.ids(self.render(QUESTION) if self.template is not None else ""))
         self._take_settings()
-        self._require_tools_read()
+        if self.tools and (self.template is None or not self._reads(self.tools)):
+            raise UsageError(self._silence(self.tools))
 
     def encode(self, sample: Sample) -> tuple[int, ...]:
         """Return the ids the engine is given: the rendered prompt with exactly one BOS where the tokenizer puts one."""
@@ -108,9 +109,7 @@ class Chat:
         return sample.prompt + begun
 
     def messages(self, sample: Sample) -> list[Message]:
-        """Return the conversation that is rendered: the sample's own without its prefill, or its prompt as the user's;
-        the system prompt first.
-        """
+        """Return the conversation that is rendered, a system prompt first: the sample's own, less its prefill."""
         own = [dict(m) for m in sample.messages] or [{"role": "user", "content": sample.prompt}]
         own = own[:-1] if own[-1].get("role") == "assistant" else own
         if not own:
@@ -227,12 +226,9 @@ class Chat:
             )
         self._variables["enable_thinking"] = self.settings.thinking == "on"
 
-    def _require_tools_read(self) -> None:
-        """Refuse tools that no prompt would mention."""
-        if not self.tools:
-            return
-        if self.template is None or self._rendered(QUESTION, self.tools) == self._rendered(QUESTION, ()):
-            raise UsageError(self._silence(self.tools))
+    def _reads(self, tools: Sequence[Mapping[str, Any]], where: str = "") -> bool:
+        """Tell whether a prompt is another one where there are these tools."""
+        return self._rendered(QUESTION, tools, where) != self._rendered(QUESTION, (), where)
 
     def _require_own_tools_read(self, tools: Sequence[Mapping[str, Any]], where: str) -> None:
         """Refuse functions of a sample that its prompt would not mention. A tokenizer may have a template for them."""
@@ -242,7 +238,7 @@ class Chat:
             self._for_tools = _template(self.tokenizer, self.settings.template, tools)
             self._require_moderate(self._for_tools)
         if self.template is not None:
-            self._reads_tools = self._rendered(QUESTION, tools, where) != self._rendered(QUESTION, (), where)
+            self._reads_tools = self._reads(tools, where)
         if not self._reads_tools:
             raise UsageError(f'{where}{self._silence(tools)}; or task.functions = "" leaves them out')
 
@@ -256,7 +252,6 @@ class Chat:
         )
 
     def _require_moderate(self, template: str | None) -> None:
-        """Refuse a template that takes too much for a few words."""
         tokens = json.dumps(self.tokenizer.special_tokens_map, default=str)
         if template is not None and (wrong := excess(template, tokens)):
             raise UsageError(f"the chat template ({self._source()}) {wrong} for a few words; set chat.template anew")
@@ -310,5 +305,4 @@ def _template(tokenizer: Any, wanted: str, tools: Sequence[Mapping[str, Any]]) -
 
 
 def _begins(tokenizer: Any, ids: Sequence[int]) -> bool:
-    """Tell whether ids begin with the tokenizer's BOS."""
     return tokenizer.bos_token_id is not None and tuple(ids[:1]) == (tokenizer.bos_token_id,)

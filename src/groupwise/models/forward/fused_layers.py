@@ -64,9 +64,7 @@ def linear_of(x: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dty
 def linear_slopes(
     slope: Tensor, x: Tensor | None, weight: Tensor, biased: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Compute from the gradient of the output those of x, of the weight where x is given, of the bias where there is
-    one.
-    """
+    """Compute from the output's gradient those of x, of the weight where x is given, of the bias where there is one."""
     compute, rows = slope.dtype, operand(slope, slope.dtype)
     to_x = (rows @ operand(weight, compute)).to(compute)
     rows = rows.flatten(0, -2)

@@ -86,7 +86,5 @@ def _changed(model: Any) -> str:
 
 
 def hidden(backbone: nn.Module, ids: Tensor) -> Tensor:
-    """Map [N,T] ids -> [N,T,H]. Rows are padded on the right, which causal attention never looks at: no mask is
-    needed.
-    """
+    """Map [N,T] ids -> [N,T,H]. Rows are padded on the right, which causal attention never looks at, without a mask."""
     return backbone(input_ids=ids, use_cache=False).last_hidden_state

@@ -13,7 +13,8 @@ positions from 0; `read_from` (Batch) says where they begin.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,11 +44,6 @@ class Block:
     def keys(self) -> Tensor:
         """[n,p+q] places of what each sequence's tokens may attend to: those that precede it, then its own."""
         return self.own if self.path is None else torch.cat([self.path, self.own], dim=1)
-
-    def on(self, device: torch.device | str) -> "Block":
-        """Move its tensors to a device."""
-        path, before = (x if x is None else x.to(device) for x in (self.path, self.before))
-        return Block(self.own.to(device), self.inside.to(device), path=path, before=before)
 
     def mask(self, window: int | None = None) -> Tensor:
         """Return [n or 1,1,q,p+q] bool: which of the tokens before it and of its own each token attends to.
@@ -85,12 +81,10 @@ class PackedSequence:
         """Return the line of `total` tokens that these blocks are."""
         queries = torch.cat([block.own.flatten() for block in blocks])
         keys = torch.cat([block.keys.flatten() for block in blocks])
-        return cls(tuple(blocks), queries=queries, keys=keys, order=_order(blocks, total))
-
-    def on(self, device: torch.device | str) -> "PackedSequence":
-        """Move its tensors to a device."""
-        blocks = tuple(block.on(device) for block in self.blocks)
-        return PackedSequence(blocks, self.queries.to(device), self.keys.to(device), self.order.to(device))
+        inside = torch.cat([block.inside.flatten() for block in blocks])
+        order = torch.empty(total, dtype=torch.long)
+        order[queries[inside]] = inside.nonzero()[:, 0]
+        return cls(tuple(blocks), queries=queries, keys=keys, order=order)
 
 
 @dataclass(frozen=True)
@@ -192,28 +186,33 @@ def packed(tokens: Tensor, length: Tensor, keys: Tensor | None = None, read_from
     order, shared = prefix_order((tokens if keys is None else keys).cpu(), run)
     columns, run = torch.arange(width), run[order]
     own = run - shared
-    starts, total = _starts(own), int(own.sum())
+    starts, total = own.cumsum(0) - own, int(own.sum())
     new = (columns >= shared[:, None]) & (columns < run[:, None])
     place = torch.where(new, (starts - shared)[:, None] + columns, -1)
     place = place.cummax(0).values  # what a row shares stands where the last row that ran it has it
     ids, positions = torch.zeros(2, total, dtype=torch.long)
     ids[place[new]] = tokens[:, :width].cpu()[order][new]
     positions[place[new]] = columns.expand(len(run), -1)[new]
-    line = PackedSequence.of(_blocks(starts, own, place, shared), total).on(device)
+    line = PackedSequence.of(_blocks(starts, own, place, shared), total)
     in_rows = torch.empty_like(place)
     in_rows[order] = place.masked_fill(columns >= run[:, None], -1)
-    return Layout(ids[None].to(device), in_rows.to(device), positions[None].to(device), total, line)
+    return Layout(ids[None].to(device), in_rows.to(device), positions[None].to(device), total, moved(line, device))
 
 
-def moved(layout: Layout, device: torch.device | str) -> Layout:
-    """Return the layout on a device."""
-    line = layout.line and layout.line.on(device)
-    ids, place, positions = (x.to(device) for x in (layout.ids, layout.place, layout.positions))
-    return Layout(ids, place, positions, layout.tokens, line)
+R = TypeVar("R", bound=Layout | PackedSequence | Block)
 
 
-def _starts(lengths: Tensor) -> Tensor:
-    return lengths.cumsum(0) - lengths
+def moved(record: R, device: torch.device | str) -> R:
+    """Return a record with its tensors, and those of the records in it, on a device."""
+
+    def on(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(device)
+        if isinstance(value, tuple):
+            return tuple(map(on, value))
+        return moved(value, device) if isinstance(value, Layout | PackedSequence | Block) else value
+
+    return replace(record, **{name: on(value) for name, value in vars(record).items()})
 
 
 def _blocks(starts: Tensor, own: Tensor, place: Tensor, shared: Tensor) -> list[Block]:
@@ -244,16 +243,7 @@ def _of_like_length(lengths: Tensor) -> list[Tensor]:
 
 
 def _places(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Map sequences' first places and lengths [n] -> the places of their tokens [n,q], and which of these are
-    inside.
-    """
+    """Map first places and lengths [n] of sequences -> the places of their tokens [n,q], and which are inside."""
     columns = torch.arange(int(lengths.max()))
     inside = columns < lengths[:, None]
     return starts[:, None] + columns * inside, inside
-
-
-def _order(blocks: Sequence[Block], total: int) -> Tensor:
-    inside = torch.cat([block.inside.flatten() for block in blocks])
-    order = torch.empty(total, dtype=torch.long)
-    order[torch.cat([block.own.flatten() for block in blocks])[inside]] = inside.nonzero()[:, 0]
-    return order

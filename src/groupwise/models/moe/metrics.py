@@ -11,8 +11,8 @@ from torch import Tensor
 
 from groupwise.core.numbers.metrics import Last, Mean, Sum, Value
 from groupwise.core.records import Batch
-from groupwise.models.moe.balance import load_shares
 from groupwise.models.moe.record import RowRoutes
+from groupwise.models.moe.settings import load_shares
 
 #: Rows whose experts differ between two passes are left out of a comparison as long as they are no more than this.
 MOST_UNLIKE = 0.5
@@ -71,9 +71,7 @@ def drift_metrics(own: Tensor, old: Tensor, gap: Tensor, after: int) -> dict[str
 
 
 def load_metrics(routes: Tensor, experts: Sequence[int]) -> dict[str, Value]:
-    """Map [M,L,K] and the experts of each layer -> how evenly the tokens fall on them; 1 and 1 and 0 where all is
-    even.
-    """
+    """Map [M,L,K] and the experts of each layer -> how evenly tokens fall on them; 1, 1 and 0 where all is even."""
     metrics: dict[str, Value] = {}
     for layer, share in enumerate(load_shares(routes, experts)):
         count = len(share)
@@ -138,5 +136,4 @@ def _by_layer(routes: Tensor, others: Tensor) -> Tensor:
 
 
 def _variance(x: Tensor) -> float:
-    """Return the mean square distance from the mean; NaN of nothing."""
     return float(x.double().var(correction=0)) if len(x) else math.nan

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.core.errors import UsageError
-from groupwise.models.adapters.targets import routing_modules
 
+#: Where a configuration says how many experts a layer has.
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 WITHOUT_ROUTING = "leave the section [routing] out"
 #: Routes of rows: [tokens run, L, K] each, on the CPU. A row's last token is not run: it has none.
 RowRoutes = tuple[Tensor, ...]
@@ -68,6 +69,26 @@ def require_routers(model: nn.Module) -> tuple[Router, ...]:
             f"take a mixture-of-experts model, or {WITHOUT_ROUTING}"
         )
     return by_layer
+
+
+def routing_modules(model: nn.Module) -> tuple[str, ...]:
+    """Return the modules that choose experts, by name: called so, or beside experts with an output for each."""
+    config = model.config.get_text_config()  # type: ignore[union-attr]
+    counts = {getattr(config, key, None) for key in EXPERT_COUNTS} - {None}
+    modules = model.named_modules()
+    named = (name for name, module in modules if type(module).__name__.lower().endswith(("router", "gating")))
+    return tuple(dict.fromkeys([*named, *_beside_experts(model, counts)]))
+
+
+def _beside_experts(model: nn.Module, counts: set[Any]) -> Iterator[str]:
+    for name, block in model.named_modules():
+        children = dict(block.named_children())
+        if "experts" not in children:
+            continue
+        for child, module in children.items():
+            weights = (getattr(part, "weight", None) for part in module.modules())
+            if "expert" not in child and any(isinstance(w, Tensor) and w.shape[0] in counts for w in weights):
+                yield f"{name}.{child}"
 
 
 def route_dtype(experts: int) -> torch.dtype:

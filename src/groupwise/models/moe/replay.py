@@ -212,5 +212,4 @@ def _require_forced(topk: _ForcedTopK, output: object) -> None:
 
 
 def _is_replayed(module: Any) -> bool:
-    """Tell whether a replay holds this router now."""
     return isinstance(getattr(getattr(vars(module).get("forward"), "func", None), "__self__", None), Replay)

@@ -22,7 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from groupwise.core.collate import NO_ROWS
 from groupwise.core.errors import UsageError
 from groupwise.core.machine.free_memory import give_back
-from groupwise.models.reward import RewardModel, Tokens
+from groupwise.models.scalar_heads import RewardModel, Tokens
 from groupwise.models.shards import own_part
 from groupwise.training.mesh import ALONE, Mesh, Verb
 

@@ -23,10 +23,10 @@ from groupwise.core.files.dataclass_json import to_json
 from groupwise.core.numbers.seeds import derive
 from groupwise.engines.make import make_engine, require_sampling
 from groupwise.engines.settings import EngineSettings
-from groupwise.models import reward
+from groupwise.models import scalar_heads
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.load import Policy, digest, save_policy
-from groupwise.models.reward import RewardModel, reward_model_of
+from groupwise.models.scalar_heads import RewardModel, reward_model_of
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
 from groupwise.training.checkpoint import cached_folder
@@ -117,7 +117,7 @@ def cached_reward_model(
     """
     from_file = None if settings.path is None else read_pairs(Path(settings.path))
     device = next(policy.model.parameters()).device.type
-    code = [inspect.getsource(module) for module in (pairs, reward, reward_model, sys.modules[__name__])]
+    code = [inspect.getsource(module) for module in (pairs, scalar_heads, reward_model, sys.modules[__name__])]
     how = settings.replace(path=None)  # a file is known by its pairs, wherever it lies
     # Of the policy count its weights, the ids of every token, and those that end an answer.
     vocabulary = sorted(policy.tokenizer.get_vocab().items())

@@ -27,7 +27,7 @@ from groupwise.core.task import Demonstrates, Demonstration, Identified, Task
 from groupwise.journal.recipe_file import RECIPE
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.chat.history import thinking_of
+from groupwise.models.chat.later_turns import thinking_of
 from groupwise.models.chat.prompts import Chat, ChatSettings
 from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
 from groupwise.models.tiny import ByteSpec, MoeSpec, TinySpec

@@ -16,7 +16,7 @@ from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.numbers.seeds import stream
 from groupwise.core.settings import Location, Settings
 from groupwise.models.context import positions
-from groupwise.models.reward import RewardModel, check_rows
+from groupwise.models.scalar_heads import RewardModel, check_rows
 from groupwise.training.optimizer import OnStep, Optimizer, silent
 
 #: Where pairs come from without a file.

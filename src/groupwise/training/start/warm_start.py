@@ -20,12 +20,12 @@ from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.samples import Sample
 from groupwise.core.settings import Settings
 from groupwise.core.task import Demonstration
-from groupwise.models.chat.history import thinking_of
+from groupwise.models.chat.later_turns import thinking_of
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.chat.thinking import closed_behind
 from groupwise.models.load import text_ids
-from groupwise.models.moe.balance import Balance, load_shares
 from groupwise.models.moe.record import record_routes, router_logits, routers
+from groupwise.models.moe.settings import Balance, load_shares
 from groupwise.training.optimizer import OnStep, set_rate, silent
 
 IGNORED = -100  # the label that cross-entropy leaves out
@@ -58,7 +58,7 @@ class WarmStart(Settings):
                           adapter.rate_factor
     warmup                the share of the steps over which both rates rise
     clip                  the largest norm of the gradient
-    load_balance          coefficient of the load-balancing loss of a mixture of experts (moe/balance.py); without it
+    load_balance          coefficient of the load-balancing loss of a mixture of experts (moe/settings.py); without it
                           experts that are seldom chosen at first are never chosen later. A dense model has none
     """
 

@@ -1,10 +1,17 @@
-"""What an engine can be asked: requests that fit into a model's positions."""
+"""What every engine is given: requests that fit into a model's positions, and weights by name, whole or not at all.
 
-from collections.abc import Sequence
+An engine has its own copy of the policy, in the run's process too: updates reach the sampler only through
+`load_weights`, with a version, so the probe after each load compares two things.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from groupwise.core.engine import Request, Sampling
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import RunError, UsageError, listed
 from groupwise.engines.kinds import setting
 from groupwise.models.context import positions, positions_in_words, window
 
@@ -59,3 +66,48 @@ def _require_request(number: int, request: Request, limit: int, context: int, vo
         )
     if min(request.tokens) < 0 or max(request.tokens) >= vocabulary:
         raise UsageError(f"request {number}: ids outside of 0 to {vocabulary - 1}; is the tokenizer the model's?")
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    """Return the shape of each."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def require_whole(given: Shapes, parameters: Shapes, buffers: Shapes, keeps: int) -> None:
+    """Raise RunError with the version that the model keeps unless all parameters come, and beside them only buffers."""
+    own = {**parameters, **buffers}
+    problems = {
+        "missing": [name for name in parameters if name not in given],
+        "unexpected": [name for name in given if name not in own],
+        "of another shape": [
+            f"{name} {shape} for {own[name]}" for name, shape in given.items() if name in own and shape != own[name]
+        ],
+    }
+    if any(problems.values()):
+        words = "; ".join(f"{kind}: {listed(names, most=3)}" for kind, names in problems.items() if names)
+        raise RunError(f"these weights are not of the engine's model, which keeps version {keeps}: {words}")
+
+
+def broken(version: int) -> RunError:
+    """Make the error of logits that are not finite under the weights of a version."""
+    return RunError(
+        f"the model's logits are NaN or infinite (weights version {version}): the weights are broken; go back to an "
+        "earlier checkpoint, and lower the learning rate if it happens again"
+    )
+
+
+def copy_weights(model: nn.Module, given: Mapping[str, Tensor], keeps: int) -> None:
+    """Replace every parameter, and buffers where named.
+
+    keeps  the version that the model has where a name or a shape does not match
+    Raises RunError then, and nothing is changed.
+    """
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    require_whole(shapes_of(given), shapes_of(parameters), shapes_of(buffers), keeps)
+    own = parameters | buffers
+    with torch.no_grad():
+        for name, tensor in given.items():
+            own[name].copy_(tensor)

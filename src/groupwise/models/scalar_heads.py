@@ -1,4 +1,9 @@
-"""A reward model: a policy's backbone under a head of one number, read at the last token of prompt and completion."""
+"""Models with a head of one number: reward models read it at the last token of prompt and completion, value models at
+every token.
+
+A reward model is transformers' sequence classifier over a policy's backbone; a value model is its token classifier,
+started from a policy or a reward model.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -7,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from groupwise.core.collate import microbatches
 from groupwise.core.errors import UsageError
@@ -23,9 +28,7 @@ Tokens = tuple[int, ...]
 
 
 def tokens_at_once(device: str) -> int:
-    """Return padded tokens of a forward. On a CPU more pay nothing, and ranks that share a step's rows get more
-    batches.
-    """
+    """Return padded tokens of a forward. On a CPU more pay nothing, and ranks that share rows get more batches."""
     return 2048 if device == "cpu" else 16384
 
 
@@ -68,7 +71,7 @@ class RewardModel:
         return microbatches(torch.tensor([len(row) for row in rows]), tokens)
 
     def forward(self, rows: Sequence[Tokens]) -> Tensor:
-        """Rows of ids, prompt and completion -> [N] scores, differentiable in the weights."""
+        """Map rows of ids, prompt and completion -> [N] scores, differentiable in the weights."""
         length = torch.tensor([len(row) for row in rows])
         # Padded with 0, but any id will do: nothing looks at padding.
         tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
@@ -89,7 +92,7 @@ def reward_model_of(policy: Policy) -> RewardModel:
     what = f"{type(policy.model).__name__}: no reward model can be made from it"
     model = with_backbone(AutoModelForSequenceClassification, config, policy.model.base_model, what)
     with loading(what):
-        _check_head(model)
+        _require_score(model)
     for weight in model.score.parameters():
         torch.nn.init.zeros_(weight)
     return RewardModel(model, policy.tokenizer)
@@ -110,7 +113,7 @@ def load_reward_model(folder: Path, dtype: torch.dtype = torch.float32, device: 
         parameter.data = parameter.data.clone()
     prepare(device)
     with loading(f"{where}: does not run"):
-        _check_head(model.to(device))
+        _require_score(model.to(device))
     return RewardModel(model, tokenizer)
 
 
@@ -133,7 +136,7 @@ def check_rows(rows: Sequence[Tokens], positions: int) -> None:
             raise ValueError(f"row {number} has {len(row)} tokens; the reward model takes from 1 to {positions}")
 
 
-def _check_head(model: Any) -> None:
+def _require_score(model: Any) -> None:
     """Refuse a classifier whose logits are not its score layer on the last hidden state."""
     kind = type(model).__name__
     if not isinstance(getattr(model, "score", None), torch.nn.Linear):
@@ -144,3 +147,76 @@ def _check_head(model: Any) -> None:
         own = model(input_ids=ids, use_cache=False).logits[:, 0]
         scores = last_scores(model, ids, torch.tensor([ids.shape[1]], device=ids.device))
     require_same(scores, own, f"{kind} does not score by `score` of the last hidden state; groupwise cannot use it")
+
+
+#: The `start` that is no folder: the policy's own weights.
+POLICY_START = "policy"
+#: The reward model that the run itself has.
+REWARD_START = "reward-model"
+
+
+def from_policy(policy: Any) -> Any:
+    """Return a value model with a copy of the policy's backbone and a head of zeros: V = 0 everywhere.
+
+    Raises UsageError if transformers has no token classification for the policy's architecture.
+    """
+    return _token_model(policy.config, policy.base_model, None)
+
+
+def from_folder(folder: Path, policy: Any) -> Any:
+    """Return a value model from a Hugging Face folder: its backbone, and the head of a reward model (one label) if it
+    has one.
+
+    A causal language model's folder has no such head: it starts at zeros. Raises UsageError, naming the folder, where
+    it is no such model, has more than one label, or fewer embeddings than the policy.
+    """
+    where = f"critic.start = {str(folder)!r}"
+    what = f"{where}: does not load as a reward model or causal language model"
+    config = read_config(folder, what, num_labels=1)
+    other_head = "Classification" not in str(config.architectures)
+    dtype = next(policy.parameters()).dtype
+    loaded, info = from_pretrained(AutoModelForSequenceClassification, folder, what, config, dtype, other_head)
+    head = _head(loaded)
+    if loaded.get_input_embeddings().weight.shape[0] < policy.get_input_embeddings().weight.shape[0]:
+        raise UsageError(f"{where}: it has fewer embeddings than the policy; they do not share a tokenizer")
+    names = {name for name, module in loaded.named_children() if module is head}
+    trained = not any(name.split(".")[0] in names for name in info["missing_keys"])
+    return _token_model(loaded.config, loaded.base_model, head if trained else None).to(policy.device)
+
+
+def token_values(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
+    """tokens, mask [N,T] -> V(s_t) [N,T] in reward units, float32 or better, 0 where the mask is False.
+
+    s_t = (prompt, y_<t): column t is the model's output at position t - 1, the last that the choice of y_t could see.
+    Rows are padded on the right, which causal attention never looks at. Column 0 has no state and holds 0.
+    """
+    wanted = mask.clone()
+    wanted[:, 0] = False
+    seen = tokens[:, :-1] if tokens.shape[1] > 1 else tokens
+    value = model(input_ids=seen, use_cache=False).logits[:, : tokens.shape[1] - 1, 0]
+    value = value.to(torch.promote_types(next(model.parameters()).dtype, torch.float32))
+    return torch.zeros(mask.shape, dtype=value.dtype, device=value.device).masked_scatter(wanted, value[wanted[:, 1:]])
+
+
+def _token_model(config: Any, backbone: nn.Module, head: nn.Linear | None) -> Any:
+    """Return token classification with a copy of `backbone` and of `head` (zeros where None; no bias: zeros)."""
+    config = copy.deepcopy(config)
+    config.num_labels, config.classifier_dropout = 1, 0.0
+    what = (
+        f"transformers has no token classification for {type(backbone).__name__}, which a critic is made of; "
+        "choose an algorithm without a critic"
+    )
+    model = with_backbone(AutoModelForTokenClassification, config, backbone, what)
+    score = _head(model)
+    for parameter in score.parameters():
+        nn.init.zeros_(parameter)
+    if head is not None:
+        score.load_state_dict(head.state_dict(), strict=False)
+    return model
+
+
+def _head(model: Any) -> nn.Linear:
+    heads = [m for m in model.children() if isinstance(m, nn.Linear)]
+    if len(heads) != 1 or heads[0].out_features != 1:
+        raise UsageError(f"{type(model).__name__} has no single linear score head, which a critic is made of")
+    return heads[0]

@@ -1,0 +1,352 @@
+"""The model's two forwards: prompts, each once before the first token is sampled, and one token for many rows.
+
+Prompts run with transformers' attention, which never holds every score. A prompt whose first tokens are held (cache.py)
+runs the others only. Beside one that has more of them it runs some of its held ones again, in places that were padding
+otherwise: so what is before the tokens run ends in one column.
+
+In a small model most of a forward over few tokens is Python between tensor operations. So the forward of one token a
+row is recorded once by torch's tracer and replayed: the same operations on the same weights (a loaded weight is seen at
+once). A recording is used only if nothing in it depended on the values of a tensor (the tracer warns if something
+did: routing loops, rescaled rotary positions) and if it agrees with the plain forward at other shapes; otherwise, and
+if torch has no tracer, the plain forward runs. A step is 1.4 to 2.6 times as fast so (docs/performance.md: python
+benchmarks/engine.py experts).
+
+Experts can be recorded where they are computed without a loop over those that were hit: transformers' grouped products
+and its batched ones can, its "eager" ones cannot.
+
+Importing this module registers `row_attention` with transformers under the name ATTENTION.
+
+Shapes: P prompts, W tokens of the longest, padded on the left; R rows.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+
+from groupwise.core.errors import UsageError
+from groupwise.engines.kinds import setting
+from groupwise.engines.local.cache import Held, PrefilledPrompts, first_tokens
+from groupwise.models.files.folder import error_line, quiet
+from groupwise.models.moe.record import Router, on_output, record_routes, require_routers, route_dtype, tensors_in
+
+ATTENTION = "groupwise_rows"
+#: The layers that the engine knows, as configurations name them.
+ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+OTHER_ENGINE = f"set {setting(lambda kind: kind.own_layers)}"
+Forward = Callable[..., tuple[Tensor, ...]]
+S = TypeVar("S")
+
+
+class PromptCache(Cache):
+    """The cache of a model that runs prompts behind `past`: keys and values of each layer in turn, or nothing.
+
+    memory  past and new ones, [P,H,W,D]
+    """
+
+    def __init__(self, past: Sequence[Tensor] = ()) -> None:
+        super().__init__(layers=[])
+        self._past = past
+        self.memory: list[Tensor] = []
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        if self._past:
+            key_states = torch.cat([self._past[2 * layer_idx], key_states], 2)
+            value_states = torch.cat([self._past[2 * layer_idx + 1], value_states], 2)
+        self.memory += [key_states, value_states]
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._past[0].shape[2] if self._past else 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length + self.get_seq_length(), 0
+
+
+class ViewCache(Cache):
+    """The cache of a model that runs one step of the rows: it writes and reads the views of RowCache.views."""
+
+    def __init__(self, views: Sequence[Tensor]) -> None:
+        super().__init__(layers=[])
+        self._views = views
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write one column of keys and values, [R,H,1,D] each, and return the windows, [R,H,W,D] each."""
+        key_column, keys, value_column, values = self._views[4 * layer_idx : 4 * layer_idx + 4]
+        key_column.copy_(key_states)
+        value_column.copy_(value_states)
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._views[1].shape[2] - 1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._views[1].shape[2], 0
+
+
+def row_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend from one new token per row, by two batched products; prompts go to transformers' own sdpa function.
+
+    query [R,heads,Q,D], key and value [R,H,W,D], mask [R,1,Q,W] additive -> [R,Q,heads,D]. Query heads that share a
+    key-value head are one matrix, so grouped-query attention copies no key. On a CPU this is 2 to 6 times as fast as
+    scaled_dot_product_attention at one token, whose kernels are made for long queries. Whatever is recorded
+    (decode.py) runs this.
+    """
+    # A recording may not branch on a size.
+    short = torch.jit.is_tracing() or query.shape[2] == 1  # type: ignore[reportPrivateImportUsage]
+    if not short or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
+        attend = AttentionInterface()["sdpa"]
+        return attend(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    rows, heads, queries, size = query.shape
+    packed = query.reshape(rows, key.shape[1], -1, size).flatten(0, 1)
+    scale = size**-0.5 if scaling is None else scaling
+    # The first argument is not read where beta is 0; the scale costs nothing here.
+    scores = torch.baddbmm(packed.new_empty(()), packed, key.flatten(0, 1).transpose(1, 2), beta=0, alpha=scale)
+    if attention_mask is not None:
+        scores.view(rows, heads, queries, -1).add_(attention_mask)
+    weight = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
+    return torch.bmm(weight, value.flatten(0, 1)).view(rows, heads, queries, -1).transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, row_attention)
+
+
+def make_experts_recordable(model: Any) -> None:
+    """Replace experts in a Python loop, which cannot be recorded, by transformers' default implementation."""
+    used, best = model.config._experts_implementation, model.get_correct_experts_implementation(None)
+    slow = ("eager", "batched_mm") if model.device.type == "cpu" else ("eager",)
+    if used in slow and best not in slow:
+        model.set_experts_implementation(best)
+
+
+def logits_and_experts(model: Any, routers: Sequence[Router], **inputs: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the model's logits at the last token of each row, [R,V], and the experts of every token, [tokens,L,K], in
+    the smallest type that holds an expert's number; None for no routers.
+    """
+    chosen: list[Tensor] = []
+
+    # A recording may not branch on a size, so this is less careful than models/moe/record.py; prefill.py has checked
+    # the routers' outputs by record_routes.
+    def keep(layer: int, output: object) -> None:
+        ids = (t for t in tensors_in(output) if not t.is_floating_point() and t.dim() >= 2)
+        chosen.extend(t.flatten(0, -2) for t in ids)
+
+    with on_output(routers, keep):
+        logits = model(**inputs, use_cache=True).logits[:, -1]
+    experts = torch.stack(chosen, 1).to(route_dtype(max(r.experts for r in routers))) if routers else None
+    return logits, experts
+
+
+def require_sampled(model: Any) -> None:
+    """Raise UsageError for a model that runs by itself, but not as the engine runs it; device meta will do.
+
+    Tried on two tokens: the engine gives positions, a mask of each prompt, and a cache of each layer's keys and values.
+    """
+    what = f"the local engine cannot sample {type(model).__name__}"
+    other = sorted(set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - ATTENTION_LAYERS)
+    if other:
+        raise UsageError(f"{what}, which has {', '.join(other)} layers; {OTHER_ENGINE}")
+    positions = torch.arange(2)[None]
+    ids, mask = positions.to(model.device), _mask(positions, model.dtype, 2).to(model.device)
+    with torch.no_grad():
+        try:
+            model(input_ids=ids, use_cache=True)  # without a cache transformers looks for packed rows, in numbers
+        except Exception:  # it branches on a number, which device meta does not have
+            return
+        try:
+            _, _, memory = Prefill(model, pad=0).run(ids, ids, mask)
+        except Exception as error:
+            raise UsageError(
+                f"{what}: its forward pass refuses positions, a cache and a mask of [prompts,1,tokens,tokens], "
+                f"as models with alibi do ({type(error).__name__}: {error_line(error)}); {OTHER_ENGINE}"
+            ) from None
+    if len(memory) != 2 * model.config.get_text_config().num_hidden_layers:
+        raise UsageError(f"{what}, whose layers do not all keep keys and values of their own; {OTHER_ENGINE}")
+
+
+class Prefill:
+    """Prompts of any lengths -> their keys, values and first logits, and their experts where `routes` asks for them."""
+
+    def __init__(self, model: Any, pad: int, routes: bool = False) -> None:
+        self._model, self._pad = model, pad
+        self._routers = require_routers(model) if routes else ()
+        self._keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+        if routes:
+            with torch.inference_mode(), record_routes(model):  # refuses routers whose output is not understood
+                self([(0,)])
+
+    def __call__(self, prompts: Sequence[tuple[int, ...]], held: Sequence[Held] = ()) -> PrefilledPrompts:
+        """Run prompts, only the part of prompt i that is behind held[i] if sequences are held."""
+        new = length = [len(prompt) for prompt in prompts]
+        past: list[Tensor] = []
+        if held:
+            new = [tokens - len(sequence.tokens) for tokens, sequence in zip(length, held, strict=True)]
+            past = first_tokens(held, [max(tokens - max(new), 0) for tokens in length])
+        logits, chosen, memory = self.run(*self._inputs(prompts, last=max(new)), past)
+        routes = () if chosen is None else tuple(row[-tokens:] for row, tokens in zip(chosen.cpu(), new, strict=True))
+        before = [sequence.routes for sequence in held if sequence.routes is not None]
+        if before:
+            routes = tuple(torch.cat(pair) for pair in zip(before, routes, strict=True))
+        lengths = torch.tensor(length, device=logits.device)
+        return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], lengths, logits, routes)
+
+    def run(
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, past: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """Run ids [P,last] behind `past` -> logits [P,V], experts [P,last,L,K] or None, keys and values by layer."""
+        cache = PromptCache(past)
+        inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "past_key_values": cache}
+        logits, experts = logits_and_experts(self._model, self._routers, **inputs, **self._keep)
+        return logits, None if experts is None else experts.unflatten(0, ids.shape), cache.memory
+
+    def _inputs(self, prompts: Sequence[tuple[int, ...]], last: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Lay out the `last` places: ids, positions [P,last], mask [P,1,last,W]; None: all are whole, of one length."""
+        device, dtype = self._model.device, self._model.dtype
+        length = torch.tensor([len(prompt) for prompt in prompts])
+        width = int(length.max())
+        # torch takes four times as long
+        padded = np.array([((self._pad,) * (width - len(p)) + p)[width - last :] for p in prompts])
+        ids = torch.from_numpy(padded).to(device)
+        positions = torch.arange(width) - (width - length)[:, None]
+        whole = last == width and bool((length == width).all())
+        mask = None if whole else _mask(positions, dtype, last).to(device)
+        return ids, positions[:, width - last :].clamp(min=0).to(device), mask
+
+
+def _mask(positions: Tensor, dtype: torch.dtype, last: int) -> Tensor:
+    """Make the additive causal mask [P,1,last,W] of the last places of left-padded prompts; positions [P,W] are
+    negative in the padding.
+
+    A padded place sees itself: a softmax over nothing would be NaN.
+    """
+    width = positions.shape[1]
+    causal = torch.ones(last, width, dtype=torch.bool).tril(width - last)
+    itself = causal & ~causal.tril(width - last - 1)
+    seen = (causal & (positions >= 0)[:, None, :]) | itself
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[:, None]
+
+
+class Step:
+    """tokens [R,1], positions [R,1] or [1,1], mask [R,1,1,W] or None, views of the cache -> logits [R,V] and, where
+    `routes` is True, the experts chosen, [R,L,K].
+    """
+
+    def __init__(self, model: Any, routes: bool = False) -> None:
+        self._model = model
+        self._routers = require_routers(model) if routes else ()
+        self._forward: dict[bool, Forward] = {}
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, views: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        masked = mask is not None
+        if masked not in self._forward:
+            plain = _StepForward(self._model, masked, self._routers).eval()
+            example = partial(_example, views, masked)
+            self._forward[masked] = recorded(plain, example, (3, 5), (5, 9), (1, 2))
+        logits, *routes = self._forward[masked](tokens, positions, *([mask] if masked else []), *views)
+        return logits, routes[0] if routes else None
+
+
+class _StepForward(nn.Module):
+    def __init__(self, model: nn.Module, masked: bool, routers: Sequence[Router]) -> None:
+        super().__init__()
+        self.model = model
+        self.masked = masked
+        self.routers = routers
+
+    def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        mask, views = (rest[0], rest[1:]) if self.masked else (None, rest)
+        logits, experts = logits_and_experts(
+            self.model,
+            self.routers,
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=ViewCache(views),
+        )
+        return (logits,) if experts is None else (logits, experts)
+
+
+def _example(views: Sequence[Tensor], masked: bool, shape: tuple[int, int]) -> list[Tensor]:
+    """Return inputs of the right kinds, strided as the cache's are, the same at every call."""
+    rows, window = shape
+    device, dtype = views[0].device, views[0].dtype
+    noise = torch.Generator().manual_seed(rows)
+    memory = []
+    for keys in views[1::2]:
+        sizes = (rows + 1, keys.shape[1], window + 3, keys.shape[3])
+        states = torch.randn(sizes, generator=noise).to(device, dtype)[:rows]
+        memory += [states[:, :, window : window + 1], states[:, :, 1 : window + 1]]
+    tokens = torch.arange(rows, device=device)[:, None] % 2
+    if not masked:
+        return [tokens, torch.full((1, 1), window - 1, device=device), *memory]
+    mask = torch.zeros(rows, window + 2, device=device, dtype=dtype)[:, None, None, 1 : window + 1]
+    mask[0, :, :, : window // 2] = float("-inf")
+    return [tokens, torch.arange(rows, device=device)[:, None] % window, mask, *memory]
+
+
+def recorded(plain: nn.Module, example: Callable[[S], Sequence[Tensor]], first: S, *others: S) -> Forward:
+    """Record `plain` on the example of the first shape and compare on the others'; `plain` itself if that fails."""
+    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), quiet():
+        warnings.simplefilter("ignore")
+        # A value that decides what is recorded makes the recording wrong for other values.
+        warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[reportPrivateImportUsage]
+        try:
+            replay = _replayed(plain, tuple(example(first)))
+            if not all(_agree(plain(*inputs), replay(*inputs)) for inputs in map(example, others)):
+                return plain
+        except Exception:  # whatever a model does that cannot be recorded, the plain forward can do
+            return plain
+    return replay
+
+
+def _replayed(plain: nn.Module, inputs: tuple[Tensor, ...]) -> Forward:
+    """Record the operations of `plain` on these inputs; its weights and buffers are inputs too, and stay its own."""
+    state = tuple({id(tensor): tensor for tensor in (*plain.parameters(), *plain.buffers())}.values())
+    count = len(inputs)
+
+    def record(*tensors: Tensor) -> Any:
+        outputs = plain(*tensors[:count])
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    graph, _ = torch._C._create_graph_by_tracing(record, (*inputs, *state), lambda tensor: "", True, False)
+    # torch.jit.trace would keep each recording for the life of the process, in the one unit that torch has for all.
+    replay = torch._C.CompilationUnit().create_function("recorded", graph, False)
+    return partial(_replay_on_gpu if inputs[0].is_cuda else _replay, replay, state)
+
+
+def _replay(replay: Callable[..., Any], state: tuple[Tensor, ...], *inputs: Tensor) -> tuple[Tensor, ...]:
+    outputs = replay(*inputs, *state)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _replay_on_gpu(replay: Callable[..., Any], state: tuple[Tensor, ...], *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Replay without torch's joining of operations on a GPU after a few calls, which moves the last bits: an engine
+    that is made anew, for a run that resumes, would not have those of the one before.
+    """
+    with torch.jit.optimized_execution(False):  # pyright: ignore[reportPrivateImportUsage]
+        return _replay(replay, state, *inputs)
+
+
+def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(one, other, strict=True))
