@@ -28,9 +28,8 @@ from groupwise.core.samples import Sample
 from groupwise.core.stream import RolloutResult
 from groupwise.diagnostics.groups import group_metrics, rollout_metrics
 from groupwise.diagnostics.updates import engine_gap, loss_metrics
-from groupwise.journal.columns_json import expand, packed
 from groupwise.journal.journal import Journal, read_about, read_metrics
-from groupwise.journal.per_token import PerToken
+from groupwise.journal.per_token import PerToken, expand, packed
 from groupwise.journal.rollout_rows import Spelling, rollout_rows
 from groupwise.models.load import Policy
 

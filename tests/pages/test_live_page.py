@@ -18,8 +18,7 @@ from urllib.request import urlopen
 import pytest
 
 from groupwise.reports.folder.read import LOCK, MACHINE, METRICS, RECIPE, ROLLOUTS, SUMMARY
-from groupwise.reports.live.serve import watch
-from groupwise.reports.live.watched import Watched
+from groupwise.reports.live import Watched, watch
 from groupwise.reports.page.page import html
 from tests.pages.conftest import until
 

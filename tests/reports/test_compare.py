@@ -15,9 +15,8 @@ import pytest
 
 from groupwise.core.errors import UsageError
 from groupwise.core.numbers import statistics
-from groupwise.reports.compare.bands import mean
 from groupwise.reports.compare.compare import comparison, notes, run_page, status, tables, what_differs
-from groupwise.reports.compare.members import Member, grouped, telling
+from groupwise.reports.compare.members import Member, grouped, mean, telling
 from groupwise.reports.compare.scores import differences, final_scores, in_words, per_run, score_of
 from groupwise.reports.folder.read import RunFolder
 from groupwise.reports.page.plots import SECTIONS, plots_for

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from groupwise.core.errors import UsageError
-from groupwise.reports.live.serve import watch
+from groupwise.reports.live import watch
 from groupwise.reports.page.page import as_json
 from groupwise.reports.records import Curves, Live, Page, RunPage, Status
 
@@ -296,7 +296,7 @@ def test_the_end_leaves_nothing_open():
 WATCHED = """
 import sys
 from tests.reports.test_watch import Growing, html
-from groupwise.reports.live.serve import watch
+from groupwise.reports.live import watch
 watch(Growing(5), 0, lambda url: print(url, "torch" in sys.modules, flush=True), html=html)
 """
 

@@ -15,8 +15,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstrates
 from groupwise.rewards.sandbox import ACCEPTED, Sandbox, cases, judge, wire
-from groupwise.tasks.code import generated
-from groupwise.tasks.code.task import Code, assemble
+from groupwise.tasks.code import Code, assemble, hasty, right
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
@@ -42,7 +41,7 @@ _WHOLE, _PARTIAL = Code(problems=50), Code(problems=50, partial=True)
 def test_generated_functions_score_the_right_way_and_not_the_hasty_one(task: Code) -> None:
     for sample in task.samples("train")[:40]:
         assert task.score(sample, sample.answer) == 1.0
-        assert task.score(sample, generated.hasty(sample.prompt)) == 0.0
+        assert task.score(sample, hasty(sample.prompt)) == 0.0
     for junk in ("", "return x", "x+=", "return 0", "```", "return f(x)"):
         assert task.score(task.samples("heldout")[0], junk) == 0.0
 
@@ -57,7 +56,7 @@ def test_generated_splits_never_meet_and_stay_within_the_alphabet(task: Code) ->
     assert isinstance(task, Demonstrates)
     assert {d.prompt for d in shown} <= train
     assert set("".join(d.prompt + d.completion for d in shown)) <= set(task.alphabet)
-    works = sum(d.completion == generated.right(d.prompt) for d in shown) / len(shown)
+    works = sum(d.completion == right(d.prompt) for d in shown) / len(shown)
     assert abs(works - task.worked_share) < 0.08
 
 
@@ -238,7 +237,7 @@ def test_without_every_the_first_failure_ends_the_work(box: Sandbox) -> None:
 
 def test_no_torch_is_needed() -> None:
     program = (
-        "import sys, groupwise.rewards.sandbox, groupwise.tasks.code.task; print({'torch', 'numpy'} & set(sys.modules))"
+        "import sys, groupwise.rewards.sandbox, groupwise.tasks.code; print({'torch', 'numpy'} & set(sys.modules))"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
 

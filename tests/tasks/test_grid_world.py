@@ -25,7 +25,7 @@ from groupwise.environments.adapt import playable
 from groupwise.environments.live import InlineEnvironments, LiveEpisodes
 from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.segments import Segment
-from groupwise.tasks.environment.task import EnvironmentTask
+from groupwise.tasks.environment import EnvironmentTask
 from groupwise.tasks.make import ENVIRONMENTS
 from groupwise.tasks.make import task as task_of
 from recipes.grid_world import MOVES, Grid, GridWorld

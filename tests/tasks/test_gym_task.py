@@ -22,8 +22,8 @@ from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstrates, Streams
 from groupwise.tasks import make
-from groupwise.tasks.gym.answers import harmless
 from groupwise.tasks.gym.generators import (
+    KNOWN,
     dataset_classes,
     distinct_samples,
     entry_of,
@@ -32,8 +32,7 @@ from groupwise.tasks.gym.generators import (
     packed,
     unpacked,
 )
-from groupwise.tasks.gym.known_generators import KNOWN
-from groupwise.tasks.gym.task import Curriculum, Gym, parameters_at
+from groupwise.tasks.gym.task import Curriculum, Gym, harmless, parameters_at
 
 #: reasoning_gym names no answer of these; its scorers judge what the policy finds.
 WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from groupwise.core.errors import UsageError
-from groupwise.tasks.code.task import Code
+from groupwise.tasks.code import Code
 from groupwise.tasks.data import formats
 from groupwise.tasks.data.task import Data
 from groupwise.training.start.pairs import read_pairs

@@ -16,7 +16,7 @@ from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.adapters import TRL, VERL
 from groupwise.tasks.data import formats
 from groupwise.tasks.data.task import Data
-from groupwise.tasks.environment.task import EnvironmentTask
+from groupwise.tasks.environment import EnvironmentTask
 
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"zone": {"type": "string"}}}}
 CALL = {"type": "function", "function": {"name": "clock", "arguments": {"zone": "UTC"}}}

@@ -8,7 +8,7 @@ from groupwise.claims.claim import Claim, Figure, Place
 from groupwise.claims.measurements import Measurements
 from groupwise.claims.page import ARTICLES, cells, counted
 from groupwise.claims.verdict import Verdict
-from groupwise.reports.page.single import now
+from groupwise.reports.page.page import now
 from groupwise.reports.records import Curves, Mark, Number, Page, Plot, RunPage, Section, Series, Status, Table
 
 TITLE = "What the articles say, measured"

@@ -23,7 +23,7 @@ from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rewards.functions.user import TaskScore
 from groupwise.rollout.scoring import RewardWeights
 from groupwise.rollout.selection import evaluated, heldout_sets
-from groupwise.tasks.environment.task import EnvironmentTask
+from groupwise.tasks.environment import EnvironmentTask
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.reference import START, ReferenceSettings

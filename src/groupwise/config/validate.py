@@ -20,7 +20,7 @@ from groupwise.health.symptoms.base import RECENT
 from groupwise.models.precision import require_precision
 from groupwise.models.value import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import RewardWeights, has_answers
-from groupwise.tasks.environment.task import EnvironmentTask
+from groupwise.tasks.environment import EnvironmentTask
 from groupwise.training.critic import CriticSettings
 from groupwise.training.reference import START
 from groupwise.training.rollback import Guard

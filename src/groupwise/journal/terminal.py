@@ -13,7 +13,7 @@ from rich.table import Table
 from groupwise.core.machine.clock import BEFORE
 from groupwise.core.machine.terminal import Terminal
 from groupwise.core.records import Evaluation
-from groupwise.health.measure import PASS_RATE, Measured
+from groupwise.health.symptoms.base import PASS_RATE, Measured
 
 #: Shown if a run has them: a reward model's score beside the true pass rate, a critic's grasp of the returns.
 EXTRAS = {"learned_mean": "learned score", "explained_variance": "explained variance"}

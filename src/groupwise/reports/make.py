@@ -12,10 +12,8 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.files.atomic import open_regular
 from groupwise.core.files.paths import location
 from groupwise.reports.compare import compare
-from groupwise.reports.live.serve import watch
-from groupwise.reports.live.watched import Watched
-from groupwise.reports.page import single
-from groupwise.reports.page.page import html, write
+from groupwise.reports.live import Watched, watch
+from groupwise.reports.page.page import html, page_of_run, write
 
 REPORT, COMPARISON = "report.html", "comparison.html"
 #: What a page of groupwise's has in its first lines; no other file is written over.
@@ -51,7 +49,7 @@ def make(runs: Sequence[Path], out: Path | None = None) -> Written:
     require_ours(path)
     if out and not os.path.isdir(path.parent):
         raise UsageError(f"{path}: there is no folder {path.parent}; make it first, or choose another with --out")
-    page = single.page(runs[0]) if len(runs) == 1 else compare.page(runs)
+    page = page_of_run(runs[0]) if len(runs) == 1 else compare.page(runs)
     try:
         write(page, path)
     except OSError as error:

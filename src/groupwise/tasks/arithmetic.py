@@ -16,8 +16,14 @@ from typing import ClassVar
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
-from groupwise.tasks.settings import fewest_and_most, require_shares
-from groupwise.tasks.splits import SPLITS, in_hash_order, require_split, split_by_prompt
+from groupwise.tasks.settings import (
+    SPLITS,
+    fewest_and_most,
+    in_hash_order,
+    require_shares,
+    require_split,
+    split_by_prompt,
+)
 
 #: A term of a chain with its sign.
 TERM = re.compile(r"[+-]?[0-9]+")

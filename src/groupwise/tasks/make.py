@@ -22,13 +22,12 @@ from groupwise.core.samples import Sample
 from groupwise.core.settings import fields_of
 from groupwise.core.task import Task
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.tasks.code.task import Code
+from groupwise.tasks.code import Code
 from groupwise.tasks.data.settings import VERL_ANSWER
 from groupwise.tasks.data.task import Data
-from groupwise.tasks.environment.task import EnvironmentTask
+from groupwise.tasks.environment import EnvironmentTask
 from groupwise.tasks.gym.task import Gym
-from groupwise.tasks.settings import field_defaults, require_type
-from groupwise.tasks.splits import SPLITS
+from groupwise.tasks.settings import SPLITS, field_defaults, require_type
 
 #: Well-known data sets: name -> keys of the task `data` that the name sets. Any key of a recipe replaces the one here.
 PRESETS: Mapping[str, Mapping[str, object]] = {

@@ -34,7 +34,7 @@ from groupwise.rewards.pool.slot import Clock
 from groupwise.rewards.pool.work import Limits
 from groupwise.rollout.scoring import RewardWeights, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.tasks.code.task import Code
+from groupwise.tasks.code import Code
 from groupwise.tasks.data.task import Data
 from groupwise.tasks.gym.task import Gym
 from tests.rewards.pool.reward_faults import Late, Slow

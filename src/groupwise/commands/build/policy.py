@@ -16,7 +16,7 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import make_folder
 from groupwise.core.task import Task
-from groupwise.journal.recipe_file import whole_recipe
+from groupwise.journal.kept import whole_recipe
 from groupwise.models.adapters.files import holds_adapters, read_adapters
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.adapters.targets import adapted_weights

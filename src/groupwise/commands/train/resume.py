@@ -15,7 +15,7 @@ from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import METRICS, SUMMARY, Journal, read_log, sound_metrics
-from groupwise.journal.recipe_file import COPY, RECIPE, as_written, whole_recipe
+from groupwise.journal.kept import COPY, RECIPE, as_written, whole_recipe
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.optimizer import learning_rate
 from groupwise.training.rollback import Guard, Rollback, rate_after

@@ -13,7 +13,7 @@ from groupwise.core.files import jsonl
 from groupwise.core.files.paths import from_here, location
 from groupwise.core.machine.terminal import Terminal
 from groupwise.journal.journal import ROLLOUTS, metric_columns, read_metrics, read_summary, sound_metrics
-from groupwise.journal.recipe_file import whole_recipe
+from groupwise.journal.kept import whole_recipe
 from groupwise.journal.terminal import curve
 from groupwise.models.load import Policy
 

@@ -9,9 +9,9 @@ from groupwise.config import about
 from groupwise.config.plan import REWARD_MODEL, Plan
 from groupwise.core.numbers.measure import Measure
 from groupwise.health.checks import of_limit
-from groupwise.health.measure import measured
+from groupwise.health.symptoms.base import measured
 from groupwise.journal.journal import read_problems, sound_metrics
-from groupwise.reports.folder.heldout import change_of, with_problems
+from groupwise.reports.folder.columns import change_of, with_problems
 from groupwise.training import checkpoint
 from groupwise.training.rollback import Guard
 from groupwise.training.run import Training

@@ -7,8 +7,6 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeGuard
 
-from groupwise.health.measure import CORRECTNESS, PASS_RATE, Measured, measured
-
 Row = Mapping[str, Any]
 
 #: How a sentence is meant: nothing to say, well, to be looked at, wrong.
@@ -19,6 +17,39 @@ RECENT = 10
 LARGEST = 1e100
 #: From this pass rate on a task counts as solved: what is left is too little to warn about.
 SOLVED = 0.9
+
+
+#: The metric of a run that is measured by the task's score.
+CORRECTNESS = "correctness"
+#: Names of a metric that are not a reward's own.
+WORDS: Mapping[str, str] = {CORRECTNESS: "score", "reward": "reward", "learned": "learned score"}
+
+
+class Measured(NamedTuple):
+    """A measure of a run.
+
+    words            "pass rate", "reward", "learned score", "reward mine"
+    column           of an evaluation's row
+    training_column  of a step's row
+    """
+
+    words: str
+    column: str
+    training_column: str
+
+
+PASS_RATE = Measured("pass rate", "avg_at_k", "pass_rate")
+
+
+def measured(metric: str, has_mark: bool) -> Measured:
+    """Choose the measure by the metric of [evaluation]: the pass rate if the metric has a pass mark.
+
+    >>> measured("reward", has_mark=False).words, measured("mine", has_mark=False).words, measured("mine", True).words
+    ('reward', 'reward mine', 'pass rate')
+    """
+    if has_mark:
+        return PASS_RATE
+    return Measured(WORDS.get(metric, f"reward {metric}"), "measured_mean", "measured_mean")
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from groupwise.health.measure import CORRECTNESS
 from groupwise.health.symptoms.base import (
     BAD,
+    CORRECTNESS,
     NEUTRAL,
     RECENT,
     WARN,

@@ -5,9 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from groupwise.core.files.jsonl import flat
-from groupwise.health.measure import PASS_RATE
-from groupwise.reports.compare.bands import ENOUGH, HELD_OUT, band_words, mean, measured
-from groupwise.reports.compare.members import Group, Member, differing, grouped, shown
+from groupwise.health.symptoms.base import PASS_RATE
+from groupwise.reports.compare.members import (
+    ENOUGH,
+    HELD_OUT,
+    Group,
+    Member,
+    band_words,
+    differing,
+    grouped,
+    mean,
+    measured,
+    shown,
+)
 from groupwise.reports.compare.scores import (
     differences,
     final_scores,
@@ -19,8 +29,8 @@ from groupwise.reports.compare.scores import (
 from groupwise.reports.folder import columns, facts, lines
 from groupwise.reports.folder.lines import table
 from groupwise.reports.folder.read import RunFolder, read
+from groupwise.reports.page.page import MOST_ROWS, now
 from groupwise.reports.page.plots import SECTIONS, plots_for
-from groupwise.reports.page.single import MOST_ROWS, now
 from groupwise.reports.records import (
     Curves,
     Number,

@@ -1,17 +1,23 @@
 """Runs put side by side: those of one recipe that differ in their seed only become one group, a mean and a band."""
 
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 
 from groupwise.core.errors import UsageError
 from groupwise.core.files.jsonl import flat
+from groupwise.core.numbers.statistics import Interval, over_seeds
+from groupwise.health.symptoms.base import is_number
+from groupwise.reports.folder.columns import rounded
 from groupwise.reports.folder.lines import tables
 from groupwise.reports.folder.read import RunFolder
-from groupwise.reports.records import Curves
+from groupwise.reports.page.plots import limits
+from groupwise.reports.records import Curves, Number
 
 #: Runs of one group may differ in these keys, and in what the section [journal] says is written beside the training.
 APART = ("seed", "name", "runs", "threads")
@@ -241,3 +247,83 @@ def _rank(key: str) -> tuple[int, str]:
         return SPEAKING.index(key), key
     of_section = (not key.startswith("algorithm.")) + (not key.startswith(("algorithm.", "learner.")))
     return len(SPEAKING) + of_section, f"{key.rpartition('.')[2] not in NAMED_BY:d}{key}"
+
+
+#: From so many seeds on there is an interval, and the band is a standard deviation; of fewer it is their range.
+ENOUGH = 3
+#: Columns of what an evaluation measures, and those that bound one run's own interval of it.
+HELD_OUT, OF_ONE_RUN = ("avg_at_k", "measured_mean"), ("low", "high")
+
+
+def mean(seeds: Sequence[Curves], held_out: Collection[str] = HELD_OUT[:1]) -> Curves:
+    """Take the mean over seeds of every column at every step that any has; NAME.low and NAME.high bound the band.
+
+    The band is the mean +- one sample standard deviation over seeds, of fewer than three seeds their range. Of what is
+    held out it is Student's 95 % interval over seeds, from three on. A band ends where the column's picture does: a
+    share at 0 and 1. A gap of one seed leaves the others; where only one has a number there is no band. The curves of
+    one seed are as they are.
+
+    >>> mean([Curves([1], {"loss": [1.0]}), Curves([1, 2], {"loss": [2.0, 5.0]})]).columns
+    {'loss': [1.5, 5.0], 'loss.low': [1.0, None], 'loss.high': [2.0, None]}
+    """
+    if len(seeds) == 1:
+        return seeds[0]
+    steps = sorted({step for each in seeds for step in each.step})
+    columns: dict[str, list[Number]] = {}
+    for name in dict.fromkeys(name for each in seeds for name in each.columns if name not in OF_ONE_RUN):
+        across = _across(seeds, name, steps)
+        by_interval = name in held_out and len(seeds) >= ENOUGH
+        bands = [_cut(_band(values, len(seeds), by_interval), limits(name)) for values in across]
+        columns[name] = [fmean(values) if values else None for values in across]
+        columns[f"{name}.low"], columns[f"{name}.high"] = ([band[end] for band in bands] for end in (0, 1))
+    return rounded(Curves(steps, columns))
+
+
+def band_words(seeds: int) -> str:
+    """Tell what the band of so many seeds is; empty for one."""
+    if seeds < 2:
+        return ""
+    around = "their range" if seeds < ENOUGH else "one sample standard deviation over them to each side"
+    return f"Lines are the mean of {seeds} seeds, bands {around}."
+
+
+def measured(curves: Curves) -> dict[str, list[Number]]:
+    """Choose the columns with at least one number."""
+    return {name: values for name, values in curves.columns.items() if any(map(is_number, values))}
+
+
+def _across(seeds: Sequence[Curves], name: str, steps: Sequence[int]) -> list[list[float]]:
+    """Gather for each step the numbers that the seeds have there."""
+    by_step = [dict(zip(each.step, each.columns.get(name, ()), strict=False)) for each in seeds]
+    return [[value for each in by_step if is_number(value := each.get(step))] for step in steps]
+
+
+def seeds_interval(values: Sequence[float]) -> Interval | None:
+    """Compute Student's interval over seeds; None for fewer than ENOUGH, or without a spread."""
+    return with_spread(over_seeds(values)) if len(values) >= ENOUGH else None
+
+
+def with_spread(interval: Interval | None) -> Interval | None:
+    """Take an interval if it has a width; None if not."""
+    return interval if interval and interval.low < interval.high else None
+
+
+def _cut(band: tuple[Number, Number], ends: tuple[Number, Number]) -> tuple[Number, Number]:
+    """Cut a band at the ends of its axis, if these are known."""
+    (low, high), (least, most) = band, ends
+    if low is None or high is None:
+        return band
+    return low if least is None else max(least, low), high if most is None else min(most, high)
+
+
+def _band(values: Sequence[float], seeds: int, by_interval: bool) -> tuple[Number, Number]:
+    if by_interval:
+        interval = seeds_interval(values)
+        return (interval.low, interval.high) if interval else (None, None)
+    if len(values) < 2:
+        return None, None
+    if seeds < ENOUGH:
+        return min(values), max(values)
+    middle = fmean(values)
+    apart = math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))  # stdev is far slower
+    return middle - apart, middle + apart

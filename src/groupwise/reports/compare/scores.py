@@ -13,12 +13,9 @@ from groupwise.core.numbers.statistics import (
     paired,
     welch,
 )
-from groupwise.health.measure import PASS_RATE, Measured
-from groupwise.health.symptoms.base import History, is_number
-from groupwise.reports.compare.bands import ENOUGH, measured, seeds_interval, with_spread
-from groupwise.reports.compare.members import Group, Member
-from groupwise.reports.folder.columns import interval
-from groupwise.reports.folder.heldout import change_of
+from groupwise.health.symptoms.base import PASS_RATE, History, Measured, is_number
+from groupwise.reports.compare.members import ENOUGH, Group, Member, measured, seeds_interval, with_spread
+from groupwise.reports.folder.columns import change_of, interval
 from groupwise.reports.folder.lines import Row
 from groupwise.reports.records import Table
 

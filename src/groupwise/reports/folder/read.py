@@ -14,7 +14,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import open_regular
 from groupwise.core.files.jsonl import shallow
 from groupwise.health.symptoms.base import is_number
-from groupwise.reports.folder.heldout import with_problems
+from groupwise.reports.folder.columns import with_problems
 from groupwise.reports.folder.lines import Row, all_rows, by_step, count_of, number, oddities, parsed
 from groupwise.reports.records import Status
 

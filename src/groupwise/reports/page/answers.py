@@ -8,14 +8,16 @@ from typing import Any
 
 from groupwise.core.numbers.change import FELL, UNTOLD
 from groupwise.health.checks import INVARIANTS, of_limit
-from groupwise.health.measure import CORRECTNESS, PASS_RATE, Measured
 from groupwise.health.symptoms.base import (
     BAD,
+    CORRECTNESS,
     GOOD,
     NEUTRAL,
+    PASS_RATE,
     WARN,
     Finding,
     History,
+    Measured,
     is_number,
     many,
     numbers,
@@ -23,7 +25,7 @@ from groupwise.health.symptoms.base import (
     short,
 )
 from groupwise.health.symptoms.signal import FEW_MIXED, dropped_share, what_ties_train
-from groupwise.reports.folder.heldout import change_of
+from groupwise.reports.folder.columns import change_of
 from groupwise.reports.records import CheckLine, QuestionAnswer, RolloutGroup
 
 Row = Mapping[str, Any]

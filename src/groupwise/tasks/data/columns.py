@@ -21,8 +21,7 @@ from groupwise.tasks.data.conversations import (
     question,
     without_prefill,
 )
-from groupwise.tasks.data.formats import kind_of
-from groupwise.tasks.data.nested import MissingColumn, has_value, value_at
+from groupwise.tasks.data.formats import MissingColumn, has_value, kind_of, value_at
 from groupwise.tasks.data.settings import DataSettings, template_columns
 
 _LETTERS = string.ascii_uppercase

@@ -17,8 +17,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.files.json_text import encoded
 from groupwise.core.samples import Sample
 from groupwise.tasks.data.columns import Columns, Reading
-from groupwise.tasks.data.formats import IN_MEMORY, Row, Source
-from groupwise.tasks.data.nested import MissingColumn
+from groupwise.tasks.data.formats import IN_MEMORY, MissingColumn, Row, Source
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,9 +11,8 @@ from groupwise.core.errors import UsageError, listed
 from groupwise.rewards.verifiers.answers import WITHOUT_ANSWERS
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.conversations import has_turns
-from groupwise.tasks.data.formats import Row
+from groupwise.tasks.data.formats import MissingColumn, Row, value_at
 from groupwise.tasks.data.index import IndexedSamples, SampleIndex
-from groupwise.tasks.data.nested import MissingColumn, value_at
 from groupwise.tasks.data.settings import DataSettings, keeps
 from groupwise.tasks.data.sources import sources_of
 

@@ -11,7 +11,7 @@ from typing import Any
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.rewards.verifiers.answers import CHECKERS, WITHOUT_ANSWERS
 from groupwise.rewards.verifiers.choice import Choice
-from groupwise.tasks.data.nested import value_at
+from groupwise.tasks.data.formats import value_at
 from groupwise.tasks.settings import SentAsSettings, field_defaults
 
 #: The column of gold answers in verl's files, of which those that a model judges have none.

@@ -16,7 +16,7 @@ from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.index import IndexedSamples
 from groupwise.tasks.data.problems import Problems, read_problems
 from groupwise.tasks.data.settings import DataSettings
-from groupwise.tasks.splits import require_split
+from groupwise.tasks.settings import require_split
 
 
 @dataclass(frozen=True, repr=False)

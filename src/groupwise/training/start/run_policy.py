@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from groupwise.journal.recipe_file import RECIPE
+from groupwise.journal.kept import RECIPE
 
 _WITH_STEP = re.compile(r"(.+):([0-9]{1,15})", re.DOTALL)
 

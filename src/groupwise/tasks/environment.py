@@ -18,8 +18,7 @@ from groupwise.environments.adapt import Playable
 from groupwise.environments.game import Game
 from groupwise.tasks.data.settings import DataSettings
 from groupwise.tasks.data.task import Data
-from groupwise.tasks.settings import field_defaults
-from groupwise.tasks.splits import SPLITS, require_split
+from groupwise.tasks.settings import SPLITS, field_defaults, require_split
 
 HISTORIES, FAULTS = ("refuse", "grow", "rewrite"), ("mask", "answer")
 #: The keys that say where problems come from, where the environment has none of its own.
