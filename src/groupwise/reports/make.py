@@ -13,7 +13,7 @@ from groupwise.core.files.atomic import open_regular
 from groupwise.core.files.paths import location
 from groupwise.reports.compare import compare
 from groupwise.reports.live import Watched, watch
-from groupwise.reports.page.page import html, page_of_run, write
+from groupwise.reports.page.page import page_of_run, write
 
 REPORT, COMPARISON = "report.html", "comparison.html"
 #: What a page of groupwise's has in its first lines; no other file is written over.
@@ -74,7 +74,7 @@ def report(*runs: str | os.PathLike[str], out: str | os.PathLike[str] | None = N
 
 def watched(run: Path, port: int, ready: Callable[[str], None]) -> None:
     """Serve a run's page until Ctrl-C. Raises UsageError if the folder is none of a run, or the port is taken."""
-    watch(Watched(run), port, ready, html=html)
+    watch(Watched(run), port, ready)
 
 
 def place(runs: Sequence[Path]) -> Path:

@@ -131,6 +131,12 @@ class History:
         rows = self.recent if rows is None else rows
         return list(dict.fromkeys(name for row in rows for name in row if name.startswith(start)))
 
+    @property
+    def evaluated(self) -> list[Row]:
+        """The evaluations that have a number of what is measured."""
+        tables = [row for row in self.evaluations if isinstance(row.get("evaluation"), Mapping)]
+        return [row for row in tables if numbers(self.measured.column, [row["evaluation"]])]
+
     @cached_property
     def measured(self) -> Measured:
         """The measure of the run, in words and by its columns; without a recipe, that of its evaluations."""

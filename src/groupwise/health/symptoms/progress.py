@@ -192,7 +192,7 @@ def falling(h: History) -> Seen | None:
 )
 def held_out_apart(h: History) -> Seen | None:
     column = h.measured.column
-    evaluated = [row for row in h.evaluations if numbers(column, [row["evaluation"]]) and row.get("step", 0) > 0]
+    evaluated = [row for row in h.evaluated if row.get("step", 0) > 0]
     comparable = [(row, sides) for row in evaluated if (sides := _sides(h, row.get("step", 0)))]
     if not comparable or h.moving:
         return None

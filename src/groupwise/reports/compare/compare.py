@@ -28,7 +28,7 @@ from groupwise.reports.compare.scores import (
 )
 from groupwise.reports.folder import columns, facts, lines
 from groupwise.reports.folder.lines import table
-from groupwise.reports.folder.read import RunFolder, read
+from groupwise.reports.folder.read import read
 from groupwise.reports.page.page import MOST_ROWS, now
 from groupwise.reports.page.plots import SECTIONS, plots_for
 from groupwise.reports.records import (
@@ -57,7 +57,11 @@ def page(folders: Sequence[Path]) -> Page:
     names = [run.name for run in runs]
     title = " · ".join(names) if len(names) <= 4 else f"{len(names)} runs: {names[0]} to {names[-1]}"
     rows = max(100, ROWS_TOGETHER // len(runs))
-    return comparison([_member(run, rows) for run in runs], title, now())
+    members = [
+        Member(run, columns.steps(run.step_rows, run.machine_rows, rows), columns.evaluations(run.evaluation_rows))
+        for run in runs
+    ]
+    return comparison(members, title, now())
 
 
 def comparison(members: Sequence[Member], title: str, written: str = "") -> Page:
@@ -101,12 +105,9 @@ def status(members: Sequence[Member]) -> Status:
     others = [member for member in members if member.run.status.state != "finished"]
     state = min((member.run.status.state for member in members), key=STATES.index)
     words = "; ".join(f"{member.label}: {member.run.status.words}" for member in others)
-    done = (
-        f"{len(members) - len(others)} of {len(members)} runs have finished"
-        if others
-        else f"{len(members)} runs, all finished"
-    )
-    return Status(state, f"{done}; {words}" if words else done)
+    if not others:
+        return Status(state, f"{len(members)} runs, all finished")
+    return Status(state, f"{len(members) - len(others)} of {len(members)} runs have finished; {words}")
 
 
 def notes(group: Group, names: Collection[str] = ()) -> Iterable[str]:
@@ -117,13 +118,16 @@ def notes(group: Group, names: Collection[str] = ()) -> Iterable[str]:
         enough = len(group.counted) >= ENOUGH
         around = "Student's 95 % interval over seeds" if enough else "their range too: two seeds are not an interval"
         yield f"{words} The band of the held-out {held[0]} is {around}."
-    yield from _lengths(group)
-    for member in group.members:
-        if member not in group.counted:
-            yield (
-                f"{member.label} has the seed of another run here ({member.seed}), and the same seed gives the same "
-                "run: left out of means, bands and intervals."
-            )
+    ends = [member.last for member in group.counted]
+    if min(ends) < max(ends):
+        lengths = _listed([str(end) for end in ends])
+        over = f"After step {min(ends)} the mean is over those that have the step."
+        yield f"The runs differ in length: {lengths} steps. {over}"
+    for member in (member for member in group.members if member not in group.counted):
+        yield (
+            f"{member.label} has the seed of another run here ({member.seed}), and the same seed gives the same run: "
+            "left out of means, bands and intervals."
+        )
     yield from (f"{member.label}: {note}" if several else note for member in group.members for note in member.run.notes)
     for key in ("groupwise", "machine", "versions.torch"):
         if len(values := _values(group, key)) > 1:
@@ -131,17 +135,6 @@ def notes(group: Group, names: Collection[str] = ()) -> Iterable[str]:
     own = {name for member in group.counted for name in measured(member.steps)}
     if own and (missing := [name for name in names if name not in own]):
         yield f"Not measured here, though in another run on this page: {_listed(missing)}."
-
-
-def _lengths(group: Group) -> Iterable[str]:
-    ends = [member.last for member in group.counted]
-    if min(ends) == max(ends):
-        return
-    shortest = min(group.counted, key=lambda member: member.last)
-    yield (
-        f"The runs differ in length: {_listed([str(end) for end in ends])} steps. After step {shortest.last} the mean "
-        "is over those that have the step."
-    )
 
 
 def comparable(groups: Sequence[Group]) -> tuple[bool, list[str]]:
@@ -195,11 +188,6 @@ def what_differs(groups: Sequence[Group]) -> Table | None:
             rows.append((key, *values))
     words = "All that differs between the recipes; runs of one column differ in their seed only." if rows else ""
     return Table("What differs", ("key", *(group.label for group in groups)), tuple(rows), words)
-
-
-def _member(run: RunFolder, rows: int) -> Member:
-    steps = columns.thin(columns.steps(run.step_rows, run.machine_rows), rows)
-    return Member(run, columns.rounded(steps), columns.rounded(columns.evaluations(run.evaluation_rows)))
 
 
 def _facts(group: Group) -> dict[str, str]:

@@ -98,7 +98,7 @@ def _a_step(recipe: Mapping[str, Any]) -> str:
 
 
 def _rolled_back(row: Mapping[str, Any]) -> str:
-    """A return from an early warning of collapse: from where to where, why, and at what learning rate it went on."""
+    """Tell a return from an early warning of collapse: from where to where, why, and at what learning rate."""
     at, to, factor = count_of(row.get("from_step")), count_of(row.get("to_step")), number(row.get("rate_factor"))
     if at is None or to is None or factor is None:
         return ""
@@ -108,13 +108,9 @@ def _rolled_back(row: Mapping[str, Any]) -> str:
 
 
 def _resumed(row: Mapping[str, Any]) -> str:
-    """A resume: after which step, when, on which machine, why, and with which keys changed."""
+    """Tell a resume: after which step, when, on which machine, why, and with which keys changed."""
     step, when, machine = count_of(row.get("step")), moment(row.get("started")), row.get("machine")
-    words = [
-        "from the start" if not step else f"after step {step:,}",
-        when and f"at {when}",
-        machine and f"on {machine}",
-    ]
+    words = [f"after step {step:,}" if step else "from the start", when and f"at {when}", machine and f"on {machine}"]
     lost = [f"by itself, after {row['lost']}"] if row.get("lost") else []
     pairs = table(row.get("changed")).items()
     changed = [f"{key} {pair[0]} -> {pair[1]}" for key, pair in pairs if isinstance(pair, list) and len(pair) == 2]

@@ -26,8 +26,8 @@ GROUPS_A_STEP = 5
 SHARE_OF_A_GROUP = 1 / 8
 #: Candidates in a row that did not fit, after which no more are tried.
 PATIENCE = 20
-#: Points of one plot.
-MOST_POINTS = 2000
+#: Points of one plot, and characters of a text.
+MOST_POINTS, LONGEST_TEXT = 2000, 20_000
 
 #: The kinds of groups that a step shows first, one group of each.
 _FIRST = ("mixed", DIFFER, "all right", "all wrong", EQUAL, "dropped", "fault", "surplus", "unscored")
@@ -88,12 +88,18 @@ def points(groups: Sequence[RolloutGroup]) -> dict[str, Curves]:
     """
     newest = sorted(groups, key=lambda group: -group.step)
     rows = [(group.step, row) for group in newest for row in group.completions]
-    learned = ((step, row.learned, row.score) for step, row in rows)
+    pairs = ((step, zip(r.columns.get("value", ()), r.columns.get("returns", ()), strict=False)) for step, r in rows)
     tables = {
-        "value-return": _curves(_values_and_returns(rows), ("value", "returns")),
-        "learned-score": _curves(learned, ("learned", "score")),
+        "value-return": _points(((step, *pair) for step, of_row in pairs for pair in of_row), "value", "returns"),
+        "learned-score": _points(((step, row.learned, row.score) for step, row in rows), "learned", "score"),
     }
     return {plot: curves for plot, curves in tables.items() if curves.step}
+
+
+def _points(triples: Iterable[tuple[int, Number, Number]], *names: str) -> Curves:
+    newest = list(islice((triple for triple in triples if None not in triple), MOST_POINTS))
+    columns = {name: [triple[i] for triple in newest] for i, name in enumerate(names, start=1)}
+    return Curves([triple[0] for triple in newest], columns)
 
 
 def _sample(file: IO[bytes], scanned: Scan, budget: int, most_groups: int) -> Rollouts:
@@ -104,7 +110,8 @@ def _sample(file: IO[bytes], scanned: Scan, budget: int, most_groups: int) -> Ro
         if len(chosen) == most_groups or misses == PATIENCE:
             break
         seen: Counter[str] = Counter()
-        group = group_of(_lines(file, place), seen)
+        file.seek(place.start)
+        group = group_of(file.read(place.end - place.start).split(b"\n")[:-1], seen)
         if group is not None:
             group = _fitted(group, int(budget * SHARE_OF_A_GROUP), seen)
             size = len(orjson.dumps(group))
@@ -120,12 +127,9 @@ def _sample(file: IO[bytes], scanned: Scan, budget: int, most_groups: int) -> Ro
 
 def _step_count(scanned: Scan, budget: int, most_groups: int) -> int:
     """Choose the number of steps: as many as leave room for a few groups of each."""
-    rows, size = scanned.rows, sum(span.end - span.start for span in scanned.spans.values())
+    size = sum(span.end - span.start for span in scanned.spans.values())
     groups = sum(span.groups for span in scanned.spans.values())
-    if not rows:
-        return 0
-    fit = min(most_groups, budget * groups // max(1, size))
-    return max(2, fit // GROUPS_A_STEP)
+    return max(2, min(most_groups, budget * groups // max(1, size)) // GROUPS_A_STEP) if groups else 0
 
 
 def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[GroupLines]:
@@ -153,11 +157,6 @@ def _one_of_each(here: Sequence[GroupLines]) -> list[GroupLines]:
     return [place for i, place in enumerate(wanted) if place not in wanted[:i]]
 
 
-def _lines(file: IO[bytes], place: GroupLines) -> list[bytes]:
-    file.seek(place.start)
-    return file.read(place.end - place.start).split(b"\n")[:-1]
-
-
 def _fitted(group: RolloutGroup, most: int, odd: Counter[str]) -> RolloutGroup:
     """Fit the group in `most` bytes, if leaving out columns per token can do that, from its last completions on."""
     sizes = [len(orjson.dumps(row)) for row in group.completions]
@@ -179,52 +178,27 @@ def _words(scanned: Scan, chosen: Sequence[RolloutGroup], odd: Mapping[str, int]
     """Tell how many of how many are shown, and what was left out."""
     shown = sum(len(group.completions) for group in chosen)
     steps = len({group.step for group in chosen})
-    words = [
-        f"{shown:,} of {_many(scanned.rows, 'completion')}: {_many(len(chosen), 'whole group')} from {steps:,} of "
-        f"{_many(len(scanned.spans), 'step')}"
+    of_all = f"{shown:,} of {_many(scanned.rows, 'completion')}: {_many(len(chosen), 'whole group')}"
+    left_out = [
+        (scanned.odd + odd["row"], "row", "cannot be read and left out, with the rest of the group"),
+        (odd["long"], "text", f"longer than {LONGEST_TEXT:,} characters cut off there"),
+        (odd["bare"], "long completion", "shown without numbers per token, which would not fit"),
+        (odd["column"], "column", "of numbers per token not as long as the tokens, and left out"),
     ]
-    left_out = scanned.odd + odd["row"]
-    if left_out:
-        words.append(f"{_many(left_out, 'row')} cannot be read and left out, with the rest of the group")
-    if odd["long"]:
-        words.append(f"{_many(odd['long'], 'text')} longer than {LONGEST_TEXT:,} characters cut off there")
-    if odd["bare"]:
-        words.append(f"{_many(odd['bare'], 'long completion')} shown without numbers per token, which would not fit")
-    if odd["column"]:
-        words.append(f"{_many(odd['column'], 'column')} of numbers per token not as long as the tokens, and left out")
-    return "; ".join(words)
+    lines = [f"{_many(count, what)} {words}" for count, what, words in left_out if count]
+    return "; ".join([f"{of_all} from {steps:,} of {_many(len(scanned.spans), 'step')}", *lines])
 
 
 def _many(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
-def _values_and_returns(rows: Iterable[tuple[int, RolloutRow]]) -> Iterator[tuple[int, Number, Number]]:
-    for step, row in rows:
-        pairs = zip(row.columns.get("value", ()), row.columns.get("returns", ()), strict=False)
-        yield from ((step, value, returns) for value, returns in pairs)
-
-
-def _curves(triples: Iterable[tuple[int, Number, Number]], names: tuple[str, str]) -> Curves:
-    newest = list(islice((triple for triple in triples if None not in triple), MOST_POINTS))
-    columns = {name: [triple[i] for triple in newest] for i, name in enumerate(names, start=1)}
-    return Curves([triple[0] for triple in newest], columns)
-
-
-#: Characters of a text that a page shows.
-LONGEST_TEXT = 20_000
-
-#: Columns of an update that are not per token.
-_OF_THE_ROW = frozenset({"update", "weight"})
-
-
 def group_of(lines: Sequence[bytes], odd: Counter[str]) -> RolloutGroup | None:
     """Read a group from its lines; None if one of them cannot be read, because the others mean little without it."""
     read = [_table_of(line) for line in lines]
-    rows = [row_of(row, odd) for row in read]
-    good = [row for row in rows if row is not None]
-    if not good or len(good) < len(rows):
-        odd["row"] += len(rows) - len(good)
+    good = [row for row in (row_of(row, odd) for row in read) if row is not None]
+    if not good or len(good) < len(read):
+        odd["row"] += len(read) - len(good)
         return None
     first = read[0]
     return RolloutGroup(
@@ -243,69 +217,40 @@ def group_of(lines: Sequence[bytes], odd: Counter[str]) -> RolloutGroup | None:
 
 def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
     """Read a completion; None if it has no text. A number that is missing, or none, is a gap."""
-    text = row.get("completion")
+    text, pieces, spans = row.get("completion"), row.get("pieces"), tables(row.get("spans"))
     if not isinstance(text, str) or not isinstance(row.get("prompt"), str):
         return None
-    pieces = _pieces(row.get("pieces"))
-    spans = tables(row.get("spans"))
-    answers = _answers(spans)
-    columns = _without(_columns(row, len(pieces), odd), answers) if pieces else {}
-    shown, columns = _shown(pieces, columns)
+    if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
+        pieces = []
+    ends = [(count_of(s.get("start")), count_of(s.get("stop"))) for s in spans if s.get("own") is False]
+    answers = [(start, stop) for start, stop in ends if start is not None and stop is not None]
+    own = [span for span in spans if span.get("own") is not False]
+    several = len({str(span.get("version")) for span in own}) > 1
+    shown, columns = _shown(pieces, _columns(row, len(pieces), answers, odd) if pieces else {})
     return RolloutRow(
         text=_cut(text, odd),
-        score=short(number(row.get("score"))),
-        reward=short(number(row.get("reward"))),
-        advantage=short(number(row.get("advantage"))),
-        finish=_text(row.get("finish")),
-        stop=_text(row.get("stop")),
         tokens=count_of(row.get("tokens")) or len(pieces),
         version=count_of(row.get("version")) or 0,
-        spans=_spans(spans),
+        spans=[{name: count_of(s.get(name)) for name in ("start", "stop", "version")} for s in own if several],
         turns=[_turn(turn) for turn in tables(row.get("turns"))],
-        ended=_text(row.get("ended")),
         answers=answers,
-        parts={name: short(number(value)) for name, value in table(row.get("parts")).items()},
-        learned=short(number(row.get("learned"))),
-        measured=short(number(row.get("measured"))),
+        parts={name: _rounded(value) for name, value in table(row.get("parts")).items()},
         logged={name: _logged(value, odd) for name, value in table(row.get("logged")).items()},
-        fault=_text(row.get("fault")),
         pieces=shown,
         columns=columns,
+        **{name: _rounded(row.get(name)) for name in ("score", "reward", "advantage", "learned", "measured")},
+        **{name: _text(row.get(name)) for name in ("finish", "stop", "ended", "fault")},
     )
 
 
-def _spans(spans: Sequence[Mapping[str, Any]]) -> list[dict[str, Number]]:
-    """Tell which version sampled which tokens, if several did."""
-    own = [span for span in spans if span.get("own") is not False]
-    several = len({str(span.get("version")) for span in own}) > 1
-    return [{name: count_of(span.get(name)) for name in ("start", "stop", "version")} for span in own if several]
-
-
-def _answers(spans: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """Find the stretches of tokens that an environment wrote."""
-    edges = [(count_of(span.get("start")), count_of(span.get("stop"))) for span in spans if span.get("own") is False]
-    return [(start, stop) for start, stop in edges if start is not None and stop is not None]
-
-
-def _without(columns: dict[str, list[Number]], stretches: Sequence[tuple[int, int]]) -> dict[str, list[Number]]:
-    """Leave gaps in these stretches of the columns: the policy did not sample them."""
-    gaps = {index for start, stop in stretches for index in range(start, stop)}
-    if not gaps:
-        return columns
-    return {name: [None if i in gaps else value for i, value in enumerate(column)] for name, column in columns.items()}
-
-
 def _turn(turn: Mapping[str, Any]) -> dict[str, Number | str]:
-    """Read what a turn of an episode brought."""
-    numbers = {name: short(number(turn.get(name))) for name in ("reward", "advantage")}
-    texts = {name: _text(turn.get(name)) for name in ("state", "fault")}
-    return {**numbers, **texts, "calls": ", ".join(map(_call, tables(turn.get("calls"))))}
-
-
-def _call(call: Mapping[str, Any]) -> str:
-    """Name the tool of a call, and why the call failed if it did."""
-    tool, failure = _text(call.get("tool")) or "no tool", _text(call.get("failure"))
-    return f"{tool} ({failure})" if failure else tool
+    """Read what a turn of an episode brought; a call is its tool, and why it failed if it did."""
+    calls = [(_text(call.get("tool")) or "no tool", _text(call.get("failure"))) for call in tables(turn.get("calls"))]
+    return {
+        **{name: _rounded(turn.get(name)) for name in ("reward", "advantage")},
+        **{name: _text(turn.get(name)) for name in ("state", "fault")},
+        "calls": ", ".join(f"{tool} ({failure})" if failure else tool for tool, failure in calls),
+    }
 
 
 def _table_of(line: bytes) -> dict[str, Any]:
@@ -315,28 +260,34 @@ def _table_of(line: bytes) -> dict[str, Any]:
         return {}
 
 
-def _columns(row: Mapping[str, Any], tokens: int, odd: Counter[str]) -> dict[str, list[Number]]:
-    """Read the columns per token, those of the row's last update included; a number stands for all tokens."""
-    values = {**table(row.get("per_token")), **_last_update(row.get("updates"))}
+def _columns(
+    row: Mapping[str, Any], tokens: int, answers: Sequence[tuple[int, int]], odd: Counter[str]
+) -> dict[str, list[Number]]:
+    """Read the columns per token, those of the row's last update included; a number stands for all tokens.
+
+    Tokens that an environment wrote, `answers`, are gaps: the policy did not sample them.
+    """
+    last = max(tables(row.get("updates")), key=lambda update: count_of(update.get("update")) or 0, default={})
+    values = {**table(row.get("per_token")), **{k: v for k, v in last.items() if k not in ("update", "weight")}}
     listed = {name: _listed(value, tokens) for name, value in values.items()}
     odd["column"] += sum(column is None for column in listed.values())
     live, old = listed.get("logp_live"), listed.get("logp_old")
     if "log_ratio" not in values and live and old:
         listed["log_ratio"] = _difference(live, old)
-    return {name: [short(value) for value in column] for name, column in listed.items() if column is not None}
+    gaps = {index for start, stop in answers for index in range(start, min(stop, tokens))}
+    return {
+        name: [None if i in gaps else short(value) for i, value in enumerate(column)]
+        for name, column in listed.items()
+        if column is not None
+    }
 
 
 def _difference(live: Sequence[Number], old: Sequence[Number]) -> list[Number]:
     """Compute live - old in float32, as the run did without writing it; all gaps if a number is missing."""
-    first, second = ([value for value in column if value is not None] for column in (live, old))
-    if len(first) != len(live) or len(second) != len(old):
+    if None in live or None in old:
         return [None] * len(live)
-    return [*array("f", [a - b for a, b in zip(array("f", first), array("f", second), strict=True)])]
-
-
-def _last_update(updates: object) -> dict[str, Any]:
-    last = max(tables(updates), key=lambda update: count_of(update.get("update")) or 0, default={})
-    return {name: value for name, value in last.items() if name not in _OF_THE_ROW}
+    first, second = array("f", live), array("f", old)  # type: ignore[arg-type]
+    return [*array("f", [a - b for a, b in zip(first, second, strict=True)])]
 
 
 def _listed(value: object, tokens: int) -> list[Number] | None:
@@ -356,8 +307,11 @@ def _shown(pieces: list[str], columns: dict[str, list[Number]]) -> tuple[list[st
 
 
 def _logged(value: object, odd: Counter[str]) -> Number | str:
-    """Take a number as it is, and anything else as text."""
-    return short(number(value)) if value is None or number(value) is not None else _cut(_text(value), odd)
+    return _rounded(value) if value is None or number(value) is not None else _cut(_text(value), odd)
+
+
+def _rounded(value: object) -> Number:
+    return short(number(value))
 
 
 def _cut(text: str, odd: Counter[str]) -> str:
@@ -365,10 +319,6 @@ def _cut(text: str, odd: Counter[str]) -> str:
         return text
     odd["long"] += 1
     return f"{text[:LONGEST_TEXT]} [cut here: {len(text):,} characters in all]"
-
-
-def _pieces(value: object) -> list[str]:
-    return value if isinstance(value, list) and all(isinstance(piece, str) for piece in value) else []
 
 
 def _text(value: object) -> str:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from groupwise.core.numbers.change import FELL, UNTOLD
-from groupwise.health.checks import INVARIANTS, of_limit
+from groupwise.health.checks import INVARIANTS, Invariant, of_limit
 from groupwise.health.symptoms.base import (
     BAD,
     CORRECTNESS,
@@ -30,13 +30,6 @@ from groupwise.reports.records import CheckLine, QuestionAnswer, RolloutGroup
 
 Row = Mapping[str, Any]
 
-QUESTIONS = (
-    "Did it learn?",
-    "On what?",
-    "Is it healthy?",
-    "Why are some groups not training?",
-    "What would I try next?",
-)
 #: A gain of the pass rate below this is "a little" even if it is certain.
 LITTLE = 0.02
 #: Characters of an example that a sentence can hold.
@@ -64,25 +57,19 @@ class Known:
         return "" if self.finished else " so far"
 
 
-def answers(known: Known) -> tuple[QuestionAnswer, ...]:
-    """Answer each of QUESTIONS, in their order, in at most two sentences each."""
-    makers = (learned, on_what, healthy, silent_groups, next_try)
-    return tuple(QuestionAnswer(question, *answer(known)) for question, answer in zip(QUESTIONS, makers, strict=True))
-
-
 def learned(known: Known) -> tuple[str, str]:
     """Compare held out before and after: rose, fell, or cannot be told; (words, tone)."""
     what = known.history.measured
-    evaluated = [row for row in known.history.evaluations if isinstance(row.get("evaluation"), Mapping)]
-    rows = [row for row in evaluated if numbers(what.column, [row["evaluation"]])]
+    rows = known.history.evaluated
     if len(rows) < 2 or rows[-1].get("step") == rows[0].get("step"):
         return _not_measured(known, rows, what)
-    first, last = rows[0], rows[-1]
-    before, after = first["evaluation"], last["evaluation"]
+    last = rows[-1]
+    before, after = rows[0]["evaluation"], last["evaluation"]
     change = change_of(before, after, what)
     spell = "{:.3f}".format if what is PASS_RATE else short
     moved = f"from {spell(before[what.column])} to {spell(after[what.column])} in {last.get('step')} steps"
-    of = f" on {_size(after)}" if _size(after) else ""
+    size = " x ".join(many(n, thing) for thing in ("problem", "sample") for n in numbers(f"{thing}s", [after]))
+    of = f" on {size}" if size else ""
     if change.verdict == UNTOLD:
         # Soon after the start that is as it should be.
         tone = WARN if known.finished else NEUTRAL
@@ -110,16 +97,12 @@ def on_what(known: Known) -> tuple[str, str]:
     mixes = f" (a mix of {', '.join(sources)})" if len(sources) > 1 else ""
     limit, samples, prompts = map(setting, ("sampling.max_new_tokens", "samples_per_prompt", "prompts_per_step"))
     kept = " that the filter keeps" if h.drops else ""
+    of_each = f"{samples} completion{'s' * (samples != 1)} of at most {limit} token{'s' * (limit != 1)}"
     words = (
-        f"The task {task}{mixes}, with the policy {policy}{start}: each step samples {samples} "
-        f"completion{_s(samples)} of at most {limit} token{_s(limit)} for each of {prompts} prompt{_s(prompts)}{kept}, "
-        f"and {setting('algorithm.name')} trains on {_rewards(h)}."
+        f"The task {task}{mixes}, with the policy {policy}{start}: each step samples {of_each} for each of {prompts} "
+        f"prompt{'s' * (prompts != 1)}{kept}, and {setting('algorithm.name')} trains on {_rewards(h)}."
     )
     return words + _example(known.groups), NEUTRAL
-
-
-def _s(count: object) -> str:
-    return "" if count == 1 else "s"
 
 
 def healthy(known: Known) -> tuple[str, str]:
@@ -168,10 +151,7 @@ def silent_groups(known: Known) -> tuple[str, str]:
         return f"{_all_train(h)} {of}.", NEUTRAL
     if not h.tied_train_nothing:
         return f"{of}. Other rewards or penalties than being right can still tell their completions apart.", NEUTRAL
-    return (
-        f"{of}{_of_ties(h, 'all are equally right')}.",
-        WARN if mixed < FEW_MIXED and not h.solved else NEUTRAL,
-    )
+    return f"{of}{_of_ties(h, 'all are equally right')}.", WARN if mixed < FEW_MIXED and not h.solved else NEUTRAL
 
 
 def next_try(known: Known) -> tuple[str, str]:
@@ -186,11 +166,23 @@ def next_try(known: Known) -> tuple[str, str]:
     h = known.history
     seed, other = h.setting("seed", 0), "dapo" if h.setting("algorithm.name") != "dapo" else "grpo"
     groups = f', and algorithm.name = "{other}" what another algorithm makes of it' * bool(h.compares_within_group)
-    return (
-        f"Nothing asks for a change: the same recipe with seed = {seed + 1} and {seed + 2} shows how much of the "
-        f"result is chance{groups}.",
-        NEUTRAL,
-    )
+    same = f"the same recipe with seed = {seed + 1} and {seed + 2} shows how much of the result is chance"
+    return f"Nothing asks for a change: {same}{groups}.", NEUTRAL
+
+
+MAKERS = {
+    "Did it learn?": learned,
+    "On what?": on_what,
+    "Is it healthy?": healthy,
+    "Why are some groups not training?": silent_groups,
+    "What would I try next?": next_try,
+}
+QUESTIONS = tuple(MAKERS)
+
+
+def answers(known: Known) -> tuple[QuestionAnswer, ...]:
+    """Answer each of QUESTIONS, in their order, in at most two sentences each."""
+    return tuple(QuestionAnswer(question, *answer(known)) for question, answer in MAKERS.items())
 
 
 def check_lines(steps: Sequence[Row]) -> tuple[CheckLine, ...]:
@@ -205,9 +197,8 @@ def check_lines(steps: Sequence[Row]) -> tuple[CheckLine, ...]:
 
 def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> CheckLine:
     """Judge one check; `checks` are (step, what metrics.jsonl has of it)."""
-    held, cause, unmeasured = "It held.", "It does not hold.", "It was not measured."
-    for invariant in (each for each in INVARIANTS if each.name == name):
-        held, cause, unmeasured = invariant.held, _sentence(invariant.cause), _sentence(invariant.unmeasured)
+    unknown = Invariant(name, "It held.", "It does not hold", "It was not measured")
+    known = next((each for each in INVARIANTS if each.name == name), unknown)
     measured = [check for _, check in checks if check.get("verdict") in ("pass", "fail")]
     failed = [step for step, check in checks if check.get("verdict") == "fail"]
     sound = [check for check in measured if numbers("value", [check]) and numbers("limit", [check])]
@@ -215,20 +206,20 @@ def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> C
     largest, limit = worst.get("value"), worst.get("limit")
     if failed:
         steps = f"at step {failed[0]}" if len(failed) == 1 else f"at {len(failed)} steps, first at step {failed[0]}"
-        words = f"It failed {steps}. {cause}"
+        words = f"It failed {steps}. {_sentence(known.cause)}"
         return CheckLine(name, "fail", words, len(measured), largest, limit)
     if measured:
-        words = held if len(measured) > 1 or len(measured) == len(checks) else f"{held} Measured once."
+        once = len(measured) == 1 < len(checks)
+        words = f"{known.held} Measured once." if once else known.held
         return CheckLine(name, "pass", words, len(measured), largest, limit)
-    return CheckLine(name, "not measured", unmeasured, 0, None, None)
+    return CheckLine(name, "not measured", _sentence(known.unmeasured), 0, None, None)
 
 
 def _groups_by_reward(h: History) -> tuple[str, str]:
     """Tell of the groups of a run that compares their rewards."""
     signal = h.mean("groups_signal_share") or 0.0
-    of = (
-        f"In {percent(signal)} of the groups generated in {h.over} rewards differ, in {percent(1 - signal)} they do not"
-    )
+    apart, tied = percent(signal), percent(1 - signal)
+    of = f"In {apart} of the groups generated in {h.over} rewards differ, in {tied} they do not"
     if h.drops:
         return _dropped(h, of, "differing")
     if not h.compares_within_group:
@@ -256,10 +247,8 @@ def _dropped(h: History, of: str, kind: str) -> tuple[str, str]:
     spent = "" if cost is None else f", which took {percent(cost)} of the generation"
     filled = h.total("groups_fallback", h.recent)
     fell = f" The budget ran out, so {filled:.0f} of them trained all the same." if filled else ""
-    return (
-        f"{of}: only {kind} ones train, and new prompts take the place of the others{spent}.{fell}",
-        WARN if filled else NEUTRAL,
-    )
+    words = f"{of}: only {kind} ones train, and new prompts take the place of the others{spent}.{fell}"
+    return words, WARN if filled else NEUTRAL
 
 
 def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[str, str]:
@@ -276,11 +265,6 @@ def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[st
             change = f"{short(fmean(rates[:n]))} to {short(fmean(rates[-n:]))}"
             return f"{begun}: in training the {words} went from {change} over {len(rates)} steps.{held}", NEUTRAL
     return f"{begun}.{held}", NEUTRAL
-
-
-def _size(evaluation: Mapping[str, Any]) -> str:
-    """Write `64 problems x 2 samples`, as far as the evaluation says."""
-    return " x ".join(many(n, thing) for thing in ("problem", "sample") for n in numbers(f"{thing}s", [evaluation]))
 
 
 def _lengths(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -305,13 +289,9 @@ def _example(groups: Sequence[RolloutGroup]) -> str:
     if not groups:
         return ""
     group = next((g for g in groups if g.prompt.strip()), groups[0])
-    answer = f", whose answer is {_one_line(group.answer)}" if group.answer.strip() else ""
-    return f" For example: {_one_line(group.prompt)}{answer}."
-
-
-def _one_line(text: str) -> str:
-    words = " ".join(text.split())
-    return f'"{words if len(words) <= EXAMPLE else words[: EXAMPLE - 3] + "..."}"'
+    prompt, answer = (" ".join(text.split()) for text in (group.prompt, group.answer))
+    prompt, answer = (text if len(text) <= EXAMPLE else text[: EXAMPLE - 3] + "..." for text in (prompt, answer))
+    return f' For example: "{prompt}"' + (f', whose answer is "{answer}".' if answer else ".")
 
 
 def _past(finding: Finding) -> bool:
