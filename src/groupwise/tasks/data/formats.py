@@ -258,15 +258,6 @@ def value_at(values: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def has_value(values: Mapping[str, Any], path: str) -> bool:
-    """Tell whether `value_at` finds something, null included."""
-    try:
-        value_at(values, path)
-    except MissingColumn:
-        return False
-    return True
-
-
 def _inside(value: Any, name: str, above: str) -> Any:
     """Return what a table holds under the name, or a list at the place; `above` is the path to it, for the message."""
     if isinstance(value, Mapping) and name in value:
