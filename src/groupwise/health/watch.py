@@ -93,7 +93,6 @@ class Watch:
         self._rows.append(row)
 
     def _warnings(self, rows: Sequence[Row], symptoms: Sequence[Symptom]) -> tuple[Finding, ...]:
-        """Look for symptoms that warn after the last of these rows."""
         if not rows:
             return ()
         history = History(rows[-REMEMBERED:], (), self.recipe, self.compares_within_group)

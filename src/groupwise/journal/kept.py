@@ -29,17 +29,18 @@ _HASH = f"{LAST}, sha256 "
 
 
 def create_recipe(folder: Path, recipe: str) -> None:
-    """recipe.toml of a new run folder, from a TOML text, with its copy. Raises OSError where the disk refuses."""
-    text = _whole(recipe)
+    """Write recipe.toml of a new run folder, from a TOML text, with its copy. Raises OSError if the disk refuses."""
+    body = FIRST + recipe
+    text = f"{body}{_HASH}{_hash(body)}\n".encode()
     for name in (COPY, RECIPE):  # the recipe comes last: a kill between the two leaves one that knows its own hash
         with whole_file(folder / name) as file:
             file.write(text)
 
 
 def replace_recipe(folder: Path, recipe: str, remark: str = "") -> None:
-    """Another recipe in the place of the run's, under the comment that it had, to which a remark is added.
+    """Write another recipe in the place of the run's, under the comment that it had, to which a remark is added.
 
-    Raises OSError where the disk refuses.
+    Raises OSError if the disk refuses.
     """
     before = (folder / RECIPE).read_text(encoding="utf-8-sig").removeprefix(FIRST).splitlines(keepends=True)
     comment = "".join(itertools.takewhile(lambda line: line.startswith("#"), before))
@@ -47,7 +48,7 @@ def replace_recipe(folder: Path, recipe: str, remark: str = "") -> None:
 
 
 def whole_recipe(folder: Path) -> Path:
-    """The recipe of a run folder. Raises UsageError where there is none, or where it is cut off."""
+    """Find the recipe of a run folder. Raises UsageError if there is none, or if it is cut off."""
     path = folder / RECIPE
     try:
         text = _text(path, "utf-8-sig")  # edited by hand, it may begin with a byte order mark
@@ -61,14 +62,9 @@ def whole_recipe(folder: Path) -> Path:
 
 
 def as_written(path: Path) -> bool:
-    """Whether a recipe.toml is, to the byte, what groupwise wrote."""
+    """Tell if a recipe.toml is, to the byte, what groupwise wrote."""
     body, hashed, digest = _text(path).rpartition(_HASH)
     return bool(hashed) and digest == f"{_hash(body)}\n"
-
-
-def _whole(recipe: str) -> bytes:
-    body = FIRST + recipe
-    return f"{body}{_HASH}{_hash(body)}\n".encode()
 
 
 def _hash(body: str) -> str:
@@ -149,7 +145,7 @@ def _named(sources: Sequence[Source]) -> dict[str, Source]:
 
 
 def _is_ours(source: Source) -> bool:
-    """Tell whether groupwise wrote the file, of a function that was in none."""
+    """Tell if groupwise wrote the file, of a function that was in none."""
     return source.content.startswith(WRITTEN.encode())
 
 

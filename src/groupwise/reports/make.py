@@ -94,7 +94,7 @@ def require_ours(path: Path) -> None:
 
 
 def _is_page(path: Path) -> bool:
-    """Tell whether a path is a file of its own, no link, that begins as a page does."""
+    """Tell if a path is a file of its own, no link, that begins as a page does."""
     try:
         with open_regular(path) as file:
             return stat.S_ISREG(path.lstat().st_mode) and MARK in file.read(1000)

@@ -125,7 +125,7 @@ def worked(expression: str) -> str:
 
 
 def _has_value(terms: Sequence[str], value: int) -> bool:
-    """Tell whether the terms add up to the value; a term longer than any number of this task never does."""
+    """Tell if the terms add up to the value; a term longer than any number of this task never does."""
     return all(len(term) <= _LONGEST_ANSWER for term in terms) and sum(map(int, terms)) == value
 
 
@@ -141,7 +141,6 @@ def _expression(index: int, count: int, largest: int) -> str:
 
 
 def _space(count: int, largest: int) -> int:
-    """Count the different problems with `count` operands."""
     return (largest + 1) ** count * 2 ** (count - 1)
 
 

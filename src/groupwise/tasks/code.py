@@ -82,7 +82,7 @@ def value(prompt: str, x: int) -> int:
 
 
 def _haste_fails(chain: Sequence[str]) -> bool:
-    """Tell whether a multiplication comes after a sum: Python would do it first."""
+    """Tell if a multiplication comes after a sum: Python would do it first."""
     sums = [i for i, step in enumerate(chain) if step[0] != "*"]
     return bool(sums) and any(step[0] == "*" for step in chain[sums[0] :])
 
@@ -202,7 +202,6 @@ class Code(SentAsSettings):
         return self._worth(results), "" if first is None else words.in_words(self._box, first, program, called)
 
     def _judged(self, sample: Sample, completion: str) -> tuple[str, Sequence[Test], list[Failure | None]]:
-        """Return the program of a completion, its tests and why each of them failed."""
         extra = sample.extra
         entry = str(extra.get("entry_point", ""))
         program, tests = assemble(completion, str(extra.get("prefix", "")), entry), cases.parse(extra["tests"], entry)
@@ -239,7 +238,6 @@ class Code(SentAsSettings):
         return {"train": tuple(self._read(self.path)), "heldout": tuple(self._read(self.heldout))}
 
     def _read(self, path: str) -> Iterator[Sample]:
-        """Return the file's problems, line by line."""
         file = location(path, "task.path")
         require_regular(file, path)
         row, source = None, JsonLines(str(file))

@@ -278,10 +278,10 @@ def _view(plan: Plan, notes: Sequence[str], quiet: bool) -> View:
     if quiet:
         view: View = QuietView(steps, *shown)
     elif terminal.in_notebook:
-        view = NotebookView(steps, plan.folder.name, *shown)
+        view = NotebookView(steps, *shown, name=plan.folder.name)
     else:
         live = terminal.console.is_terminal
-        view = LiveView(steps, plan.folder.name, *shown) if live else View(steps, *shown)
+        view = LiveView(steps, *shown, name=plan.folder.name) if live else View(steps, *shown)
     for text in (plan.describe(), *notes):
         view.note(text)
     return view

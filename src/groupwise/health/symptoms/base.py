@@ -237,7 +237,7 @@ def numbers(name: str, rows: Iterable[Row]) -> list[float]:
 
 
 def is_number(x: object) -> TypeGuard[float]:
-    """Tell whether a number may have been measured: it is finite, no truth value, not absurdly large."""
+    """Tell if a number may have been measured: it is finite, no truth value, not absurdly large."""
     return isinstance(x, (int, float)) and not isinstance(x, bool) and -LARGEST < x < LARGEST
 
 
@@ -274,7 +274,7 @@ def many(count: float, thing: str) -> str:
 
 
 def averages_tokens(h: History) -> bool:
-    """Tell whether the recipe's log-ratio is a mean over the tokens of a completion or a turn."""
+    """Tell if the recipe's log-ratio is a mean over the tokens of a completion or a turn."""
     return h.setting("algorithm.ratio.level") in ("sequence", "sequence-token", "turn")
 
 

@@ -290,7 +290,7 @@ def never_measured(h: History) -> Seen | None:
 
 
 def may_go(h: History, reward: str) -> bool:
-    """Tell whether a recipe without this reward still has one that trains, and names this one nowhere else."""
+    """Tell if a recipe without this reward still has one that trains, and names this one nowhere else."""
     named = {h.setting("evaluation.metric"), h.setting("algorithm.filter.metric")}
     return reward not in named and bool(h.rewards.keys() - {reward})
 

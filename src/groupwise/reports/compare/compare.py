@@ -138,7 +138,7 @@ def notes(group: Group, names: Collection[str] = ()) -> Iterable[str]:
 
 
 def comparable(groups: Sequence[Group]) -> tuple[bool, list[str]]:
-    """Tell whether the scores are of different things altogether, and in words what makes them so, or may."""
+    """Tell if the scores are of different things altogether, and in words what makes them so, or may."""
     known = [group for group in groups if group.recipe]
     keys = differing([group.recipe for group in known])
     remarks: list[str] = []
@@ -203,13 +203,11 @@ def _facts(group: Group) -> dict[str, str]:
 
 
 def _values(group: Group, key: str) -> list[str]:
-    """Gather what the runs' about.json say of a dotted key, each value once."""
     values = (flat(member.run.about).get(key) for member in group.members)
     return list(dict.fromkeys(str(value) for value in values if value is not None))
 
 
 def _all_columns(tables: Iterable[Curves]) -> dict[str, list[Number]]:
-    """Gather every column with a number in any of the tables, and all its values."""
     columns: dict[str, list[Number]] = {}
     for curves in tables:
         for name, values in measured(curves).items():

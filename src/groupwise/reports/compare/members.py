@@ -259,7 +259,6 @@ def _value_order(value: object) -> tuple[int, float, str]:
 
 
 def _label(own: Sequence[Member], recipe: Recipe, keys: Sequence[str], known: Sequence[Recipe]) -> str:
-    """Name a group by what tells it apart, and by how many seeds it has."""
     words = [_words(recipe, key, known) for key in keys]
     if len(known) == 1 and "algorithm.name" in recipe:
         words = [shown(recipe, "algorithm.name")]

@@ -142,7 +142,6 @@ def _final_row(group: Group, interval: str) -> tuple[str, ...]:
 
 
 def _extremes(group: Group) -> tuple[str, str]:
-    """Name the best and the worst seed; empty if there is only one."""
     scores = scores_of(group)
     if len(scores) < 2:
         return "", ""

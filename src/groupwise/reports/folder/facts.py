@@ -40,7 +40,6 @@ def _tools(run: RunFolder) -> Table:
 
 
 def _logged(run: RunFolder) -> Table:
-    """Add up what rewards logged, such as a cost, over the run."""
     names = sorted({name for row in run.step_rows for name in row if name.startswith(TOTAL)})
     held = [table(table(row.get("evaluation")).get("logged_total")) for row in run.evaluation_rows]
     rows = []
@@ -88,7 +87,6 @@ def _run(run: RunFolder) -> Table:
 
 
 def _a_step(recipe: Mapping[str, Any]) -> str:
-    """Tell the prompts, samples and updates of one step."""
     prompts, samples = count_of(recipe.get("prompts_per_step")), count_of(recipe.get("samples_per_prompt"))
     if not prompts or not samples:
         return ""
@@ -118,7 +116,7 @@ def _resumed(row: Mapping[str, Any]) -> str:
 
 
 def compares_within_group(about: Mapping[str, Any]) -> bool | None:
-    """Tell whether the run's advantage compares the completions of one prompt; None if about.json does not say."""
+    """Tell if the run's advantage compares the completions of one prompt; None if about.json does not say."""
     value = table(about.get("algorithm")).get("compares_within_group")
     return value if isinstance(value, bool) else None
 
@@ -154,7 +152,6 @@ def _algorithm(run: RunFolder) -> Table:
 
 
 def _settings(algorithm: Mapping[str, Any]) -> Table:
-    """List the parts as the recipe names them, if their equations are not written down."""
     rows = tuple(
         (slot, _words(table.get("kind")), ", ".join(f"{k} = {_words(v)}" for k, v in table.items() if k != "kind"))
         for slot, table in algorithm.items()

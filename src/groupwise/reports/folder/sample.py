@@ -291,7 +291,6 @@ def _difference(live: Sequence[Number], old: Sequence[Number]) -> list[Number]:
 
 
 def _listed(value: object, tokens: int) -> list[Number] | None:
-    """Make a column as long as the tokens; None if it is not."""
     if isinstance(value, list):
         return [number(one) for one in value] if len(value) == tokens else None
     return None if isinstance(value, (str, dict)) else [number(value)] * tokens

@@ -152,12 +152,8 @@ def _count(place: GroupLines, line: bytes) -> None:
     place.rows += 1
     for pattern, values in ((_SCORE, place.scores), (_MEASURED, place.measured)):
         if found := pattern.search(line):
-            values.append(_number(found[1]))
+            try:
+                values.append(float(found[1]))
+            except ValueError:  # null
+                values.append(None)
     place.faulty = place.faulty or _FAULT in line
-
-
-def _number(text: bytes) -> Number:
-    try:
-        return float(text)
-    except ValueError:
-        return None

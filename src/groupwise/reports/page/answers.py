@@ -216,7 +216,6 @@ def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> C
 
 
 def _groups_by_reward(h: History) -> tuple[str, str]:
-    """Tell of the groups of a run that compares their rewards."""
     signal = h.mean("groups_signal_share") or 0.0
     apart, tied = percent(signal), percent(1 - signal)
     of = f"In {apart} of the groups generated in {h.over} rewards differ, in {tied} they do not"
@@ -228,7 +227,6 @@ def _groups_by_reward(h: History) -> tuple[str, str]:
 
 
 def _all_train(h: History) -> str:
-    """Tell what trains if the algorithm does not compare within a group."""
     name, silent = h.setting("algorithm.name", "this algorithm"), h.mean("zero_advantage_share")
     if silent:
         return f"{name} does not compare within a group, and {what_ties_train(h)}."
@@ -236,13 +234,11 @@ def _all_train(h: History) -> str:
 
 
 def _of_ties(h: History, tied: str) -> str:
-    """Tell what tied groups train, behind a sentence on how many there are."""
     words = what_ties_train(h)
     return f": where {tied} {words}" if words.startswith(("their ", "only ")) else f"; {words}"
 
 
 def _dropped(h: History, of: str, kind: str) -> tuple[str, str]:
-    """Tell what a filter did to the groups without signal."""
     cost = dropped_share(h, h.recent)
     spent = "" if cost is None else f", which took {percent(cost)} of the generation"
     filled = h.total("groups_fallback", h.recent)
@@ -252,7 +248,6 @@ def _dropped(h: History, of: str, kind: str) -> tuple[str, str]:
 
 
 def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[str, str]:
-    """Tell what there is instead of a second evaluation."""
     held = f" Held out at the start: {what.words} {short(rows[0]['evaluation'][what.column])}." if rows else ""
     begun = f"Not measured{'' if known.finished else ' yet'}"
     if known.history.setting("evaluation.problems", 1) == 0:

@@ -99,7 +99,6 @@ def limits(column: str) -> tuple[Number, Number]:
 
 
 def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) -> Plot:
-    """Give the plot the series that there are numbers for."""
     if plot.kind == "points":
         return plot if plot.id in points else replace(plot, series=())
     columns = tables[plot.table]
@@ -113,7 +112,6 @@ def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) 
 
 
 def _expanded(series: Series, columns: Columns) -> Iterator[Series]:
-    """Make a series of each column that fits."""
     has_band = series.low in columns and series.high in columns
     if not series.column:
         yield from [series] if has_band else []

@@ -151,7 +151,6 @@ class Columns:
         return turns if begun else asked
 
     def _text(self, values: Mapping[str, Any], where: str, changes: list[str]) -> str:
-        """Return the problem of a row whose prompt is a text."""
         column = self.settings.prompt
         text = _filled(column, values, changes) if self._template else value_at(values, column)
         if isinstance(text, str) and text.strip():
@@ -194,7 +193,7 @@ class Columns:
         return tuple(schemas)
 
     def _lacks_answer(self, values: Mapping[str, Any]) -> bool:
-        """Tell whether the row has no column of a gold answer, and need not have one."""
+        """Tell if the row has no column of a gold answer, and need not have one."""
         if self.settings.must_have_answer or not self.settings.answer:
             return not self.settings.must_have_answer
         try:
@@ -236,7 +235,7 @@ def _filled(template: str, values: Mapping[str, Any], changes: list[str]) -> str
 
 
 def _is_nothing(value: object) -> bool:
-    """Tell whether the value is null, or NaN, which is how pandas writes it."""
+    """Tell if the value is null, or NaN, which is how pandas writes it."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 

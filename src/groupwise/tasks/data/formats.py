@@ -68,7 +68,7 @@ class Source(ABC):
         return f"{self.name}, {self.unit} {number}"
 
     def _in_memory(self) -> bool:
-        """Tell whether the file is so small, or packed, that its rows are held rather than read again."""
+        """Tell if the file is so small, or packed, that its rows are held rather than read again."""
         return self.path.suffix == ".gz" or self.path.stat().st_size < SMALL_FILE
 
 

@@ -138,7 +138,6 @@ class SampleIndex:
         return reading.sample
 
     def _read(self, origin: int, number: int, values: dict[str, Any]) -> tuple[int, Reading]:
-        """Return the hash of a row's problem, and what the row says."""
         label, where = self.labels[origin], self.sources[origin].where(number)
         reading = self.columns.read(values, key=f"{label}:{number}", where=where, origin=label.split(".")[0])
         row = f" {label}:{number}" if self.columns.settings.repeats else ""

@@ -181,7 +181,6 @@ class _Scan:
         return "; task.answer_boxed = true, and the first has no \\boxed{}" * (nothing and settings.answer_boxed)
 
     def _require_columns(self, row: Row, where: str) -> None:
-        """Raises UsageError naming a column that is not there, or whose bytes are not read."""
         for column, key in self.columns.required.items():
             try:
                 value = value_at(row.values, column)

@@ -170,7 +170,7 @@ def _require_filter(filter: Mapping[str, Any]) -> None:
 
 
 def keeps(filter: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Tell whether a row fulfils every condition.
+    """Tell if a row fulfils every condition.
 
     >>> row = {"level": "Level 2", "points": "3"}
     >>> keeps({"level": ["Level 1", "Level 2"], "points": {"max": 3}}, row), keeps({"points": 2}, row)

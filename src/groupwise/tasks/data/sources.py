@@ -110,7 +110,6 @@ def _folder(key: str, folder: Path) -> Sources:
 
 
 def _dataset(path: str, splits: Mapping[str, Source]) -> Sources:
-    """Choose the splits of a data set by their names."""
     if len(splits) == 1:
         return Sources(list(splits.values()))
     if "train" not in splits:
@@ -136,7 +135,7 @@ def _file(key: str, file: Path) -> Source:
 
 
 def _object_a_line(file: Path) -> bool:
-    """Tell whether a .json file holds an object a line, as many do, and not a list or one object of all rows."""
+    """Tell if a .json file holds an object a line, as many do, and not a list or one object of all rows."""
     with open_bytes(file) as text:
         lines = (line for _, _, line in numbered_lines(text, lambda number: f"{file}, line {number}") if line.strip())
         line, alone = next(lines, b""), next(lines, None) is None
@@ -217,7 +216,7 @@ class Dataset(Source):
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Tell whether `save_to_disk` of the library wrote the folder."""
+    """Tell if `save_to_disk` of the library wrote the folder."""
     return any((folder / name).is_file() for name in _SAVED)
 
 

@@ -126,7 +126,7 @@ class Data(DataSettings):
         return read_problems(self._columns, self._checker.readable, self._same)
 
     def _same(self, answer: str, other: str) -> bool:
-        """Tell whether two gold answers are one, as far as that is known without mathematics."""
+        """Tell if two gold answers are one, as far as that is known without mathematics."""
         compare = self._checker if self.has_answers and self.quick else Numeric()
         return answer == other or compare(answer, other) == 1.0
 

@@ -295,7 +295,6 @@ class Gym(SentAsSettings):
 
 
 def _seed(*parts: object) -> int:
-    """Make a seed that depends on the parts' text alone."""
     return int(hash_fraction("seed", *parts) * _SEEDS)
 
 
@@ -326,7 +325,7 @@ def final_answer(completion: str, after: str, tags: bool) -> str | None:
 
 
 def harmless(generator: str, answer: str) -> bool:
-    """Tell whether the generator's scorer may see the answer. Nine scorers hand it to Python's or sympy's evaluation,
+    """Tell if the generator's scorer may see the answer. Nine scorers hand it to Python's or sympy's evaluation,
     so that it could do anything; these get an answer only if it is a literal, or a formula of known functions.
 
     >>> harmless("countdown", "3*(4 + 5)"), harmless("countdown", "__import__('os').abort()")
@@ -337,7 +336,7 @@ def harmless(generator: str, answer: str) -> bool:
 
 
 def _is_literal(answer: str) -> bool:
-    """Tell whether an answer is a literal, or no Python at all, which evaluation refuses before anything runs."""
+    """Tell if an answer is a literal, or no Python at all, which evaluation refuses before anything runs."""
     try:
         return all(isinstance(node, _LITERAL) for node in ast.walk(ast.parse(answer, mode="eval")))
     except SyntaxError:
@@ -347,7 +346,7 @@ def _is_literal(answer: str) -> bool:
 
 
 def _is_formula(answer: str, allowed: tuple[type[ast.AST], ...] = _FORMULA) -> bool:
-    """Tell whether an answer is a formula. Sympy reads more than Python (`5!`), so what is no Python is refused."""
+    """Tell if an answer is a formula. Sympy reads more than Python (`5!`), so what is no Python is refused."""
     try:
         nodes = list(ast.walk(ast.parse(answer, mode="eval")))
     except (SyntaxError, ValueError, MemoryError, RecursionError):
