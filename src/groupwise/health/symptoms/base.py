@@ -88,6 +88,16 @@ class History:
     machine: Sequence[Row] = ()
 
     @property
+    def more_samples(self) -> str:
+        """Twice as many samples of a prompt, as a recipe has it."""
+        return f"samples_per_prompt = {2 * self.setting('samples_per_prompt', 8)}"
+
+    def counts(self, start: str, rows: Sequence[Row]) -> dict[str, float]:
+        """Add up the metrics whose names begin so, over `rows`: the rest of the name -> how many, the most first."""
+        totals = {name.removeprefix(start): self.total(name, rows) for name in self.names(start, rows)}
+        return dict(sorted(((name, count) for name, count in totals.items() if count), key=lambda pair: -pair[1]))
+
+    @property
     def recent(self) -> Sequence[Row]:
         return self.rows[-RECENT:]
 
