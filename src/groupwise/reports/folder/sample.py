@@ -13,7 +13,7 @@ import orjson
 from groupwise.core.files.atomic import open_regular
 from groupwise.reports.folder.columns import short, spaced
 from groupwise.reports.folder.lines import count_of, number, parsed, table, tables
-from groupwise.reports.folder.scan import DIFFER, EQUAL, GroupLines, Scan, kind_of, places, scan
+from groupwise.reports.folder.scan import DIFFER, EQUAL, GroupPlace, Scan, kind_of, labels_of, scan
 from groupwise.reports.records import Curves, Number, RolloutGroup, RolloutRow, Rollouts
 
 #: Groups that the browser of rollouts filters without a wait.
@@ -110,8 +110,7 @@ def _sample(file: IO[bytes], scanned: Scan, budget: int, most_groups: int) -> Ro
         if len(chosen) == most_groups or misses == PATIENCE:
             break
         seen: Counter[str] = Counter()
-        file.seek(place.start)
-        group = group_of(file.read(place.end - place.start).split(b"\n")[:-1], seen)
+        group = group_of(_lines(file, place).split(b"\n")[:-1], seen)
         if group is not None:
             group = _fitted(group, int(budget * SHARE_OF_A_GROUP), seen)
             size = len(orjson.dumps(group))
@@ -127,34 +126,31 @@ def _sample(file: IO[bytes], scanned: Scan, budget: int, most_groups: int) -> Ro
 
 def _step_count(scanned: Scan, budget: int, most_groups: int) -> int:
     """Choose the number of steps: as many as leave room for a few groups of each."""
-    size = sum(span.end - span.start for span in scanned.spans.values())
-    groups = sum(span.groups for span in scanned.spans.values())
+    size = sum(step.end - step.start for step in scanned.steps.values())
+    groups = sum(step.groups for step in scanned.steps.values())
     return max(2, min(most_groups, budget * groups // max(1, size)) // GROUPS_A_STEP) if groups else 0
 
 
-def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[GroupLines]:
+def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[GroupPlace]:
     """Find groups in the order in which they are wanted: of each step one of every kind, then one more at a time."""
-    steps = sorted(scanned.spans)
+    steps = sorted(scanned.steps)
     chosen = [steps[i] for i in spaced(len(steps), count)]
-    rest: list[list[GroupLines]] = []
+    rest: list[list[GroupPlace]] = []
     for i in spread(len(chosen)):
-        here = places(file, scanned.spans[chosen[i]], scanned.usual)
-        first = _one_of_each(here)
-        yield from first
-        rest.append([place for place in here if place not in first])
+        here, first = scanned.whole(chosen[i]), dict[str, GroupPlace]()
+        for place in here:
+            for label in labels_of(_lines(file, place), place.fate):
+                first.setdefault(label, place)
+        wanted = {first[label].group: first[label] for label in _FIRST if label in first}
+        yield from wanted.values()
+        rest.append([place for place in here if place.group not in wanted])
     for turn in range(max(map(len, rest), default=0)):
         yield from (left[turn] for left in rest if turn < len(left))
 
 
-def _one_of_each(here: Sequence[GroupLines]) -> list[GroupLines]:
-    first: dict[str, GroupLines] = {}
-    for place in here:
-        kind = kind_of(place.scores, place.measured)
-        first.setdefault(kind if place.fate in ("trained", "heldout") else place.fate, place)
-        if place.faulty:
-            first.setdefault("fault", place)
-    wanted = [first[label] for label in _FIRST if label in first]
-    return [place for i, place in enumerate(wanted) if place not in wanted[:i]]
+def _lines(file: IO[bytes], place: GroupPlace) -> bytes:
+    file.seek(place.start)
+    return file.read(place.end - place.start)
 
 
 def _fitted(group: RolloutGroup, most: int, odd: Counter[str]) -> RolloutGroup:
@@ -186,7 +182,7 @@ def _words(scanned: Scan, chosen: Sequence[RolloutGroup], odd: Mapping[str, int]
         (odd["column"], "column", "of numbers per token not as long as the tokens, and left out"),
     ]
     lines = [f"{_many(count, what)} {words}" for count, what, words in left_out if count]
-    return "; ".join([f"{of_all} from {steps:,} of {_many(len(scanned.spans), 'step')}", *lines])
+    return "; ".join([f"{of_all} from {steps:,} of {_many(len(scanned.steps), 'step')}", *lines])
 
 
 def _many(count: int, what: str) -> str:
