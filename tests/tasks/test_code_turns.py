@@ -314,28 +314,6 @@ def test_problems_of_a_file_are_those_of_the_task_code(tmp_path: Path) -> None:
     assert task.demonstrations(3, 0) == code.demonstrations(3, 0)
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"settings": {"second": 1.0}}, "task.settings.second: code has no such key; did you mean 'seconds'"),
-        ({"settings": {"seconds": "5"}}, "task.settings.seconds = '5': must be a number"),
-        ({"settings": {"seconds": 0.0}}, "task.settings.seconds must be from 0.05 to 3600 and task.settings.memory"),
-        ({"settings": {"steps": [1, 9]}}, "task.settings.steps must be"),
-        ({"settings": {"mended_share": 1.5}}, "task.settings.mended_share must be from 0 to 1, not 1.5"),
-        ({"settings": {"slip_share": -1}}, "task.settings.slip_share must be from 0 to 1, not -1"),
-        ({"settings": {"path": "nowhere.jsonl"}}, "nowhere.jsonl: there is no such file"),
-        ({"settings": {"sandbox": "off"}}, "task.settings.sandbox = 'off': must be empty or"),
-        ({"path": "problems.jsonl"}, "task.settings.path names the file of its problems"),
-        ({"max_turns": 0}, "task.max_turns must be 1 or more"),
-    ],
-)
-def test_what_cannot_be_is_one_line(keys: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        groupwise.task("code-turns", keys).samples("train")
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
 CHANGES: dict[str, Any] = {
     "steps": 3,
     "prompts_per_step": 4,
