@@ -105,13 +105,12 @@ class Arithmetic:
         """Draw `count` demonstrations on training problems: a `worked_share` of them worked and right, the rest
         guesses.
         """
-        train, rng = self.samples("train"), random.Random(seed)
-        return [self._demonstrate(rng.choice(train), train, rng) for _ in range(count)]
-
-    def _demonstrate(self, sample: Sample, train: Sequence[Sample], rng: random.Random) -> Demonstration:
-        if rng.random() < self.worked_share:
-            return Demonstration(sample.prompt, worked(sample.prompt))
-        return Demonstration(sample.prompt, rng.choice(train).answer)
+        train, rng, shown = self.samples("train"), random.Random(seed), list[Demonstration]()
+        for _ in range(count):
+            prompt = rng.choice(train).prompt
+            works = rng.random() < self.worked_share
+            shown.append(Demonstration(prompt, worked(prompt) if works else rng.choice(train).answer))
+        return shown
 
 
 def worked(expression: str) -> str:

@@ -47,9 +47,14 @@ def chains(steps: tuple[int, int], heldout_share: float, problems: int, seed: in
     for count in counts:
         for _ in range(4 * problems // len(counts)):
             chain = [rng.choice(_STEPS) for _ in range(count)]
-            if _haste_fails(chain) and len(prompts) < problems:
+            # Haste fails where a multiplication comes after a sum: Python would do it first.
+            if re.search(r"[-+].*\*", "".join(chain)) and len(prompts) < problems:
                 prompts.add("".join(chain) + ":")
-    return split_by_prompt([_sample(prompt) for prompt in in_hash_order(prompts, seed)], heldout_share)
+    samples = []
+    for prompt in in_hash_order(prompts, seed):
+        tests = [{"call": "f", "args": [x], "expected": value(prompt, x)} for x in _INPUTS]
+        samples.append(Sample(prompt, prompt, right(prompt), extra={"prefix": PREFIX, "tests": tests}))
+    return split_by_prompt(samples, heldout_share)
 
 
 def chain_demonstrations(train: Sequence[Sample], worked_share: float, count: int, seed: int) -> list[Demonstration]:
@@ -79,17 +84,6 @@ def value(prompt: str, x: int) -> int:
         sign, number = step[0], int(step[1])
         x = x + number if sign == "+" else x - number if sign == "-" else x * number
     return x
-
-
-def _haste_fails(chain: Sequence[str]) -> bool:
-    """Tell if a multiplication comes after a sum: Python would do it first."""
-    sums = [i for i, step in enumerate(chain) if step[0] != "*"]
-    return bool(sums) and any(step[0] == "*" for step in chain[sums[0] :])
-
-
-def _sample(prompt: str) -> Sample:
-    tests = [{"call": "f", "args": [x], "expected": value(prompt, x)} for x in _INPUTS]
-    return Sample(key=prompt, prompt=prompt, answer=right(prompt), extra={"prefix": PREFIX, "tests": tests})
 
 
 #: A block in fences, as CommonMark has it: of backticks or tildes, closed by as many at least, and maybe indented.
@@ -141,10 +135,8 @@ class Code(SentAsSettings):
             raise UsageError(f'task.sandbox = {self.sandbox!r}: must be empty or, to take the risk, "{ACCEPTED}"')
         require_shares(self.heldout_share, self.worked_share, self.problems)
         if not 0.05 <= self.seconds <= 3600 or not 64 <= self.memory <= 1 << 20:
-            raise UsageError(
-                "task.seconds must be from 0.05 to 3600 and task.memory from 64 to 1048576 (MiB), "
-                f"not {self.seconds} and {self.memory}"
-            )
+            bounds = "task.seconds must be from 0.05 to 3600 and task.memory from 64 to 1048576 (MiB)"
+            raise UsageError(f"{bounds}, not {self.seconds} and {self.memory}")
         object.__setattr__(self, "steps", fewest_and_most("steps", self.steps, limit=6))
         if self.heldout and not self.path:
             raise UsageError("task.heldout names a file and task.path does not; name the training problems too")
@@ -261,9 +253,8 @@ class Code(SentAsSettings):
             raise UsageError(f"{where}: {self.tests}: {one_line(error)}") from None
         solution = str(row.get(self.solution) or "")
         encoded(prompt + solution + entry_point + prefix, where)
-        return Sample(
-            key, prompt, answer=solution, extra={"tests": tests, "entry_point": entry_point, "prefix": prefix}
-        )
+        extra = {"tests": tests, "entry_point": entry_point, "prefix": prefix}
+        return Sample(key, prompt, answer=solution, extra=extra)
 
 
 def assemble(completion: str, prefix: str, entry_point: str) -> str:

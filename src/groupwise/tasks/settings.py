@@ -22,7 +22,11 @@ class SentAsSettings:
 
 def field_defaults(settings: Any) -> dict[str, Any]:
     """Name -> default of a dataclass's fields, in their order; None if a field has none."""
-    return {field.name: _default(field) for field in dataclasses.fields(settings)}
+    defaults = {}
+    for field in dataclasses.fields(settings):
+        made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        defaults[field.name] = None if made is dataclasses.MISSING else made
+    return defaults
 
 
 def require_type(key: str, value: object, default: object) -> None:
@@ -66,12 +70,6 @@ def fewest_and_most(key: str, numbers: Sequence[int], limit: int) -> tuple[int, 
     if len(pair) != 2 or not 2 <= pair[0] <= pair[1] <= limit:
         raise UsageError(f"task.{key} must be [fewest, most] with 2 <= fewest <= most <= {limit}, not {pair}")
     return pair[0], pair[1]
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
 
 
 SPLITS = ("train", "heldout")

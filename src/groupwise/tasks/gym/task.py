@@ -65,19 +65,17 @@ class Curriculum:
         if self.completions < 1:
             raise UsageError(f"task.curriculum.completions must be at least 1, not {self.completions}")
         if not 0 <= self.down < self.up <= 1:
-            raise UsageError(
-                f"task.curriculum: 0 <= down < up <= 1 must hold, not down = {self.down} and up = {self.up}"
-            )
+            what = f"not down = {self.down} and up = {self.up}"
+            raise UsageError(f"task.curriculum: 0 <= down < up <= 1 must hold, {what}")
 
     def moved(self, levels: Mapping[str, int], rates: Mapping[str, tuple[float, int]]) -> dict[str, int]:
         """Return the levels after a step with these (pass rate, completions); a source without a rate stays."""
-        return {name: self._next(level, *rates.get(name, (0.0, 0))) for name, level in levels.items()}
-
-    def _next(self, level: int, rate: float, completions: int) -> int:
-        if completions < self.completions:
-            return level
-        step = (rate >= self.up) - (rate <= self.down)
-        return min(max(level + step, 0), self.levels - 1)
+        known = {name: rate for name, (rate, completions) in rates.items() if completions >= self.completions}
+        steps = {name: (rate >= self.up) - (rate <= self.down) for name, rate in known.items()}
+        return {
+            name: min(max(level + steps[name], 0), self.levels - 1) if name in steps else level
+            for name, level in levels.items()
+        }
 
 
 def parameters_at(generator: str, level: int) -> dict[str, Any]:
@@ -189,19 +187,18 @@ class Gym(SentAsSettings):
         """Draw `count` demonstrations on training problems of all levels, the generators by weight: a `worked_share` of
         them right, the others mistaken. Raises UsageError if no generator names its answers.
         """
-        answered = {
-            key: tuple(s for s in samples if s.extra["answered"]) for key, samples in self._splits["train"].items()
-        }
-        answered = {key: samples for key, samples in answered.items() if samples}
+        every = {name: [s for s in samples if s.extra["answered"]] for name, samples in self._splits["train"].items()}
+        answered = {name: samples for name, samples in every.items() if samples}
         if not answered:
             raise UsageError(f"{', '.join(self.sources)}: reasoning_gym names no answer, so nothing can be shown")
         rng, weights = random.Random(seed), [self._generators[name].weight for name, _ in answered]
-        return [self._demonstrate(rng.choices(list(answered.values()), weights)[0], rng) for _ in range(count)]
-
-    def _demonstrate(self, samples: Sequence[Sample], rng: random.Random) -> Demonstration:
-        sample, right = rng.choice(samples), rng.random() < self.worked_share
-        completion = self._right(sample) if right else mistaken_completion(sample, samples, self.tags, rng)
-        return Demonstration(sample.prompt, completion)
+        shown = []
+        for _ in range(count):
+            samples = rng.choices(list(answered.values()), weights)[0]
+            sample, right = rng.choice(samples), rng.random() < self.worked_share
+            completion = self._right(sample) if right else mistaken_completion(sample, samples, self.tags, rng)
+            shown.append(Demonstration(sample.prompt, completion))
+        return shown
 
     def _right(self, sample: Sample) -> str:
         return right_completion(sample, self.answer_after, self.tags)
@@ -220,9 +217,8 @@ class Gym(SentAsSettings):
     @cached_property
     def _generators(self) -> dict[str, Generator]:
         if bool(self.generator) == bool(self.generators):
-            raise UsageError(
-                'task: set generator = "chain_sum", or a table [task.generators.chain_sum] for each of several'
-            )
+            each = "a table [task.generators.chain_sum] for each of several"
+            raise UsageError(f'task: set generator = "chain_sum", or {each}')
         if self.generators and self.parameters:
             raise UsageError("task.parameters belong to task.generator; write them under [task.generators.NAME]")
         if self.generator:
@@ -259,10 +255,8 @@ class Gym(SentAsSettings):
             samples = self._shuffled("order", distinct_samples(self._generators[name], dataset, level, question))
             for split, members in split_by_prompt(samples, self.heldout_share, separator="\0").items():
                 if not members:
-                    raise UsageError(
-                        f"{self._generators[name].where}: {name} gives too few different problems to hold some out and "
-                        "train on others; raise task.problems, or its parameters"
-                    )
+                    what = f"{self._generators[name].where}: {name} gives too few different problems to hold some out"
+                    raise UsageError(f"{what} and train on others; raise task.problems, or its parameters")
                 splits[split][name, level] = members
         return splits
 
@@ -289,9 +283,8 @@ class Gym(SentAsSettings):
             raise UsageError(f'task.question = {self.question!r}: must be "full" or "short"')
         without = [name for name in self._generators if name not in KNOWN]
         if self.question == "short" and without:
-            raise UsageError(
-                f"task.question = 'short': {', '.join(without)} can only be asked in full; short are {', '.join(KNOWN)}"
-            )
+            what = f"task.question = 'short': {', '.join(without)} can only be asked in full"
+            raise UsageError(f"{what}; short are {', '.join(KNOWN)}")
 
 
 def _seed(*parts: object) -> int:
