@@ -149,8 +149,12 @@ def test_slices_are_lists_of_samples_too_and_rows_read_again_are_the_rows_kept(
 
 @pytest.mark.parametrize(
     "changed",
-    [[{**ROWS[0], "prompt": "What is 1000?"}, *ROWS], [{**row, "prompt": "What's 1 + 1?"} for row in ROWS]],
-    ids=["a line more", "other lines"],
+    [
+        [{**ROWS[0], "prompt": "What is 1000?"}, *ROWS],
+        [{**row, "prompt": "What's 1 + 1?"} for row in ROWS],
+        [{**row, "prompt": row["prompt"].replace("What is", "What's ")} for row in ROWS],
+    ],
+    ids=["a line more", "other lines", "other lines of the same length"],
 )
 def test_a_large_file_that_changes_while_it_is_read_stops_the_run(
     changed: list[dict[str, Any]], path: Path, monkeypatch: pytest.MonkeyPatch

@@ -78,14 +78,14 @@ def test_an_unknown_split_is_refused(task: Any) -> None:
 #: What each task refuses before it reads a file, by the key that the line names.
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "arithmetic": [
-        ({"operands": (1, 3)}, "operands"),
-        ({"operands": (4, 3)}, "operands"),
-        ({"operands": (3,)}, "operands"),
-        ({"largest": 0}, "largest"),
-        ({"worked_share": 1.5}, "worked_share"),
-        ({"heldout_share": 0.0}, "heldout_share"),
-        ({"heldout_share": 1.0}, "heldout_share"),
-        ({"problems": 1}, "problems"),
+        ({"operands": (1, 3)}, "task.operands must be"),
+        ({"operands": (4, 3)}, "task.operands must be"),
+        ({"operands": (3,)}, "task.operands must be"),
+        ({"largest": 0}, "task.largest must be"),
+        ({"worked_share": 1.5}, "task.worked_share must be"),
+        ({"heldout_share": 0.0}, "task.heldout_share must lie"),
+        ({"heldout_share": 1.0}, "task.heldout_share must lie"),
+        ({"problems": 1}, "task.problems must be"),
     ],
     "reasoning_gym": [
         ({"generator": "chain_sun"}, "no generator 'chain_sun'; did you mean 'chain_sum'?"),

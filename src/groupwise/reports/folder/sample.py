@@ -223,6 +223,8 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
     own = [span for span in spans if span.get("own") is not False]
     several = len({str(span.get("version")) for span in own}) > 1
     shown, columns = _shown(pieces, _columns(row, len(pieces), answers, odd) if pieces else {})
+    numbers: Any = {name: _rounded(row.get(name)) for name in ("score", "reward", "advantage", "learned", "measured")}
+    texts: Any = {name: _text(row.get(name)) for name in ("finish", "stop", "ended", "fault")}
     return RolloutRow(
         text=_cut(text, odd),
         tokens=count_of(row.get("tokens")) or len(pieces),
@@ -234,8 +236,8 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
         logged={name: _logged(value, odd) for name, value in table(row.get("logged")).items()},
         pieces=shown,
         columns=columns,
-        **{name: _rounded(row.get(name)) for name in ("score", "reward", "advantage", "learned", "measured")},
-        **{name: _text(row.get(name)) for name in ("finish", "stop", "ended", "fault")},
+        **numbers,
+        **texts,
     )
 
 
