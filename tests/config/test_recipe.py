@@ -20,7 +20,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.processes.place import PlacementSettings
 from groupwise.core.settings import Settings
 from groupwise.engines.settings import OF_A_CHILD, EngineSettings
-from groupwise.journal.recipe_file import create_recipe, replace_recipe, whole_recipe
+from groupwise.journal.kept import create_recipe, replace_recipe, whole_recipe
 from groupwise.training.start.reward_model import PreferenceSettings
 from tests.config.made import plan, read_back, refusal
 

@@ -15,7 +15,7 @@ from groupwise.core.task import Bounded
 from groupwise.rewards.functions.form import Repetition, Tags
 from groupwise.rewards.functions.user import User
 from groupwise.rollout.scoring import ScoringSettings
-from groupwise.tasks.code.task import Code
+from groupwise.tasks.code import Code
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_neither_view_of_a_run_lets_data_through() -> None:
     out = io.StringIO()
     terminal = Terminal(file=out, force_terminal=True, color_system=None)
     View(4, terminal).note(HOSTILE)
-    live = LiveView(4, HOSTILE, terminal)
+    live = LiveView(4, terminal, name=HOSTILE)
     live.warming = HOSTILE
     terminal.console.print(live.render())
     assert out.getvalue().count("[/x] [bold]b[/]") == 3
@@ -74,7 +74,7 @@ def test_both_views_show_groups_with_signal_where_completions_of_a_prompt_are_co
     terminal = Terminal(file=out, force_terminal=True, color_system=None, width=100)
     View(4, terminal, compares_within_group=compares).step(row)
     assert ("signal 0.000" in out.getvalue()) == compares
-    live = LiveView(4, "run", terminal, compares_within_group=compares)
+    live = LiveView(4, terminal, compares_within_group=compares, name="run")
     live.rows = [row]
     terminal.console.print(live.render())
     assert ("groups with signal" in out.getvalue()) == compares

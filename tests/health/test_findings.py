@@ -82,15 +82,12 @@ def test_groups_without_signal_train_what_the_loss_has_beside_advantages(
 )
 def test_that_tied_groups_train_nothing_is_what_the_rows_have(silent: float, compares: bool, seen: bool) -> None:
     """Whatever the recipe would make one think: by what share of the trained completions had advantages of 0."""
-    rows = planted(
-        groups_all_right_share=0.62, groups_mixed_share=0.38, groups_all_wrong_share=0.0, zero_advantage_share=silent
-    )
-    found = named(findings(rows, recipe(), compares_within_group=compares))
-    assert ("groups all right" in found) == seen
-    if seen:
-        assert "60 % of the trained completions had advantages of 0 and trained only the KL term" in (
-            found["groups all right"].words
-        )
+    shares = {"groups_all_right_share": 0.62, "groups_mixed_share": 0.38, "groups_all_wrong_share": 0.0}
+    found = findings(planted(**shares, zero_advantage_share=silent), recipe(), compares_within_group=compares)
+    words = [finding.words for finding in found if finding.name == "groups all right"]
+    assert len(words) == seen
+    said = "60 % of the trained completions had advantages of 0 and trained only the KL term"
+    assert all(said in each for each in words)
 
 
 @pytest.mark.parametrize(
@@ -188,10 +185,14 @@ def test_a_finding_speaks_from_its_limit_on(name: str, rows: Rows, settings: dic
     assert bool(looks(name, rows, settings)) == speaks
 
 
-@pytest.mark.parametrize(("fall", "speaks"), [(0.03, False), (0.1, True)])
-def test_a_small_fall_beside_a_rising_learned_score_is_chance(fall: float, speaks: bool) -> None:
-    rows = [{**row, "learned_mean": row["step"] / 40} for row in rates((20, 0.7), (10, 0.7 - fall))]
-    assert bool(looks("over-optimisation", rows, JUDGED)) == speaks
+@pytest.mark.parametrize(
+    ("fall", "words"), [(0.03, ""), (0.2, "rose from 0 to 0.5 while the pass rate fell from 0.7 to 0.5:")]
+)
+def test_a_small_fall_beside_a_rising_learned_score_is_chance(fall: float, words: str) -> None:
+    rows = [{**row, "learned_mean": row["step"] // 11 / 2} for row in rates((10, 0.7), (10, 0.7 - fall))]
+    seen = looks("over-optimisation", rows, JUDGED)
+    assert bool(seen) == bool(words)
+    assert not seen or words in seen.words
 
 
 #: Which number stands where, and which advice goes with which cause: (finding, rows, recipe, words, advice).
@@ -273,31 +274,15 @@ def test_a_finding_puts_its_numbers_in_order(
     assert advice in seen.advice
 
 
-def test_over_optimisation_says_what_rose_and_what_fell() -> None:
-    rows = [{**row, "learned_mean": row["step"] // 11 / 2} for row in rates((10, 0.7), (10, 0.5))]
-    words = named(findings(rows, JUDGED))["over-optimisation"].words
-    assert re.search(r"rose from 0 to 0.5 while the pass rate fell from 0.7 to 0.5:", words)
-
-
-def test_a_solved_run_is_not_sent_to_dynamic_sampling() -> None:
-    rows = planted(groups_all_right_share=0.8, groups_mixed_share=0.2, pass_rate=0.97)
-    assert "dapo" not in named(findings(rows, RECIPE))["groups all right"].advice
-
-
-def test_only_a_run_known_from_its_first_step_was_easy_from_the_beginning() -> None:
-    easy = everywhere(groups_all_right_share=0.8, groups_mixed_share=0.2)
-    assert named(findings(easy[1:], RECIPE))["groups all right"].tone == NEUTRAL
-
-
 def test_tied_groups_are_no_warning_where_the_run_earned_them_or_they_train_all_the_same() -> None:
-    rows = PLANTED["groups all right"][0]
-    assert named(findings(rows, RECIPE))["groups all right"].tone == NEUTRAL
+    assert named(findings(PLANTED["groups all right"][0], RECIPE))["groups all right"].tone == NEUTRAL
     easy = everywhere(groups_all_right_share=0.8, groups_mixed_share=0.2)
     assert named(findings(easy, RECIPE))["groups all right"].tone == WARN
-    for settings in (DAPO, WITH_FORMAT, JUDGED):
-        assert "groups all right" not in named(findings(easy, settings))
-    for compares_within_group in (False, None):
-        assert "groups all right" not in named(findings(easy, RECIPE, compares_within_group))
+    assert named(findings(easy[1:], RECIPE))["groups all right"].tone == NEUTRAL, "its beginning is not known"
+    solved = planted(groups_all_right_share=0.8, groups_mixed_share=0.2, pass_rate=0.97)
+    assert "dapo" not in named(findings(solved, RECIPE))["groups all right"].advice
+    for settings, compares in ((DAPO, True), (WITH_FORMAT, True), (JUDGED, True), (RECIPE, False), (RECIPE, None)):
+        assert "groups all right" not in named(findings(easy, settings, compares))
 
 
 def test_an_older_run_has_its_engine_gap_from_the_mean() -> None:
@@ -305,15 +290,20 @@ def test_an_older_run_has_its_engine_gap_from_the_mean() -> None:
     assert named(findings(rows, RECIPE))["engine gap"].tone == BAD
 
 
-def test_the_reasons_why_nothing_moves_are_told_apart() -> None:
-    still = named(findings(everywhere(log_ratio_abs_max=0.0), RECIPE))["parameters frozen"]
-    assert "no update changed" in still.words
-    zero = named(findings(everywhere(learning_rate=0.0), RECIPE))["parameters frozen"]
-    assert "learning rate was 0" in zero.words
-    alone = everywhere(log_ratio_abs_max=0.0, updates=1, share_passed=1.0)  # one update: the ratio is 1 by construction
-    assert "parameters frozen" not in named(findings(alone, RECIPE))
-    tied = everywhere(advantage_abs_mean=0.0, gradient_norm_max=0.0)
-    assert "parameters frozen" not in named(findings(tied, RECIPE))
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"log_ratio_abs_max": 0.0}, "no update changed"),
+        ({"learning_rate": 0.0}, "learning rate was 0"),
+        # With one update the ratio is 1 by construction.
+        ({"log_ratio_abs_max": 0.0, "updates": 1, "share_passed": 1.0}, ""),
+        ({"advantage_abs_mean": 0.0, "gradient_norm_max": 0.0}, ""),
+    ],
+)
+def test_the_reasons_why_nothing_moves_are_told_apart(changes: dict[str, float], words: str) -> None:
+    seen = looks("parameters frozen", everywhere(**changes), RECIPE)
+    assert bool(seen) == bool(words)
+    assert not seen or words in seen.words
 
 
 def test_what_passes_after_the_first_update() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -34,21 +33,22 @@ from tests.health.health_rows import (
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_a_run_waits_three_steps_unless_something_is_wrong() -> None:
-    def warnings(rows: Rows) -> list[tuple[int, str]]:
-        watch = Watch(RECIPE, True)
-        return [(row["step"], f.name) for row in rows for f in watch(row)]
-
-    assert warnings(everywhere(truncated_share=0.9)) == [(3, "completions cut off")]
-    assert warnings(everywhere(engine_probability_error=1.2)) == [(1, "engine gap")]
-    assert [name for _, name in warnings(rates((20, 0.8), (20, 0.5)))] == ["falling"]
-    assert warnings(planted(**{"faults.timeout in mine": 3})) == []
-
-
-def test_the_worst_of_two_comes_first_and_their_order_within_a_tone_is_the_tables() -> None:
-    seen = findings(planted(engine_probability_error=1.2, truncated_share=0.5, ratio_token_p99=3.0), RECIPE)
-    assert [f.name for f in seen][:3] == ["engine gap", "ratio tails", "completions cut off"]
-    assert [f.tone for f in seen][:3] == [BAD, WARN, WARN]
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (everywhere(truncated_share=0.9), [(3, "completions cut off")]),
+        (everywhere(engine_probability_error=1.2), [(1, "engine gap")]),
+        (planted(truncated_share=0.9), [(32, "completions cut off")]),
+        (rates((20, 0.8), (20, 0.5)), [(26, "falling")]),
+        (planted(**{"faults.timeout in mine": 3}), []),
+    ],
+)
+def test_a_warning_is_told_once_after_three_steps_unless_something_is_wrong(
+    rows: Rows, told: list[tuple[int, str]]
+) -> None:
+    watch = Watch(RECIPE, True)
+    assert [(row["step"], f.name) for row in rows for f in watch(row)] == told
+    assert len(watch._rows) <= health.REMEMBERED
 
 
 def test_what_was_no_warning_of_the_run_itself_is_not_told_as_one_that_has_passed() -> None:
@@ -60,16 +60,16 @@ def test_what_was_no_warning_of_the_run_itself_is_not_told_as_one_that_has_passe
     assert not [f.words for f in findings(rows, RECIPE) if f.words.startswith("Earlier")]
 
 
-def test_an_earlier_moment_sees_as_many_steps_as_the_run_did() -> None:
-    seen = named(findings(rates((10, 0.9), (80, 0.5), (10, 0.9)), recipe(steps=200)))
-    assert seen["falling"].words.startswith("Earlier, at step 50:")
+CUT_OFF = [{**row, "truncated_share": 0.9} if 26 <= row["step"] <= 30 else row for row in healthy()]
 
 
-def test_the_last_moment_before_now_is_looked_at() -> None:
-    rows = healthy()
-    for row in rows[25:30]:
-        row["truncated_share"] = 0.9
-    assert named(findings(rows, RECIPE))["completions cut off"].words.startswith("Earlier, at step 30:")
+@pytest.mark.parametrize(
+    ("rows", "name", "step"),
+    [(rates((10, 0.9), (80, 0.5), (10, 0.9)), "falling", 50), (CUT_OFF, "completions cut off", 30)],
+    ids=["as many steps as the run saw", "the last moment before now"],
+)
+def test_what_has_passed_is_said_of_its_last_moment(rows: Rows, name: str, step: int) -> None:
+    assert named(findings(rows, recipe(steps=200)))[name].words.startswith(f"Earlier, at step {step}:")
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 10, 11, 25, 40])
@@ -87,31 +87,29 @@ def test_findings_survive_gaps(name: str) -> None:
     symptom = next(s for s in SYMPTOMS if s.name == name)
     before = repr(rows)
     for key in sorted({key for row in rows for key in row} - {"step", "evaluation"}):
-        symptom.look(History(drop_keys(rows, key), (), settings, True))
-        symptom.look(History([{**row, key: None} for row in rows], (), settings, True))
-        symptom.look(
-            History([{**row, key: float("nan")} if i % 3 else row for i, row in enumerate(rows)], (), settings, True)
-        )
+        nans = [{**row, key: float("nan")} if i % 3 else row for i, row in enumerate(rows)]
+        for gaps in (drop_keys(rows, key), [{**row, key: None} for row in rows], nans):
+            symptom.look(History(gaps, (), settings, True))
     findings(rows[-1:], settings)
     findings(rows, None)
-    assert findings([], settings) == ()
-    assert findings([evaluation(0, 0.5)], settings) == ()
+    assert findings([], settings) == findings([evaluation(0, 0.5)], settings) == ()
     assert repr(rows) == before
 
 
 def test_the_worst_comes_first_and_what_has_passed_is_told_as_such() -> None:
+    seen = findings(planted(engine_probability_error=1.2, truncated_share=0.5, ratio_token_p99=3.0), RECIPE)
+    first = [("engine gap", BAD), ("ratio tails", WARN), ("completions cut off", WARN)]
+    assert [(f.name, f.tone) for f in seen][:3] == first, "within a tone the order is the table's"
     rows = healthy()
     for row in rows[12:20]:
         row["effective_sample_share"] = 0.3
     rows[-1]["log_ratio_clamped_tokens"] = 1
     seen = findings(rows, RECIPE)
-    order = [BAD, WARN, NEUTRAL, GOOD]
-    tones = [order.index(f.tone) for f in seen]
+    tones = [[BAD, WARN, NEUTRAL, GOOD].index(f.tone) for f in seen]
     assert tones == sorted(tones)
     assert seen[0].name == "log-ratios clamped"
     past = named(seen)["few effective samples"]
-    assert past.tone == NEUTRAL
-    assert past.words.startswith("Earlier, at step 20:")
+    assert (past.tone, past.words[:21]) == (NEUTRAL, "Earlier, at step 20: ")
 
 
 @pytest.mark.parametrize("n", [1, 9, 10, 11, 20, 37])
@@ -120,14 +118,6 @@ def test_windows_cover_every_row_once(n: int) -> None:
     pieces = windows(rows)
     assert [row for piece in pieces for row in piece] == rows
     assert all(len(piece) == RECENT for piece in pieces[1:])
-
-
-def test_a_warning_is_told_once_and_only_of_what_a_run_can_see() -> None:
-    watch = Watch(RECIPE, True)
-    warnings = [(row["step"], f.name) for row in planted(truncated_share=0.9) for f in watch(row)]
-    assert [name for _, name in warnings] == ["completions cut off"]
-    assert 30 < warnings[0][0] < 35
-    assert len(watch._rows) <= health.REMEMBERED
 
 
 def steps_of(begun: dict[int, list[str]]) -> dict[int, list[str]]:
@@ -206,19 +196,6 @@ def test_the_page_has_the_table() -> None:
     assert health.table() in page
 
 
-def test_health_needs_no_torch() -> None:
-    code = "import sys, groupwise.health.watch, groupwise.reports.page.answers; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_percent_never_says_all_of_what_is_not_all() -> None:
-    assert percent(0.9999) == "99.99 %"
-    assert percent(1.0) == "100 %"
-    assert percent(0.0) == "0 %"
-
-
-def test_a_run_whose_beginning_is_not_known_is_not_said_to_have_been_easy_from_the_beginning() -> None:
-    rows = [{"step": step, "groups_all_right_share": 0.75} for step in range(1, 2 * RECENT + 2)]
-    said = [health.findings(History(known, compares_within_group=True))[0] for known in (rows, rows[1:])]
-    assert ["from the beginning" in finding.words for finding in said] == [True, False]
-    assert [finding.tone for finding in said] == [WARN, NEUTRAL]
+@pytest.mark.parametrize(("share", "words"), [(0.9999, "99.99 %"), (1.0, "100 %"), (0.0, "0 %")])
+def test_percent_never_says_all_of_what_is_not_all(share: float, words: str) -> None:
+    assert percent(share) == words

@@ -23,15 +23,12 @@ from groupwise.core.files import jsonl
 from groupwise.core.machine.facts import machine_row
 from groupwise.core.numbers.metrics import read
 from groupwise.core.numbers.seeds import stream
-from groupwise.core.numbers.statistics import standard_error
 from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord
 from groupwise.core.samples import Sample
 from groupwise.core.stream import RolloutResult
-from groupwise.diagnostics.groups import group_metrics, rollout_metrics
 from groupwise.diagnostics.updates import engine_gap, loss_metrics
-from groupwise.journal.columns_json import expand, packed
 from groupwise.journal.journal import Journal, read_about, read_metrics
-from groupwise.journal.per_token import PerToken
+from groupwise.journal.per_token import PerToken, expand, packed
 from groupwise.journal.rollout_rows import Spelling, rollout_rows
 from groupwise.models.load import Policy
 
@@ -71,9 +68,6 @@ def test_a_packed_column_has_every_bit_of_what_was_packed(seed: int):
         alone += not isinstance(value, list)
         assert np.array_equal(np.array(expand(value, last - first), dtype=np.float32), row[first:last], equal_nan=True)
     assert 5 <= alone < 20
-
-
-def test_a_column_of_another_length_is_refused():
     with pytest.raises(ValueError, match="a column of 2 numbers for 3 tokens"):
         expand([1.0, 2.0], 3)
 
@@ -114,11 +108,8 @@ def test_rows_that_do_not_train_have_nothing_per_token():
     lost, cut = completion(2, math.nan), dataclasses.replace(completion(2), finish="length")
     batch = credited(collate([group(completion(2), lost, cut)], pad=0, mask_truncated=True))
     rows = list(rollout_rows(1, harvest(group(completion(2), lost, cut)), batch, PerToken(batch, 99), lambda t: ["a"]))
-    assert [("pieces" in r, "per_token" in r, "updates" in r) for r in rows] == [
-        (True,) * 3,
-        (False,) * 3,
-        (False,) * 3,
-    ]
+    columns = {"pieces", "per_token", "updates"}
+    assert [columns & row.keys() for row in rows] == [columns, set(), set()]
     assert all(list(row)[:3] == ["step", "group", "fate"] for row in rows)
 
 
@@ -231,26 +222,6 @@ def test_the_engines_mismatch_is_told_as_a_factor():
     none = read(engine_gap(logp, batch.logp_engine, newest & False))
     assert math.isnan(none["engine_probability_error"])
     assert math.isnan(none["engine_effective_sample_share"])
-
-
-def test_the_spread_over_the_batch_is_not_the_spread_within_groups():
-    uniform = [group(completion(1, 1.0), completion(1, 1.0)), group(completion(1, 0.0), completion(1, 0.0))]
-    found = read(group_metrics(uniform))
-    assert found["score_spread_within_groups"] == 0
-    assert found["score_spread_batch"] == pytest.approx(math.sqrt(4 * 0.25 / 3))
-    assert math.isnan(read(group_metrics([group(completion(1), completion(1, math.nan))]))["score_spread_batch"])
-
-
-def test_generation_is_wasted_on_what_neither_trains_nor_waits():
-    trains, waits, fills, lost = (group(completion(n), completion(1)) for n in (1, 2, 4, 8))
-    found = read(rollout_metrics(RolloutResult((trains, fills), (trains, waits, fills, lost), 2, 1, (waits,), 1)))
-    assert found["generated_tokens_dropped"] == 9
-
-
-def test_the_standard_error_goes_over_problems():
-    """Pass rates 0, 1/2 and 1: deviation 1/2, over the root of 3."""
-    assert standard_error([0.0, 0.5, 1.0]) == pytest.approx(0.5 / math.sqrt(3))
-    assert math.isnan(standard_error([1.0]))
 
 
 def test_the_machine_is_told_as_it_is():

@@ -201,20 +201,17 @@ def test_numbers_are_flat_finite_and_named_apart():
 
 def test_a_run_keeps_its_mark_and_gets_one_where_a_kill_left_none(tmp_path):
     made = mark(tmp_path, "wandb")
-    assert made
-    assert mark(tmp_path, "wandb") == made
-    assert mark(tmp_path, "trackio") != made
+    assert made == mark(tmp_path, "wandb") != mark(tmp_path, "trackio")
     (tmp_path / "trackers" / "wandb.id").write_text("")
-    again = mark(tmp_path, "wandb")
-    assert again
-    assert mark(tmp_path, "wandb") == again
+    assert "" != mark(tmp_path, "wandb") == mark(tmp_path, "wandb")
 
 
 @pytest.mark.parametrize("name", list(TRACKERS))
 def test_a_missing_library_says_what_to_install(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    told = rf'^journal.tracker = "{name}" needs {name}, which is not installed: pip install \'groupwise\[trackers\]\'$'
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(
+        UsageError, match=rf'^journal.tracker = "{name}" needs .*pip install \'groupwise\[trackers\]\'$'
+    ):
         tracker(name)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import groupwise
 from groupwise.journal.journal import read_metrics
-from groupwise.reports.folder.groups import row_of
+from groupwise.reports.folder.sample import row_of
 from tests.conftest import SMALL
 from tests.laws.recompute import log_ratio, recomputed
 from tests.moe_policy import save_moe

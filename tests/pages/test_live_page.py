@@ -18,9 +18,7 @@ from urllib.request import urlopen
 import pytest
 
 from groupwise.reports.folder.read import LOCK, MACHINE, METRICS, RECIPE, ROLLOUTS, SUMMARY
-from groupwise.reports.live.serve import watch
-from groupwise.reports.live.watched import Watched
-from groupwise.reports.page.page import html
+from groupwise.reports.live import Watched, watch
 from tests.pages.conftest import until
 
 #: Longer than the suite's time allows; `make test-slow` has them.
@@ -96,7 +94,7 @@ def served(source: Watched) -> Iterator[str]:
         told.append(url)
         ready.set()
 
-    thread = threading.Thread(target=watch, args=(source, 0, tell, stop), kwargs={"html": html, "seconds": OFTEN})
+    thread = threading.Thread(target=watch, args=(source, 0, tell, stop), kwargs={"seconds": OFTEN})
     thread.start()
     assert ready.wait(5)
     try:

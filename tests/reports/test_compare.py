@@ -7,17 +7,14 @@ import itertools
 import json
 import math
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from groupwise.core.errors import UsageError
 from groupwise.core.numbers import statistics
-from groupwise.reports.compare.bands import mean
 from groupwise.reports.compare.compare import comparison, notes, run_page, status, tables, what_differs
-from groupwise.reports.compare.members import Member, grouped, telling
+from groupwise.reports.compare.members import Member, grouped, mean, telling
 from groupwise.reports.compare.scores import differences, final_scores, in_words, per_run, score_of
 from groupwise.reports.folder.read import RunFolder
 from groupwise.reports.page.plots import SECTIONS, plots_for
@@ -47,39 +44,19 @@ def member(label="grpo-0", after=0.9, seed=0, before=0.5, error=0.01, status=FIN
     """A run of `length` steps that went from `before` to `after`."""
     recipe = {**RECIPE, "name": label, "seed": seed, **changes.pop("recipe", {})}
     rising = [before + (after - before) * step / length for step in range(1, length + 1)]
+    asked = {"standard_error": error, "problems": 100, "samples": 4}
     rows = [
-        {
-            "step": step,
-            "evaluation": {
-                "avg_at_k": score,
-                "standard_error": error,
-                "problems": 100,
-                "samples": 4,
-                "length_mean": size,
-            },
-        }
+        {"step": step, "evaluation": {"avg_at_k": score, "length_mean": size, **asked}}
         for step, score, size in ((0, before, 6.0), (length, after, 12.0))
     ]
     steps = changes.pop("steps", curves(range(1, length + 1), pass_rate=rising, seconds_total=[2.0] * length))
     held_out = curves((0, length), avg_at_k=[before, after], low=[0.0, 0.0], high=[1.0, 1.0])
     evaluations = changes.pop("evaluations", held_out)
-    run = RunFolder(
-        **{
-            "folder": Path("runs") / label,
-            "name": label,
-            "recipe": recipe,
-            "recipe_text": f"seed = {seed}",
-            "about": {},
-            "summary": None,
-            "step_rows": [],
-            "evaluation_rows": rows,
-            "machine_rows": [],
-            "notes": (),
-            "status": status,
-            **changes,
-        }
+    told = {"recipe": recipe, "recipe_text": f"seed = {seed}", "about": {}, "summary": None, "status": status}
+    rows_of = {"step_rows": [], "evaluation_rows": rows, "machine_rows": [], "notes": ()}
+    return Member(
+        RunFolder(**{"folder": Path("runs") / label, "name": label, **told, **rows_of, **changes}), steps, evaluations
     )
-    return Member(run, steps, evaluations)
 
 
 def six() -> list[Member]:
@@ -105,12 +82,10 @@ def test_seeds_of_a_recipe_are_a_group_and_its_label_is_what_differs():
 
 def test_the_order_in_which_runs_are_given_does_not_matter():
     members = six()[:2] + six()[3:5] + [member("by-hand", seed=7, recipe={"steps": 9})]
-    shuffled = random.Random(1)
-    pages = set()
+    shuffled, pages = random.Random(1), set()
     for _ in range(20):
         shuffled.shuffle(members)
-        page = comparison(members, "t")
-        pages.add(json.dumps(dataclasses.asdict(page)))
+        pages.add(json.dumps(dataclasses.asdict(comparison(members, "t"))))
     assert len(pages) == 1
 
 
@@ -184,11 +159,13 @@ def test_seeds_whose_files_say_the_same_in_other_places_are_one_group():
         assert len(grouped([alone, member("plain")])) == 2
 
 
-def test_groups_stand_in_the_order_of_their_values():
-    members = [member(f"run-{steps}", recipe={"steps": steps}) for steps in (100, 20, 3)]
-    assert [group.label for group in grouped(members)] == ["steps 3", "steps 20", "steps 100"]
-    members = [member(f"run-{i}", recipe={"model": model}) for i, model in enumerate(("c", "a", "b"))]
-    assert [group.label for group in grouped(members)] == ["a", "b", "c"]
+@pytest.mark.parametrize(
+    ("key", "values", "labels"),
+    [("steps", (100, 20, 3), ["steps 3", "steps 20", "steps 100"]), ("model", ("c", "a", "b"), ["a", "b", "c"])],
+)
+def test_groups_stand_in_the_order_of_their_values(key, values, labels):
+    groups = grouped([member(f"run-{value}", recipe={key: value}) for value in values])
+    assert [group.label for group in groups] == labels
 
 
 def test_where_no_few_keys_tell_recipes_apart_the_runs_names_do():
@@ -201,15 +178,9 @@ def test_where_no_few_keys_tell_recipes_apart_the_runs_names_do():
 
 
 def test_labels_are_never_the_same():
-    members = [
-        member("one", recipe={"model": "x" * 50 + "y" * 60}),
-        member("two", recipe={"model": "z" * 50 + "y" * 60}),
-    ]
-    members += [member("three", recipe={"model": 1}), member("four", recipe={"model": "1"})]
-    members += [
-        member("same", recipe={"steps": 8}, folder=Path("a/same")),
-        member("same", folder=Path("b/same"), seed=0),
-    ]
+    models = ("x" * 50 + "y" * 60, "z" * 50 + "y" * 60, 1, "1")
+    members = [member(f"run-{i}", recipe={"model": model}) for i, model in enumerate(models)]
+    members += [member("same", recipe={"steps": 8}, folder=Path("a/same")), member("same", folder=Path("b/same"))]
     labels = [group.label for group in grouped(members)]
     assert len(set(labels)) == len(labels) == 6
 
@@ -250,33 +221,20 @@ def test_a_group_of_one_is_the_run_itself():
     assert (page.status, page.members, page.notes) == (run.run.status, 1, run.run.notes)
 
 
-def test_seeds_in_any_order_give_the_same_mean():
-    members = six()[:3]
-    met = {repr(mean([each.steps for each in order])) for order in itertools.permutations(members)}
-    assert len(met) == 1
+@pytest.mark.parametrize(
+    ("values", "middle", "low", "high"),
+    [((1.0, 2.0, 6.0), 3.0, 3 - math.sqrt(7), 3 + math.sqrt(7)), ((1.0, 6.0), 3.5, 1.0, 6.0)],
+)
+def test_three_seeds_are_a_mean_and_a_standard_deviation_and_two_a_range(values, middle, low, high):
+    met = mean([curves([1], loss=[value]) for value in values])
+    ends = {"loss.low": [pytest.approx(low, rel=1e-6)], "loss.high": [pytest.approx(high, rel=1e-6)]}
+    assert met.columns == {"loss": [middle], **ends}
+    page = run_page(grouped(six()[: len(values)])[0], "a")
+    assert ("one sample standard deviation" if len(values) > 2 else "range") in page.notes[0]
 
 
-def test_three_seeds_are_a_mean_and_a_standard_deviation():
-    met = mean([curves([1], loss=[value]) for value in (1.0, 2.0, 6.0)])
-    apart = math.sqrt((4 + 1 + 9) / 2)
-    assert met.columns["loss"] == [3.0]
-    assert met.columns["loss.low"] == [pytest.approx(3 - apart, rel=1e-6)]
-    assert met.columns["loss.high"] == [pytest.approx(3 + apart, rel=1e-6)]
-
-
-def test_two_seeds_are_a_mean_and_a_range():
-    met = mean([curves([1], loss=[value]) for value in (1.0, 6.0)])
-    assert met.columns == {"loss": [3.5], "loss.low": [1.0], "loss.high": [6.0]}
-
-
-def test_the_page_says_which_band_it_is():
-    three, two = run_page(grouped(six()[:3])[0], "a"), run_page(grouped(six()[:2])[0], "a")
-    assert "one sample standard deviation" in three.notes[0]
-    assert "range" in two.notes[0]
-
-
-def test_a_gap_of_one_seed_leaves_the_others():
-    gaps = [None, math.nan, math.inf]
+def test_a_gap_of_one_seed_leaves_the_others_and_a_huge_number_is_one():
+    gaps = [None, math.nan, math.inf, 1.7e308]
     met = mean([curves([1, 2], loss=[gap, 1.0], kl=[gap, gap]) for gap in gaps] + [curves([1, 2], loss=[5.0, 1.0])])
     assert met.columns["loss"] == [5.0, 1.0]
     assert (met.columns["loss.low"], met.columns["loss.high"]) == ([None, 1.0], [None, 1.0])
@@ -290,11 +248,6 @@ def test_runs_that_differ_in_length_and_in_metrics():
     assert met.columns["b"] == [7, 8, None]
     (group,) = grouped([member(), member("grpo-1", seed=1, length=2)])
     assert any("3, 2 steps. After step 2 the mean is over those" in note for note in notes(group))
-
-
-def test_huge_numbers_stop_nothing():
-    met = mean([curves([1], loss=[1.7e308]), curves([1], loss=[1.7e308]), curves([1], loss=[-1.7e308])])
-    assert met.columns["loss.high"] == [None]
 
 
 def test_evaluations_have_students_interval_over_seeds():
@@ -359,23 +312,20 @@ def test_a_difference_in_words():
     )
 
 
-def test_two_seeds_are_no_interval_anywhere():
-    groups = grouped(
-        [
-            *(member(f"grpo-{seed}", 0.9 + seed / 50, seed=seed) for seed in (0, 1)),
-            *(member(f"dapo-{seed}", 0.9 + seed / 50, seed=seed, recipe=DAPO) for seed in (0, 1)),
-        ]
-    )
+def test_seeds_that_are_two_or_agree_are_no_interval_anywhere():
+    two = [
+        member(f"{name}-{seed}", 0.9 + seed / 50, seed=seed, recipe=recipe)
+        for name, recipe in (("grpo", {}), ("dapo", DAPO))
+        for seed in (0, 1)
+    ]
+    groups = grouped(two)
     assert row(final_scores(groups), "dapo (2 seeds)")["95 % interval"] == "none: 0.900 and 0.920"
     (apart,) = differences(groups).rows
     assert apart[2:4] == ("none", "none")
     assert "seed by seed +0.000, +0.000" in apart[4]
     assert "two seeds are not an interval" in " ".join(notes(groups[0]))
-
-
-def test_seeds_that_agree_are_no_interval_of_no_width():
-    groups = grouped([member(f"grpo-{s}", 1.0, seed=s) for s in (0, 1, 2)])
-    assert row(final_scores(groups), "grpo (3 seeds)")["95 % interval"] == "none: all 1.000"
+    agreed = grouped([member(f"grpo-{s}", 1.0, seed=s) for s in (0, 1, 2)])
+    assert row(final_scores(agreed), "grpo (3 seeds)")["95 % interval"] == "none: all 1.000"
 
 
 def test_two_runs_of_one_seed_each_are_told_apart_by_problems_alone():
@@ -428,23 +378,13 @@ def test_no_evaluations_at_all():
     assert mean([Curves(), Curves()]) == Curves()
 
 
-def test_some_seeds_without_evaluation_are_said():
-    groups = grouped([member(), member("grpo-1", seed=1, evaluation_rows=())])
-    assert "scores of 1 of 2 seeds" in tables(groups)[0].words
-
-
 def test_an_empty_run_and_a_run_of_one_step():
-    nothing = member(
-        "grpo-1",
-        seed=1,
-        steps=Curves(),
-        evaluations=Curves(),
-        evaluation_rows=(),
-        status=Status("empty", "nothing yet"),
-    )
+    empty = {"steps": Curves(), "evaluations": Curves(), "evaluation_rows": ()}
+    nothing = member("grpo-1", seed=1, status=Status("empty", "nothing yet"), **empty)
     page = comparison([member(length=1), nothing], "t")
     assert page.runs[0].steps.step == [1]
     assert row(page.tables[0], "grpo (2 seeds)")["steps"] == "0 to 1"
+    assert "scores of 1 of 2 seeds" in page.tables[0].words
 
 
 def test_scores_that_are_no_numbers():
@@ -481,13 +421,12 @@ def test_different_tasks_are_a_page_without_differences_of_scores():
 
 
 def test_other_problems_and_other_evaluations_are_said():
-    harder = {"task": {"name": "arithmetic", "largest": 9}, "evaluation": {"problems": 100, "samples": 8}}
+    asked = {"problems": 100, "samples": 4}
+    harder = {"task": {"name": "arithmetic", "largest": 9}, "evaluation": {**asked, "samples": 8}}
     found = tables(grouped([member(), member("harder", recipe=harder)]))
     assert "task differ (task.largest)" in found[0].words
     assert "Evaluations differ (evaluation.samples)" in found[0].words
-    often = tables(
-        grouped([member(), member("often", recipe={"evaluation": {"every": 1, "problems": 100, "samples": 4}})])
-    )
+    often = tables(grouped([member(), member("often", recipe={"evaluation": {"every": 1, **asked}})]))
     assert "Evaluations differ" not in often[0].words, "how often is not how"
     assert "Differences" in [table.title for table in found]
 
@@ -545,11 +484,6 @@ def test_tables_and_texts_of_a_group_are_those_of_its_first_run():
         assert several == dataclasses.replace(one, title=f"{one.title}: grpo-0, the first of them")
     assert [text.text for text in alone.texts] == ["seed = 0"]
     assert [table.title for table in alone.tables] == ["The run", "The algorithm: grpo"]
-
-
-def test_a_comparison_needs_no_torch():
-    code = "import groupwise.reports.compare.compare, sys; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_band_of_a_share_ends_where_shares_do_and_any_other_does_not():

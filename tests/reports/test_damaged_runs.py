@@ -16,9 +16,8 @@ from groupwise.core.errors import GroupwiseError
 from groupwise.health.symptoms.base import History
 from groupwise.reports.compare import compare
 from groupwise.reports.folder import read
-from groupwise.reports.live.watched import Watched
-from groupwise.reports.page import single
-from groupwise.reports.page.page import as_json, embedded
+from groupwise.reports.live import Watched
+from groupwise.reports.page.page import as_json, embedded, page_of_run
 from tests.reports.written_runs import CHECKS, being_written, journal
 
 EVALUATED = {"avg_at_k": 0.25, "problems": 64, "samples": 2, "standard_error": 0.01, "length_mean": 5.0}
@@ -84,7 +83,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shows(folder: Path, whole: Path) -> None:
     """The page of the folder, a comparison with a sound run, and what is said to who watches it."""
     for look in (
-        lambda: embedded(single.page(folder)),
+        lambda: embedded(page_of_run(folder)),
         lambda: embedded(compare.page([folder, whole])),
         lambda: as_json(Watched(folder).fresh(0)),
     ):
@@ -192,7 +191,7 @@ def test_recipes_with_values_of_every_type(whole: Path, tmp_path: Path) -> None:
             key = line.split(" = ")[0]
             other = f"{key} = {word}" if " = " in line else f'"{line}" = {word}'
             (folder / read.RECIPE).write_text("\n".join([*lines[:i], other, *lines[i + 1 :]]))
-            as_json(single.page(folder))
+            as_json(page_of_run(folder))
 
 
 def test_a_setting_of_another_kind_is_none() -> None:

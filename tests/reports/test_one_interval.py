@@ -10,7 +10,7 @@ import pytest
 
 from groupwise.core.numbers.statistics import over_seeds, pass_rate_interval
 from groupwise.reports.compare import compare
-from groupwise.reports.page import single
+from groupwise.reports.page.page import page_of_run
 from groupwise.reports.records import Page, Table
 from tests.reports.written_runs import METRICS, being_written, line
 
@@ -70,7 +70,7 @@ def test_tables_and_band_give_one_interval(tmp_path: Path, rate: float, error: f
     (other / "recipe.toml").write_text((other / "recipe.toml").read_text().replace("grpo", "dapo"))
     expected = pass_rate_interval(rate, PROBLEMS, SAMPLES, float("nan") if error is None else error)
     numbers = (round(expected.low, 3), round(expected.high, 3))
-    page, together = single.page(folder), compare.page([folder, other])
+    page, together = page_of_run(folder), compare.page([folder, other])
     assert band(page) == numbers
     run = next(i for i, run in enumerate(together.runs) if run.label == "grpo")
     assert band(together, run) == numbers

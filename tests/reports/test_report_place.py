@@ -77,7 +77,7 @@ def test_what_is_no_page_is_refused_before_the_work_and_stays(
     paths = {"--out": tmp_path / "out", "report.html": run / "report.html", "comparison.html": tmp_path / place}
     KINDS[kind](paths[place])
     before = snapshot(tmp_path)
-    monkeypatch.setattr(makes.single, "page", lambda folder: pytest.fail("the work began"))
+    monkeypatch.setattr(makes, "page_of_run", lambda folder: pytest.fail("the work began"))
     monkeypatch.setattr(makes.compare, "page", lambda folders: pytest.fail("the work began"))
     runs = [run, tmp_path / "other"] if place == "comparison.html" else [run]
     with pytest.raises(UsageError, match=r"choose another with --out|that is a folder") as told:
@@ -93,7 +93,7 @@ def test_a_page_of_its_own_is_written_anew(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_said_before_the_work(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(makes.single, "page", lambda folder: pytest.fail("the work began"))
+    monkeypatch.setattr(makes, "page_of_run", lambda folder: pytest.fail("the work began"))
     for out in (tmp_path / "nowhere" / "page.html", run / "recipe.toml" / "page.html", tmp_path / ("x" * 300) / "p"):
         with pytest.raises(UsageError, match=r"there is no folder .*; make it first, or choose another with --out"):
             make([run], out)

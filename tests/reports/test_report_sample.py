@@ -46,17 +46,16 @@ def with_tokens(step: int, group: int, place: int, tokens: int = 3, **more: Any)
     return row(step, group, place, tokens=tokens, pieces=pieces, per_token=told, updates=updates, **more)
 
 
-def scores(kind: str, size: int = 4) -> list[float | None]:
-    return {
-        "mixed": [1.0, 0.0] * (size // 2),
-        "all right": [1.0] * size,
-        "all wrong": [0.0] * size,
-        "unscored": [None] * size,
-    }[kind]  # type: ignore[return-value]
+SCORES: dict[str, list[float | None]] = {
+    "mixed": [1.0, 0.0, 1.0, 0.0],
+    "all right": [1.0] * 4,
+    "all wrong": [0.0] * 4,
+    "unscored": [None] * 4,
+}
 
 
 def group(step: int, number: int, kind: str = "mixed", make: Any = row, **more: Any) -> list[Row]:
-    return [make(step, number, i, score=score, **more) for i, score in enumerate(scores(kind))]
+    return [make(step, number, i, score=score, **more) for i, score in enumerate(SCORES[kind])]
 
 
 def dumped(*rows: Row) -> bytes:
@@ -78,12 +77,9 @@ def places(groups: list[RolloutGroup]) -> list[tuple[int, int]]:
     return [(one.step, one.group) for one in groups]
 
 
-KINDS = ("mixed", "all right", "all wrong", "unscored")
-
-
 @pytest.mark.parametrize("write", [today, dumped])
 def test_a_small_run_is_shown_whole(write: Any, tmp_path: Path) -> None:
-    rows = [one for step in (1, 2, 3) for number in range(3) for one in group(step, number, KINDS[number])]
+    rows = [one for step in (1, 2, 3) for number in range(3) for one in group(step, number, [*SCORES][number])]
     found = sample(file(tmp_path, write(*rows)))
     assert found.words == "36 of 36 completions: 9 whole groups from 3 of 3 steps"
     assert places(found.groups) == [(step, number) for step in (1, 2, 3) for number in range(3)]
@@ -188,9 +184,8 @@ GONE = [(place, b"") for place in (0, 3, 8, 11)]  # in the middle of a step, a l
 def test_a_group_with_a_line_that_is_gone_or_damaged_is_left_out_whole(
     place: int, damage: bytes, tmp_path: Path
 ) -> None:
-    found = sample(
-        file(tmp_path, b"".join([*LINES[:place], damage.replace(b"%d", b"%d" % (place // 4)), *LINES[place + 1 :]]))
-    )
+    damaged = damage.replace(b"%d", b"%d" % (place // 4))
+    found = sample(file(tmp_path, b"".join([*LINES[:place], damaged, *LINES[place + 1 :]])))
     assert all(len(one.completions) == 4 for one in found.groups)
     assert {number for _, number in places(found.groups)} == {0, 1, 2} - {place // 4}
     assert found.words.startswith("8 of 11 completions: 2 whole groups from 1 of 1 step")
@@ -214,16 +209,20 @@ def test_a_file_cut_anywhere_gives_whole_groups(cut: int, tmp_path: Path) -> Non
     assert all(len(one.completions) == 4 for one in merged.groups)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"completion": 3}, {"completion": None}, {"prompt": ["x"]}],
-)
+@pytest.mark.parametrize("wrong", [{"completion": 3}, {"completion": None}, {"prompt": ["x"]}])
 def test_rows_of_a_wrong_shape_are_left_out_and_counted(wrong: Row, tmp_path: Path) -> None:
     rows = [*group(1, 0), *group(1, 1), *group(1, 2)]
     rows[5] |= wrong
     found = sample(file(tmp_path, dumped(*rows)))
     assert places(found.groups) == [(1, 0), (1, 2)]
     assert "1 row cannot be read and left out, with the rest of the group" in found.words
+
+
+def test_tokens_of_an_environment_are_gaps_however_far_a_span_says_that_they_reach(tmp_path: Path) -> None:
+    spans = [{"start": 0, "stop": 1, "own": True}, {"start": 1, "stop": 2**40, "own": False}]
+    found = sample(file(tmp_path, dumped(*group(1, 0, make=with_tokens, spans=spans)))).groups[0].completions[0]
+    assert found.answers == [(1, 2**40)]
+    assert found.columns["advantage"] == [0.5, None, None]
 
 
 def test_numbers_and_texts_of_a_wrong_kind_are_gaps(tmp_path: Path) -> None:

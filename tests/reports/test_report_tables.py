@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from groupwise.core.numbers.statistics import pass_rate_interval
 from groupwise.reports.folder import columns, facts
 from groupwise.reports.folder.read import RunFolder
-from groupwise.reports.records import Curves, Status
+from groupwise.reports.records import Status
 
 ROWS: list[dict[str, Any]] = [
     {"step": 1, "loss": 0.5, "name": "x", "flag": True, "checks": {"a": {"value": 1.0}}},
@@ -66,7 +67,7 @@ def test_evaluations() -> None:
     assert curves["avg_at_k"] == [0.5, 0.95]
     assert curves["pass_at_k.4"] == [None, 1.0]
     assert curves["by_source.a.b.score_mean"] == [None, 0.8]
-    assert (curves["low"], curves["high"]) == ([None, around.low], [None, around.high])
+    assert (curves["low"], curves["high"]) == ([None, columns.short(around.low)], [None, columns.short(around.high)])
     assert (curves["seconds.evaluate"], curves["seconds_total"]) == ([None, 2.0], [None, 2.0])
     assert "learned_mean" not in curves
 
@@ -77,22 +78,24 @@ def test_an_evaluation_that_does_not_say_enough_has_no_interval(odd: dict[str, A
 
 
 @pytest.mark.parametrize(("count", "most"), [(10, 4), (2000, 500), (3, 2), (5, 5), (4, 9), (0, 2), (1, 2)])
-def test_thinning_keeps_the_ends_and_no_more_than_asked(count: int, most: int) -> None:
-    whole = Curves(list(range(count)), {"loss": [i / 8 for i in range(count)]})
-    found = columns.thin(whole, most)
+def test_a_long_run_keeps_its_ends_and_no_more_rows_than_asked(count: int, most: int) -> None:
+    whole = list(range(count))
+    found = columns.steps([{"step": i, "loss": i / 8} for i in whole], most=most)
     assert len(found.step) == min(count, most)
     assert found.step == sorted(set(found.step))
-    assert found.step[:1] + found.step[-1:] == whole.step[:1] + whole.step[-1:]
-    assert found.columns["loss"] == [i / 8 for i in found.step]
-    gaps = {b - a for a, b in zip(found.step, found.step[1:], strict=False)}
+    assert found.step[:1] + found.step[-1:] == whole[:1] + whole[-1:]
+    assert found.columns.get("loss", []) == [i / 8 for i in found.step]
+    gaps = {b - a for a, b in pairwise(found.step)}
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
 def test_rounding_keeps_what_a_person_reads() -> None:
-    numbers = [1 / 3, -2e-17 / 3, 123456.789, 1e300 / 7, 0.0]
-    found = columns.rounded(Curves([1, 2, 3, 4, 5], {"a": [*numbers], "b": [None, 7, 10**12, 1, 2]}))
+    numbers, others = [1 / 3, -2e-17 / 3, 123456.789, 1e99 / 7, 0.0], [None, 7, 10**12, 1, 2]
+    rows = [{"step": i, "a": a, "b": b} for i, (a, b) in enumerate(zip(numbers, others, strict=True))]
+    found = columns.steps(rows)
     assert found.columns["a"] == pytest.approx(numbers, rel=5e-7, abs=0)
-    assert found.columns["b"] == [None, 7, 10**12, 1, 2]
+    assert found.columns["a"] != numbers
+    assert found.columns["b"] == others
 
 
 def run(recipe: dict[str, Any], about: dict[str, Any], summary: dict[str, Any] | None) -> RunFolder:

@@ -10,8 +10,8 @@ import pytest
 
 from groupwise.core.errors import UsageError
 from groupwise.reports.folder.read import MACHINE, METRICS, ROLLOUTS, RunFolder
-from groupwise.reports.live.watched import MOST_GROUPS, Watched
-from groupwise.reports.page import single
+from groupwise.reports.live import MOST_GROUPS, Watched
+from groupwise.reports.page.page import page_of_run
 from groupwise.reports.records import Curves, Page, RolloutGroup, RunPage
 from tests.reports.written_runs import (
     GROUPS,
@@ -27,7 +27,7 @@ from tests.reports.written_runs import (
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """Each question is answered by a new look, however soon it comes."""
-    monkeypatch.setattr("groupwise.reports.live.watched.SHARE", float("inf"))
+    monkeypatch.setattr("groupwise.reports.live.SHARE", float("inf"))
 
 
 class Browser:
@@ -85,7 +85,7 @@ def test_a_page_open_all_along_holds_what_one_opened_at_the_end_holds(tmp_path, 
         run.finish()
         browser.take(source.fresh(browser.newest))
     same(browser, Watched(run.folder).page())
-    same(browser, single.page(run.folder))
+    same(browser, page_of_run(run.folder))
     assert len(browser.groups) == 12 * GROUPS
     assert browser.run.status.state == "finished"
     assert browser.run.checks[0].verdict == "fail"
@@ -103,7 +103,7 @@ def test_what_is_odd_in_a_row_that_comes_later_is_told_once_and_counted(tmp_path
         assert notes(source) == later, "it is being written at this moment"
         run.let_go()
         ended = notes(source)
-        assert ended == single.page(run.folder).runs[0].notes
+        assert ended == page_of_run(run.folder).runs[0].notes
     assert "metrics.jsonl: 2 rows have no whole number as their step and were left out" in later
     assert "machine.jsonl: 1 row has no whole number as its step and was left out" in later
     assert "metrics.jsonl: 1 line is cut off or damaged; only what is whole in it was kept" in later
@@ -114,27 +114,20 @@ def notes(source: Watched) -> tuple[str, ...]:
     return source.fresh(2).runs[0].notes
 
 
-@pytest.mark.parametrize("name", [METRICS, ROLLOUTS])
-def test_every_page_of_a_run_that_is_resumed_is_asked_to_begin_again(tmp_path, name):
-    """A resume puts a file in the place of another, be it of more lines than before; and again for each page."""
+@pytest.mark.parametrize("how", [METRICS, ROLLOUTS, "cut"])
+def test_every_page_of_a_run_that_is_resumed_is_asked_to_begin_again(tmp_path, how):
+    """A resume puts a file in the place of another, be it of more lines than before, or cuts it."""
     with being_written(tmp_path / "run", 9) as run:
         run.put(list(journal(4, random.Random(1))))
         source = Watched(run.folder)
         opened = [source.page().edition, source.page().edition]
-        (tmp_path / "other").write_bytes((run.folder / name).read_bytes() * 2)
-        (tmp_path / "other").rename(run.folder / name)
+        if how == "cut":
+            os.truncate(run.folder / METRICS, (run.folder / METRICS).stat().st_size // 2)
+        else:
+            (tmp_path / "other").write_bytes((run.folder / how).read_bytes() * 2)
+            (tmp_path / "other").rename(run.folder / how)
         assert all(source.fresh(4).edition != before for before in opened)
-        assert source.page().edition == source.fresh(4).edition
-
-
-def test_a_page_that_shows_a_step_which_is_gone_is_asked_to_begin_again(tmp_path):
-    with being_written(tmp_path / "run", 9) as run:
-        run.put(list(journal(4, random.Random(1))))
-        source = Watched(run.folder)
-        before = source.page().edition
-        os.truncate(run.folder / METRICS, (run.folder / METRICS).stat().st_size // 2)
-        assert source.fresh(4).edition != before
-        assert source.page().runs[0].steps.step == [1, 2]
+        assert how != "cut" or source.page().runs[0].steps.step == [1, 2]
         assert source.page().edition == source.fresh(4).edition
 
 
@@ -148,7 +141,7 @@ def test_a_page_of_a_run_that_was_killed_holds_what_one_opened_later_holds(tmp_p
         assert {group.step for group in browser.groups} == {1, 2}, "the third is being written"
         run.let_go()
         browser.take(source.fresh(browser.newest))
-    same(browser, single.page(run.folder))
+    same(browser, page_of_run(run.folder))
     assert {group.step for group in browser.groups} == {1, 2, 3}
 
 
@@ -173,7 +166,7 @@ def test_a_run_that_is_told_as_over_is_told_with_its_last_row(tmp_path):
             browser.take(source.fresh(browser.newest))
             if browser.run.status.state != "going":
                 break
-        same(browser, single.page(written.folder))
+        same(browser, page_of_run(written.folder))
 
 
 def test_a_page_opened_before_another_still_gets_its_groups(tmp_path):
@@ -205,9 +198,9 @@ def test_a_folder_that_is_gone_is_told_and_comes_back(tmp_path):
 @pytest.mark.parametrize("seconds", [0.001, 0.1, 3.0])
 def test_a_run_that_goes_on_is_read_in_its_share_of_the_time_and_no_more(tmp_path, monkeypatch, seconds):
     clock, looks = [100.0], []
-    monkeypatch.setattr("groupwise.reports.live.watched.SHARE", 1 / 10)
+    monkeypatch.setattr("groupwise.reports.live.SHARE", 1 / 10)
     for name in ("monotonic", "thread_time"):
-        monkeypatch.setattr(f"groupwise.reports.live.watched.time.{name}", lambda: clock[0])
+        monkeypatch.setattr(f"groupwise.reports.live.time.{name}", lambda: clock[0])
 
     class Slow(Watched):
         def _made(self, run: RunFolder) -> Page:

@@ -19,7 +19,7 @@ from groupwise.commands.train.train import resume
 from groupwise.config import recipe
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
-from groupwise.journal.recipe_file import create_recipe
+from groupwise.journal.kept import create_recipe
 from groupwise.models.load import digest, load_policy
 from groupwise.training import checkpoint
 from tests.conftest import SMALL

@@ -16,7 +16,7 @@ from groupwise.diagnostics.checks import Check, CheckVerdict, worst
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.health.checks import Invariant
 from groupwise.journal.journal import read_metrics
-from groupwise.journal.recipe_file import RECIPE, replace_recipe
+from groupwise.journal.kept import RECIPE, replace_recipe
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
 from groupwise.training.learner import Learner

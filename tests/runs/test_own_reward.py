@@ -20,7 +20,7 @@ import groupwise
 from groupwise.commands.evaluate import evaluate_policies
 from groupwise.core.errors import RunError, UsageError
 from groupwise.journal.journal import read_metrics
-from groupwise.reports.page.single import page
+from groupwise.reports.page.page import page_of_run
 from tests.runs.tiny_runs import rollouts, step_rows
 
 MINE = str(Path(__file__).parent / "rewards_without_answers.py")
@@ -81,7 +81,7 @@ PROMPTS: list[Row] = [{"prompt": f"Say {i}"} for i in range(60)]
 
 def said(folder: Path) -> str:
     """All that the run's log and its page say in words."""
-    (run,) = page(folder).runs
+    (run,) = page_of_run(folder).runs
     words = [f"{answer.question} {answer.answer}" for answer in run.answers]
     words += [finding.words for finding in run.findings]
     return "\n".join([(folder / "log.txt").read_text(), *words])
@@ -127,9 +127,9 @@ def test_what_a_function_logs_becomes_metrics_and_columns_of_the_browser(distinc
     for name, total in distinct.summary["logged_total"].items():
         of_steps = sum(row[f"logged_total.{name}"] for row in step_rows(folder))
         assert total == pytest.approx(of_steps + sum(one[name] for one in evaluations))
-    (table,) = [table for table in page(folder).runs[0].tables if table.title == "Logged by rewards, added up"]
+    (table,) = [table for table in page_of_run(folder).runs[0].tables if table.title == "Logged by rewards, added up"]
     assert [row[0] for row in table.rows] == ["mine.calls", "mine.characters"]
-    whole = page(folder)
+    whole = page_of_run(folder)
     (run,) = whole.runs
     assert run.rollouts is not None
     assert {group.kind for group in run.rollouts.groups} <= {"rewards differ", "rewards equal"}

@@ -18,7 +18,7 @@ from groupwise.commands.train.train import resume
 from groupwise.config.recipe import Recipe
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
-from groupwise.journal.recipe_file import COPY, as_written, replace_recipe
+from groupwise.journal.kept import COPY, as_written, replace_recipe
 from groupwise.reports.folder import facts
 from groupwise.reports.folder.read import read
 from tests.command_process import CommandProcess

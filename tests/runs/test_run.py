@@ -25,7 +25,7 @@ from groupwise.commands.train.train import resume
 from groupwise.core.errors import UsageError
 from groupwise.core.machine.clock import Clock
 from groupwise.journal.journal import read_metrics
-from groupwise.reports.page.single import page
+from groupwise.reports.page.page import page_of_run
 from groupwise.training import checkpoint
 from tests.command_process import CommandProcess
 from tests.runs.tiny_runs import cut_back, rollouts, step_rows
@@ -103,7 +103,7 @@ def test_a_run_leaves_what_it_promises(name: str, small):
         assert statistics.fmean(line["score"] >= 1 for line in own) == pytest.approx(evaluation["avg_at_k"])
         assert statistics.fmean(line["tokens"] for line in own) == pytest.approx(evaluation["length_mean"])
         assert {line["version"] for line in own} == {row["step"]}
-    shown = page(run.folder).runs[0].rollouts
+    shown = page_of_run(run.folder).runs[0].rollouts
     assert shown is not None
     assert {group.step for group in shown.groups if group.fate == "heldout"} == {0, 2, 4}
     assert "of evaluations 96 of 96 completions" in shown.words

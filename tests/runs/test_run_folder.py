@@ -21,7 +21,7 @@ from groupwise.commands.train.train import resume
 from groupwise.core.code.trace import save_traceback
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics
-from groupwise.journal.recipe_file import create_recipe, whole_recipe
+from groupwise.journal.kept import create_recipe, whole_recipe
 from groupwise.training import checkpoint
 from tests.reports.test_report_place import full_disk, snapshot
 from tests.runs.test_run import weights

@@ -26,7 +26,7 @@ from groupwise.core.errors import GroupwiseError
 from groupwise.health.symptoms.base import RECENT, percent
 from groupwise.journal.journal import read_metrics, read_summary
 from groupwise.reports.compare import compare
-from groupwise.reports.page import single
+from groupwise.reports.page.page import page_of_run
 from groupwise.reports.records import RunPage
 from groupwise.training.start.initial_policy import TINY
 from tests.runs.tiny_runs import rollouts, tiny_policy, tiny_run
@@ -99,7 +99,7 @@ class Told:
 
     @cached_property
     def page(self) -> RunPage:
-        return single.page(self.folder).runs[0]
+        return page_of_run(self.folder).runs[0]
 
     @property
     def checkpoints(self) -> set[int]:

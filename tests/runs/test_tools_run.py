@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import groupwise
 from groupwise.journal.journal import read_metrics
 from groupwise.models.tiny import ByteSpec
-from groupwise.reports.page import single
+from groupwise.reports.page.page import page_of_run
 from tests.runs.tiny_runs import rollouts
 
 OWN = Path(__file__).parent / "tools_of_a_run.py"
@@ -126,7 +126,7 @@ def test_calls_and_failures_by_kind_are_those_of_the_turns(run: Callable[..., Pa
     assert row["tools.unused.calls"] == row["tools.unused.episodes_share"] == row["tools.unused.seconds"] == 0
     assert row["calls_of_no_tool.malformed"] > 0 < row["calls_of_no_tool.unknown tool"]
     assert not any(name.startswith(("faults", "turn_faults")) for name in row), "mistakes of the policy's are no faults"
-    (table,) = [table for table in single.page(folder).runs[0].tables if table.title == "Tools in training"]
+    (table,) = [table for table in page_of_run(folder).runs[0].tables if table.title == "Tools in training"]
     assert [line[0] for line in table.rows] == ["broken", "double", "unused"]
     assert table.rows[1][1] == f"{row['tools.double.calls']:.0f}"
 
@@ -146,7 +146,7 @@ def test_a_tool_at_fault_is_one_kind_with_its_own_remedy(
     if tool == "slow":
         assert row["tools.slow.seconds"] == pytest.approx(0.3 * faulty)
     assert capsys.readouterr().out.count("first of its kind") == 1
-    (finding,) = [one for one in single.page(folder).runs[0].findings if one.name == "scoring faults"]
+    (finding,) = [one for one in page_of_run(folder).runs[0].findings if one.name == "scoring faults"]
     assert f"{faulty:.0f} {cause} in environment (tool {tool} {faulty:.0f} times)" in finding.words
     assert 'task.on_fault = "answer"' in finding.advice
     assert "reward" not in finding.advice

@@ -6,9 +6,6 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
-from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.environments.adapt import begun, ended
 from groupwise.models.chat.prompts import Chat, ChatSettings
@@ -75,20 +72,3 @@ def test_smollm2s_template_for_tools_is_its_own_where_there_are_none(tmp_path: P
         sample = Sample("q", talk[-1]["content"], "", messages=messages)
         expected = Chat(tokenizer_of(SMOLLM2_MAKE)).text(sample).replace("You help.", own)
         assert Chat(tokenizer_of(SMOLLM2_MAKE), settings).text(sample) == expected
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"factors": [9, 3]}, r"factors = \[9, 3\].* 0 <= a <= b"),
-        ({"factors": [1]}, r"factors = \[1\]"),
-        ({"factors": "99"}, "factors = '99'"),
-        ({"factors": [2, 9]}, "too few products for 576 problems"),
-        ({"problems": 0}, "problems = 0"),
-        ({"heldout": 1.5}, "heldout = 1.5"),
-        ({"seed": 1}, "Calculator cannot be made with them: .*'seed'"),
-    ],
-)
-def test_settings_that_are_wrong_are_one_line(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        task("calculator", {"settings": settings}).samples("train")

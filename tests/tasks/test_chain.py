@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
-from groupwise.tasks.make import task as made
 from recipes.chain import Chain, steps
 
 SMALL = Chain(operations=(2, 3), heldout_share=0.2)
@@ -182,27 +180,3 @@ def test_wrong_demonstrations_are_of_any_length_too() -> None:
     )
     assert wrong[len(wrong) // 10] < 50
     assert wrong[-len(wrong) // 10] > 130
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"operations": [1, 3]}, "task.operations must be"),
-        ({"operations": [4, 3]}, "task.operations must be"),
-        ({"operations": [4, 26]}, "task.operations must be"),
-        ({"operations": [4]}, "task.operations = "),
-        ({"operations": "many"}, "task.operations = 'many': must be a list of 2 whole numbers"),
-        ({"written_share": 1.5}, "task.written_share must be from 0 to 1, not 1.5"),
-        ({"again_share": 0.95}, "task.again_share must be from 0 to 0.9, not 0.95"),
-        ({"again_share": float("nan")}, "task.again_share"),
-        ({"slip_share": -0.1}, "task.slip_share must be from 0 to 1, not -0.1"),
-        ({"guess_share": 2}, "task.guess_share must be from 0 to 1, not 2"),
-        ({"heldout_share": 0.0}, "task.heldout_share must lie between 0 and 1"),
-        ({"operations": [2, 2], "heldout_share": 1e-9}, "leaves a split empty"),
-        ({"modulus": 10}, "task.modulus: chain has no such key"),
-    ],
-)
-def test_an_impossible_task_is_refused_in_one_line_that_names_the_key(settings: dict, words: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(words)) as refusal:
-        made("chain", settings)
-    assert "\n" not in str(refusal.value)

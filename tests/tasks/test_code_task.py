@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import groupwise
-from groupwise.core.errors import UsageError
 from groupwise.core.processes import codec
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstrates
 from groupwise.rewards.sandbox import ACCEPTED, Sandbox, judge
-from groupwise.tasks.code import generated
-from groupwise.tasks.code.task import Code, assemble
+from groupwise.tasks.code import Code, assemble, hasty, right
+from tests.tasks.made import refusal, write
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
@@ -43,7 +41,7 @@ _WHOLE, _PARTIAL = Code(problems=50), Code(problems=50, partial=True)
 def test_generated_functions_score_the_right_way_and_not_the_hasty_one(task: Code) -> None:
     for sample in task.samples("train")[:40]:
         assert task.score(sample, sample.answer) == 1.0
-        assert task.score(sample, generated.hasty(sample.prompt)) == 0.0
+        assert task.score(sample, hasty(sample.prompt)) == 0.0
     for junk in ("", "return x", "x+=", "return 0", "```", "return f(x)"):
         assert task.score(task.samples("heldout")[0], junk) == 0.0
 
@@ -58,7 +56,7 @@ def test_generated_splits_never_meet_and_stay_within_the_alphabet(task: Code) ->
     assert isinstance(task, Demonstrates)
     assert {d.prompt for d in shown} <= train
     assert set("".join(d.prompt + d.completion for d in shown)) <= set(task.alphabet)
-    works = sum(d.completion == generated.right(d.prompt) for d in shown) / len(shown)
+    works = sum(d.completion == right(d.prompt) for d in shown) / len(shown)
     assert abs(works - task.worked_share) < 0.08
 
 
@@ -154,21 +152,23 @@ def test_a_file_of_problems_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{not json", "line 2: not JSON"),
-        ("[1]", "line 2: a list, not an object"),
-        ('{"prompt": "p", "text": 1}', "line 2: no column 'tests'; it has prompt, text"),
-        ('{"prompt": "p", "tests": []}', "line 2: tests: there is no test"),
-        ('{"prompt": "p", "tests": [" "]}', "line 2: tests: there is no test"),
-        ('{"prompt": 1, "tests": ["assert f()"]}', "line 2: prompt must be text"),
-        ('{"prompt": "p", "tests": ["assert f( == 1"]}', "line 2: tests: the tests are not Python"),
-        ('{"prompt": "p", "tests": ["assert 1 == 1"]}', "line 2: tests: the tests call nothing"),
-        ('{"prompt": "p", "tests": "def check(candidate): pass"}', "line 2: tests: .*no entry point"),
-        ('{"prompt": "p", "tests": [{"input": "1"}]}', "line 2: tests: a test must be"),
+        ("{not json", "not JSON"),
+        ("[1]", "a list, not an object"),
+        ('{"prompt": "p", "text": 1}', "no column 'tests'; it has prompt, text"),
+        ('{"prompt": "p", "tests": []}', "tests: there is no test"),
+        ('{"prompt": "p", "tests": [" "]}', "tests: there is no test"),
+        ('{"prompt": 1, "tests": ["assert f()"]}', "prompt must be text"),
+        ('{"prompt": "p", "tests": ["assert f( == 1"]}', "tests: the tests are not Python"),
+        ('{"prompt": "p", "tests": ["assert 1 == 1"]}', "tests: the tests call nothing"),
+        ('{"prompt": "p", "tests": "def check(candidate): pass"}', "no entry point"),
+        ('{"prompt": "p", "tests": [{"input": "1"}]}', "tests: a test must be"),
     ],
 )
 def test_bad_rows_are_refused_by_line(tmp_path: Path, line: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        Code(path=_file(tmp_path, '{"prompt": "p", "tests": ["assert f(1)"]}', line))
+    path = _file(tmp_path, '{"prompt": "p", "tests": ["assert f(1)"]}', line)
+    told = refusal(lambda: Code(path=path))
+    assert "line 2: " in told
+    assert message in told
 
 
 def test_bad_files_and_settings_are_refused(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_bad_files_and_settings_are_refused(tmp_path: Path) -> None:
     for settings, message in (
         ({"path": str(tmp_path / "none.jsonl")}, "none.jsonl: there is no such file"),
         ({"path": _file(tmp_path, name="empty")}, "is empty"),
-        ({"path": str(broken)}, "line 1: byte 13 .0xe9. is not UTF-8"),
+        ({"path": str(broken)}, "line 1: byte 13 (0xe9) is not UTF-8"),
         ({"heldout": "x"}, "task.path"),
         ({"sandbox": "off"}, ACCEPTED),
         ({"seconds": 0.0}, "task.seconds"),
@@ -185,10 +185,7 @@ def test_bad_files_and_settings_are_refused(tmp_path: Path) -> None:
         ({"heldout_share": 1.0}, "task.heldout_share"),
         ({"worked_share": 2.0}, "task.worked_share"),
     ):
-        with pytest.raises(UsageError, match=message):
-            groupwise.task("code", settings)
-    with pytest.raises(UsageError, match="splits"):
-        Code().samples("test")
+        assert message in refusal(lambda settings=settings: groupwise.task("code", settings))
 
 
 def test_a_copy_in_another_process_has_its_own_sandbox(task: Code) -> None:
@@ -237,14 +234,5 @@ def test_without_every_the_first_failure_ends_the_work(box: Sandbox) -> None:
     assert judge.passed(box, program, tests, every=False) == [False, False, False]
 
 
-def test_no_torch_is_needed() -> None:
-    program = (
-        "import sys, groupwise.rewards.sandbox, groupwise.tasks.code.task; print({'torch', 'numpy'} & set(sys.modules))"
-    )
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
-
-
 def _file(folder: Path, *lines: str, name: str = "problems") -> str:
-    path = folder / f"{name}.jsonl"
-    path.write_text("".join(line + "\n" for line in lines))
-    return str(path)
+    return write(folder / f"{name}.jsonl", lines)

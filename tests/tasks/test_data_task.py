@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 import tomllib
@@ -21,6 +20,7 @@ from groupwise.core.task import Demonstrates
 from groupwise.tasks.data import formats
 from groupwise.tasks.data.settings import keeps
 from groupwise.tasks.data.task import Data
+from tests.tasks.made import data, prompts, refusal, refused, write
 
 ROWS = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i), "level": f"Level {i % 5}"} for i in range(300)]
 WORKED = [
@@ -29,17 +29,8 @@ WORKED = [
 ]
 
 
-def _write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def _data(path: Path, rows: list[dict[str, Any]] = ROWS, **keys: Any) -> Data:
-    return Data(**{"path": _write(path, rows), "check": "exact", **keys})
-
-
-def _prompts(task: Data, split: str) -> set[str]:
-    return {sample.prompt for sample in task.samples(split)}
+    return data(path, rows, **keys)
 
 
 @pytest.fixture
@@ -49,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_one_file_is_split_into_problems_that_never_meet(path: Path) -> None:
     task = _data(path, [*ROWS, *ROWS[:50], {**ROWS[3], "prompt": "  What is 3\n+ 3?  "}])
-    train, heldout = _prompts(task, "train"), _prompts(task, "heldout")
+    train, heldout = prompts(task, "train"), prompts(task, "heldout")
     assert not train & heldout
     assert len(train | heldout) == len(task.samples("train")) + len(task.samples("heldout")) == 300
     assert 10 <= len(heldout) <= 60
@@ -57,12 +48,12 @@ def test_one_file_is_split_into_problems_that_never_meet(path: Path) -> None:
 
 
 def test_a_problem_stays_in_its_split_when_lines_move_or_the_file_grows_or_the_instruction_changes(path: Path) -> None:
-    heldout = _prompts(_data(path), "heldout")
-    assert _prompts(_data(path, ROWS[::-1]), "heldout") == heldout
-    assert _prompts(_data(path, ROWS[::2]), "heldout") < heldout
-    assert _prompts(_data(path, instruction=" Say it."), "heldout") == {text + " Say it." for text in heldout}
-    assert _prompts(_data(path, seed=7), "heldout") == heldout
-    assert heldout < _prompts(_data(path, heldout_share=0.2), "heldout")
+    heldout = prompts(_data(path), "heldout")
+    assert prompts(_data(path, ROWS[::-1]), "heldout") == heldout
+    assert prompts(_data(path, ROWS[::2]), "heldout") < heldout
+    assert prompts(_data(path, instruction=" Say it."), "heldout") == {text + " Say it." for text in heldout}
+    assert prompts(_data(path, seed=7), "heldout") == heldout
+    assert heldout < prompts(_data(path, heldout_share=0.2), "heldout")
 
 
 def test_the_order_is_the_seeds_and_the_texts_and_not_the_files(path: Path) -> None:
@@ -84,9 +75,10 @@ def test_samples_are_the_same_in_another_process(path: Path) -> None:
 
 
 def test_making_and_reading_a_task_imports_nothing_heavy(path: Path) -> None:
-    _write(path, ROWS)
+    write(path, ROWS)
     code = (
-        "import sys, groupwise.tasks.make; heavy = {'torch', 'transformers', 'datasets', 'pyarrow', 'pandas', 'numpy'};"
+        "import sys, groupwise.tasks.make, groupwise.rewards.sandbox;"
+        "heavy = {'torch', 'transformers', 'datasets', 'pyarrow', 'pandas', 'numpy'};"
         "print(sorted(heavy & set(sys.modules)));"
         f"t = groupwise.task('data', {{'path': {str(path)!r}, 'check': 'exact'}}); t.samples('train');"
         "print(sorted(heavy & set(sys.modules)))"
@@ -97,7 +89,7 @@ def test_making_and_reading_a_task_imports_nothing_heavy(path: Path) -> None:
 
 def test_keys_are_unique_and_name_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    other = _write(tmp_path / "a" / "rows.jsonl", [{**row, "prompt": "Say " + row["prompt"]} for row in ROWS])
+    other = write(tmp_path / "a" / "rows.jsonl", [{**row, "prompt": "Say " + row["prompt"]} for row in ROWS])
     task = _data(tmp_path / "rows.jsonl", heldout=other)
     keys = [sample.key for split in ("train", "heldout") for sample in task.samples(split)]
     assert len(set(keys)) == 600
@@ -111,9 +103,9 @@ def test_keys_are_unique_and_name_file_and_line(tmp_path: Path) -> None:
 
 
 def test_a_problem_that_is_trained_on_is_not_held_out(tmp_path: Path) -> None:
-    task = _data(tmp_path / "a.jsonl", ROWS[:100], heldout=_write(tmp_path / "b.jsonl", ROWS[90:150]))
-    assert _prompts(task, "train") == {row["prompt"] for row in ROWS[:100]}
-    assert _prompts(task, "heldout") == {row["prompt"] for row in ROWS[100:150]}
+    task = _data(tmp_path / "a.jsonl", ROWS[:100], heldout=write(tmp_path / "b.jsonl", ROWS[90:150]))
+    assert prompts(task, "train") == {row["prompt"] for row in ROWS[:100]}
+    assert prompts(task, "heldout") == {row["prompt"] for row in ROWS[100:150]}
     assert task.notes() == [
         "160 rows read",
         "100 problems to train on, 50 held out",
@@ -129,44 +121,49 @@ def test_rows_that_repeat_a_problem_are_problems_where_the_recipe_says_so(tmp_pa
     keys = {split: {sample.key for sample in both.samples(split)} for split in ("train", "heldout")}
     assert len(keys["train"]) + len(keys["heldout"]) == 20
     assert keys["heldout"]
-    own = _data(tmp_path / "three.jsonl", same, repeats=True, heldout=_write(tmp_path / "four.jsonl", same))
+    own = _data(tmp_path / "three.jsonl", same, repeats=True, heldout=write(tmp_path / "four.jsonl", same))
     assert [len(own.samples(split)) for split in ("train", "heldout")] == [20, 20]
     assert [len(rows) for rows in (own.repeated, own.leaked)] == [0, 0]
 
 
 def test_a_held_out_file_comes_before_the_paths_own(tmp_path: Path) -> None:
-    _write(tmp_path / "train.jsonl", ROWS[:100])
-    own = _write(tmp_path / "test.jsonl", ROWS[100:150])
+    write(tmp_path / "train.jsonl", ROWS[:100])
+    own = write(tmp_path / "test.jsonl", ROWS[100:150])
     assert len(Data(path=str(tmp_path), check="exact").samples("heldout")) == 50
-    task = Data(path=str(tmp_path), heldout=_write(tmp_path / "other.jsonl", ROWS[200:220]), check="exact")
-    assert _prompts(task, "heldout") == {row["prompt"] for row in ROWS[200:220]}
+    task = Data(path=str(tmp_path), heldout=write(tmp_path / "other.jsonl", ROWS[200:220]), check="exact")
+    assert prompts(task, "heldout") == {row["prompt"] for row in ROWS[200:220]}
     assert task.notes()[-1] == f"not read: {own}"
 
 
-def test_slices_are_lists_of_samples_too(path: Path) -> None:
-    train = _data(path).samples("train")
-    assert [s.key for s in train[3:9:2]] == [train[i].key for i in (3, 5, 7)]
-    assert train[-1].key == list(train)[-1].key
+def test_slices_are_lists_of_samples_too_and_rows_read_again_are_the_rows_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = _data(path).samples("train")
+    assert [s.key for s in kept[3:9:2]] == [kept[i].key for i in (3, 5, 7)]
+    assert kept[-1].key == list(kept)[-1].key
     with pytest.raises(IndexError):
-        train[len(train)]
-
-
-def test_rows_read_again_are_the_rows_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = list(_data(path).samples("train"))
+        kept[len(kept)]
     monkeypatch.setattr(formats, "SMALL_FILE", 0)
-    assert list(_data(path).samples("train")) == kept
+    assert list(_data(path).samples("train")) == list(kept)
 
 
-def test_a_large_file_that_changes_while_it_is_read_stops_the_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "SMALL_FILE", 0)
-    train = _data(path).samples("train")
-    for changed in (
+@pytest.mark.parametrize(
+    "changed",
+    [
         [{**ROWS[0], "prompt": "What is 1000?"}, *ROWS],
         [{**row, "prompt": "What's 1 + 1?"} for row in ROWS],
-    ):
-        _write(path, changed)
-        with pytest.raises(RunError, match=r"rows\.jsonl, line \d+: another row stands there than when the file was"):
-            train[0]
+        [{**row, "prompt": row["prompt"].replace("What is", "What's ")} for row in ROWS],
+    ],
+    ids=["a line more", "other lines", "other lines of the same length"],
+)
+def test_a_large_file_that_changes_while_it_is_read_stops_the_run(
+    changed: list[dict[str, Any]], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "SMALL_FILE", 0)
+    train = _data(path).samples("train")
+    write(path, changed)
+    with pytest.raises(RunError, match=r"rows\.jsonl, line \d+: another row stands there than when the file was"):
+        train[0]
 
 
 def test_a_copy_that_goes_to_another_process_carries_the_settings_and_reads_nothing(path: Path) -> None:
@@ -193,7 +190,7 @@ def test_contents_tell_an_answer_and_a_solution_that_changed(path: Path) -> None
 
 
 def test_gsm8k_is_a_mapping(path: Path) -> None:
-    task = groupwise.task("gsm8k", {"path": _write(path, WORKED)})
+    task = groupwise.task("gsm8k", {"path": write(path, WORKED)})
     assert isinstance(task, Demonstrates)
     sample = next(sample for sample in task.samples("train") if sample.prompt.startswith("What is 1230 +"))
     assert sample.answer == "1,231"
@@ -208,25 +205,19 @@ def test_gsm8k_is_a_mapping(path: Path) -> None:
 
 
 def test_math_is_a_mapping(path: Path) -> None:
-    rows = [
-        {
-            "problem": f"Half of ${i}$?",
-            "level": "Level 5",
-            "solution": rf"Not \boxed{{0}}: $\boxed{{\frac{{{i}}}{{2}}}}$.",
-        }
-        for i in range(100)
-    ]
-    task = groupwise.task("math", {"path": _write(path, rows), "filter": {"level": ["Level 4", "Level 5"]}})
+    worked = [rf"Not \boxed{{0}}: $\boxed{{\frac{{{i}}}{{2}}}}$." for i in range(100)]
+    rows = [{"problem": f"Half of ${i}$?", "level": "Level 5", "solution": text} for i, text in enumerate(worked)]
+    task = groupwise.task("math", {"path": write(path, rows), "filter": {"level": ["Level 4", "Level 5"]}})
     sample = next(sample for sample in task.samples("train") if sample.prompt.startswith("Half of $7$?"))
     assert sample.answer == r"\frac{7}{2}"
     assert sample.prompt.endswith("\\boxed{}.")
-    assert sample.extra == {"level": "Level 5", "solution": rows[7]["solution"]}
+    assert sample.extra == {"level": "Level 5", "solution": worked[7]}
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
 def test_a_key_of_the_recipe_replaces_the_mappings(name: str, path: Path) -> None:
     rows = [{"q": f"{i}?", "a": str(i)} for i in range(50)]
-    keys = {"path": _write(path, rows), "prompt": "q", "answer": "a", "answer_after": "", "answer_boxed": False}
+    keys = {"path": write(path, rows), "prompt": "q", "answer": "a", "answer_after": "", "answer_boxed": False}
     task = groupwise.task(name, {**keys, "solution": "", "instruction": "", "check": "exact"})
     assert {(s.prompt, s.answer) for s in task.samples("train")} < {(row["q"], row["a"]) for row in rows}
 
@@ -234,7 +225,7 @@ def test_a_key_of_the_recipe_replaces_the_mappings(name: str, path: Path) -> Non
 def test_a_template_puts_columns_together_and_letters_choices(path: Path) -> None:
     rows = [{"q": f"Which is {i}?", "choices": [str(i), "none"], "answer": "A"} for i in range(30)]
     task = _data(path, rows, prompt="{q} {{one}}\n{choices}", check="choice")
-    assert "Which is 7? {one}\nA. 7\nB. none" in _prompts(task, "train") | _prompts(task, "heldout")
+    assert "Which is 7? {one}\nA. 7\nB. none" in prompts(task, "train") | prompts(task, "heldout")
 
 
 def test_only_the_letters_of_a_recipe_are_options(path: Path) -> None:
@@ -244,49 +235,13 @@ def test_only_the_letters_of_a_recipe_are_options(path: Path) -> None:
     stray = "The force is X and the field is B. Only B is a field; it is Y."
     assert (wide.score(sample, stray), narrow.score(sample, stray)) == (0.0, 1.0)
     assert narrow.score(sample, "B or C") == narrow.score(sample, "It is X.") == 0.0
-
-
-@pytest.mark.parametrize(
-    ("keys", "what"),
-    [
-        ({"check": "choice", "letters": "abc"}, "task.letters must be capital letters such as 'ABCD', not 'abc'"),
-        ({"check": "choice", "letters": ""}, "task.letters must be capital letters"),
-        ({"check": "math", "letters": "ABCD"}, "task.letters = 'ABCD': only task.check = "),
-    ],
-)
-def test_letters_that_mean_nothing_are_refused(path: Path, keys: dict[str, str], what: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(what)):
-        _data(path, **keys)
-
-
-def test_letters_that_a_gold_answer_has_and_the_recipe_has_not_are_counted(path: Path) -> None:
-    rows = [{"prompt": f"Which is {i}?", "answer": "ABCDE"[i % 5]} for i in range(30)]
-    with pytest.raises(UsageError, match="cannot read"):
-        _data(path, rows, check="choice", letters="ABCD").samples("train")
-
-
-def test_a_conversation_ends_where_the_policy_is_to_speak(path: Path) -> None:
-    turns = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "1 + 1?"}]
-    rows = [{"chat": [*turns, {"role": "assistant", "content": "2"}], "answer": "2"}]
-    task = _data(path, rows, messages="chat", heldout_share=0.0, instruction=" Think.")
-    (sample,) = task.samples("train")
-    assert list(sample.messages) == [turns[0], {"role": "user", "content": "1 + 1? Think."}]
-    assert (sample.prompt, sample.extra) == ("1 + 1? Think.", {})
-
-
-def test_a_source_column_and_numbers_as_answers(path: Path) -> None:
-    rows = [{"prompt": f"{i}?", "answer": i, "from": "a" if i % 2 else "b"} for i in range(50)]
-    task = _data(path, rows, source="from")
-    assert {s.source for s in task.samples("train")} == {"a", "b"}
-    assert {s.answer for s in task.samples("train")} < {str(i) for i in range(50)}
+    assert "cannot read" in refused(_data(path, rows, check="choice", letters="ABC")), "its gold answers are counted"
 
 
 def test_demonstrations_need_a_solution(path: Path) -> None:
-    with pytest.raises(UsageError, match=r"task\.solution is not set"):
-        _data(path).demonstrations(3, seed=0)
-    task = _data(path, [{**row, "why": None} for row in ROWS], solution="why")
-    with pytest.raises(UsageError, match=r"rows\.jsonl:\d+: task\.solution = 'why' holds no text"):
-        task.demonstrations(3, seed=0)
+    assert "task.solution is not set" in refusal(lambda: _data(path).demonstrations(3, seed=0))
+    without = _data(path, [{**row, "why": None} for row in ROWS], solution="why")
+    assert "task.solution = 'why' holds no text" in refusal(lambda: without.demonstrations(3, seed=0))
 
 
 # The filter.
@@ -321,32 +276,27 @@ def test_a_limit_counts_rows_that_stay(path: Path) -> None:
 # What is wrong, in one line.
 
 
-def _told(task: Data) -> str:
-    with pytest.raises(UsageError) as told:
-        task.samples("train")
-    assert "\n" not in str(told.value)
-    return str(told.value)
-
-
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("keys", "column", "key"),
     [
-        ({"prompt": "question"}, "task.prompt = 'question': {path} has no column 'question'"),
-        ({"answer": "gold"}, "task.answer = 'gold': {path} has no column 'gold'"),
-        ({"solution": "why"}, "task.solution = 'why': {path} has no column 'why'"),
-        ({"messages": "chat"}, "task.messages = 'chat': {path} has no column 'chat'"),
-        ({"source": "from"}, "task.source = 'from': {path} has no column 'from'"),
-        ({"prompt": "{prompt} {more}"}, "task.prompt = '{{prompt}} {{more}}': {path} has no column 'more'"),
-        ({"filter": {"points": 3}}, "task.filter.points: {path} has no column 'points'"),
+        ({"prompt": "question"}, "question", "task.prompt = 'question'"),
+        ({"answer": "gold"}, "gold", "task.answer = 'gold'"),
+        ({"solution": "why"}, "why", "task.solution = 'why'"),
+        ({"messages": "chat"}, "chat", "task.messages = 'chat'"),
+        ({"source": "from"}, "from", "task.source = 'from'"),
+        ({"prompt": "{prompt} {more}"}, "more", "task.prompt = '{prompt} {more}'"),
+        ({"filter": {"points": 3}}, "points", "task.filter.points"),
     ],
 )
-def test_a_column_that_is_missing_is_named_with_those_present(keys: dict[str, Any], words: str, path: Path) -> None:
-    expected = words.format(path=path) + "; columns there: prompt, answer, level"
-    assert _told(_data(path, **keys)) == expected
+def test_a_column_that_is_missing_is_named_with_those_present(
+    keys: dict[str, Any], column: str, key: str, path: Path
+) -> None:
+    expected = f"{key}: {path} has no column {column!r}; columns there: prompt, answer, level"
+    assert refused(_data(path, **keys)) == expected
 
 
 def test_a_later_row_without_a_column_is_named_by_its_line(path: Path) -> None:
-    told = _told(_data(path, [*ROWS[:16], {"prompt": "a"}]))
+    told = refused(_data(path, [*ROWS[:16], {"prompt": "a"}]))
     assert told == f"task.answer = 'answer': {path}, line 17 has no column 'answer'; columns there: prompt"
 
 
@@ -355,25 +305,15 @@ def test_a_later_row_without_a_column_is_named_by_its_line(path: Path) -> None:
     [
         ({"prompt": None}, {}, "task.prompt = 'prompt': nothing (null), neither text nor a conversation"),
         ({"prompt": "  "}, {}, "task.prompt = 'prompt': empty; fill it or take the row out"),
-        (
-            {"prompt": ["a"]},
-            {},
-            "task.prompt = 'prompt': a list, neither text nor a conversation",
-        ),
-        (
-            {"level": "a"},
-            {"messages": "level"},
-            'task.messages = \'level\': must hold a list of {"role": ..., "content": ...}, both text, with a turn '
-            "before the assistant's; this is text",
-        ),
+        ({"prompt": ["a"]}, {}, "task.prompt = 'prompt': a list, neither text nor a conversation"),
+        ({"level": "a"}, {"messages": "level"}, "task.messages = 'level': must hold a list of "),
         ({"prompt": "\ud800"}, {}, "half of a surrogate pair (\\ud800 to \\udfff), which is no character"),
     ],
 )
 def test_a_row_that_holds_no_problem_is_named(
     row: dict[str, Any], keys: dict[str, Any], words: str, path: Path
 ) -> None:
-    told = _told(_data(path, [{**ROWS[0], **row}], **keys))
-    assert told == f"{path}, line 1: {words}"
+    assert refused(_data(path, [{**ROWS[0], **row}], **keys)).startswith(f"{path}, line 1: {words}")
 
 
 def test_answers_that_cannot_be_read_are_left_out_and_told_or_refused_above_the_limit(path: Path) -> None:
@@ -386,49 +326,13 @@ def test_answers_that_cannot_be_read_are_left_out_and_told_or_refused_above_the_
     )
     assert task.notes()[1] == f"{what}: left out"
     task = _data(path, [*bad, *ROWS[4:]], check="numeric")
-    assert _told(task) == f"task.answer = 'answer': {what}; of 300 that is 1.3%, above task.unreadable_limit = 0.01"
-
-
-def test_an_answer_without_its_mark_or_box_cannot_be_read(path: Path) -> None:
-    assert "300 gold answers that 'exact' cannot read" in _told(_data(path, answer_after="####"))
-    assert "300 gold answers that 'exact' cannot read" in _told(_data(path, answer_boxed=True))
+    assert refused(task) == f"task.answer = 'answer': {what}; of 300 that is 1.3%, above task.unreadable_limit = 0.01"
 
 
 def test_a_filter_or_a_share_that_leaves_nothing_is_told(path: Path) -> None:
     held = "'level' holds 'Level 0', 'Level 1', 'Level 2', ..."
-    assert _told(_data(path, filter={"level": "Level 9"})) == f"task.filter leaves none of the 300 rows; {held}"
-    assert "no problem is left to train on" in _told(_data(path, ROWS[:3], heldout_share=0.999999))
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"check": "maths"}, "task.check = 'maths': there is no such check; did you mean 'math'? known: "),
-        ({"heldout_share": 1.0}, "task.heldout_share must be at least 0 and below 1, not 1.0"),
-        ({"unreadable_limit": -0.1}, "task.unreadable_limit must be at least 0 and below 1, not -0.1"),
-        ({"limit": -1}, "task.limit must not be negative, not -1"),
-        (
-            {"answer": ""},
-            "task.answer is empty: task.check = 'math' compares completions with gold answers; ",
-        ),
-        ({"prompt": ""}, "task.prompt is empty: it must name a column, or task.messages one of conversations"),
-        ({"solution_without": "("}, "task.solution_without = '(': no regular expression: "),
-        ({"prompt": "{a"}, "task.prompt = '{a': no template: "),
-        ({"prompt": "{a[b]}"}, "task.prompt = '{a[b]}': {a[b]} must be the name of a column and nothing else"),
-        ({"filter": {"a": {"most": 3}}}, "task.filter.a.most: no such bound; known: min, max"),
-        ({"filter": {"a": {"max": "3"}}}, "task.filter.a.max = '3': must be a number"),
-        ({"filter": {"a": []}}, "task.filter.a = []: nothing would be left"),
-        ({"filter": "level"}, "task.filter = 'level': must be a table, such as [task.filter]"),
-        ({"answer_boxed": 1}, "task.answer_boxed = 1: must be true or false"),
-        ({"limit": 2.5}, "task.limit = 2.5: must be a whole number"),
-        ({"heldout_share": "0.1"}, "task.heldout_share = '0.1': must be a number"),
-        ({"column": "a"}, "task.column: data has no such key; "),
-    ],
-)
-def test_a_setting_that_cannot_be_is_refused_before_a_file_is_read(keys: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError) as told:
-        groupwise.task("data", {"path": "absent.jsonl", **keys})
-    assert str(told.value).startswith(words)
+    assert refused(_data(path, filter={"level": "Level 9"})) == f"task.filter leaves none of the 300 rows; {held}"
+    assert "no problem is left to train on" in refused(_data(path, ROWS[:3], heldout_share=0.999999))
 
 
 # A recipe goes round.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import tracemalloc
@@ -15,17 +17,21 @@ from typing import Any
 import pytest
 
 from groupwise.core.errors import UsageError
+from groupwise.tasks.code import Code
 from groupwise.tasks.data import formats
 from groupwise.tasks.data.formats import IN_MEMORY, Csv, JsonLines
 from groupwise.tasks.data.sources import sources_at
 from groupwise.tasks.data.task import Data
+from groupwise.training.start.pairs import read_pairs
+from tests.tasks import made
+from tests.tasks.made import write
 
 ROWS = [{"prompt": f"{i} + é = ?", "answer": str(i), "level": i % 3} for i in range(40)]
 TEXTS = [{key: str(value) for key, value in row.items()} for row in ROWS]
 
 
-def _lines(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+def _lines(path: Path) -> Path:
+    write(path, [json.dumps(row, ensure_ascii=False) for row in ROWS])
     return path
 
 
@@ -173,40 +179,27 @@ def test_a_broken_file_is_refused_in_one_line_that_says_where(name: str, tmp_pat
     content, words = BROKEN[name]
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(UsageError) as told:
-        Data(path=str(path), check="exact").samples("train")
-    assert str(told.value).startswith(words.format(path=path))
-    assert "\n" not in str(told.value)
-
-
-def test_a_line_without_end_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "LONGEST_LINE", 1 << 20)
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"prompt": "a", "answer": "1"}\n"' + b"x" * (1 << 21))
-    with pytest.raises(UsageError) as told:
-        Data(path=str(path), check="exact").samples("train")
-    assert str(told.value) == f"{path}, line 2: longer than 1 MiB; no row of text is"
-
-
-def test_a_large_json_list_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "LARGEST_LIST", 1 << 10)
-    path = _list(tmp_path / "a.json")
-    with pytest.raises(UsageError, match=r"a\.json: a JSON list of 0 MiB is read as a whole.*write it as \.jsonl"):
-        Data(path=str(path), check="exact").samples("train")
+    assert refusal(path).startswith(words.format(path=path))
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("limit", "name", "content", "words"),
     [
-        ("absent.jsonl", "task.path = 'absent.jsonl': there is no such file or folder"),
-        ("a/b/c", "task.path = 'a/b/c': there is no such file or folder"),
-        ("", 'task.path is missing: a file, a folder, or an id such as "openai/gsm8k:main"'),
+        (
+            "LONGEST_LINE",
+            "a.jsonl",
+            b'{"prompt": "a", "answer": "1"}\n"' + b"x" * 3000,
+            ", line 2: longer than 0 MiB",
+        ),
+        ("LARGEST_LIST", "a.json", json.dumps(ROWS, indent=1).encode(), ": a JSON list of 0 MiB is read as a whole"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_named(path: str, words: str) -> None:
-    with pytest.raises(UsageError) as told:
-        Data(path=path, check="exact").samples("train")
-    assert str(told.value) == words
+def test_what_is_too_large_is_refused_before_it_is_read(
+    limit: str, name: str, content: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, limit, 1 << 10)
+    (tmp_path / name).write_bytes(content)
+    assert refusal(tmp_path / name).startswith(f"{tmp_path / name}{words}")
 
 
 def test_an_id_that_the_library_cannot_load_is_told_in_its_words() -> None:
@@ -222,39 +215,30 @@ def test_an_id_that_the_library_cannot_load_is_told_in_its_words() -> None:
 
 def test_a_folder_without_data_and_a_file_of_no_known_kind_are_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("a")
-    with pytest.raises(UsageError, match=r"no data file in this folder \(\.jsonl, \.jsonl\.gz, \.json, \.csv"):
-        Data(path=str(tmp_path), check="exact").samples("train")
-    with pytest.raises(UsageError, match=r"notes\.txt': of no known kind; known endings: \.jsonl"):
-        Data(path=str(tmp_path / "notes.txt"), check="exact").samples("train")
+    assert "no data file in this folder (.jsonl, .jsonl.gz, .json, .csv" in refusal(tmp_path)
+    assert "notes.txt': of no known kind; known endings: .jsonl" in refusal(tmp_path / "notes.txt")
     (tmp_path / "data").mkdir()
     _lines(tmp_path / "data" / "train.jsonl")
-    with pytest.raises(UsageError, match=r"; task.path = '.*/data' has some$"):
-        Data(path=str(tmp_path), check="exact").samples("train")
+    assert refusal(tmp_path).endswith("/data' has some")
 
 
-@pytest.mark.parametrize("names", [("gsm_train.jsonl", "gsm_test.jsonl"), ("MATH-train.jsonl", "MATH.test.jsonl")])
-def test_a_word_inside_the_names_of_files_says_which_rows_are_held_out(names: tuple[str, str], tmp_path: Path) -> None:
-    for name in names:
+@pytest.mark.parametrize(
+    ("train", "heldout", "unread"),
+    [
+        (["gsm_train.jsonl"], ["gsm_test.jsonl"], []),
+        (["MATH-train.jsonl"], ["MATH.test.jsonl"], []),
+        (["train-00000.jsonl", "train-00001.jsonl"], ["test.jsonl"], ["validation.jsonl"]),
+        (["algebra.jsonl", "geometry.jsonl", "testing.jsonl"], [], []),
+    ],
+)
+def test_names_of_files_say_which_rows_are_held_out(
+    train: list[str], heldout: list[str], unread: list[str], tmp_path: Path
+) -> None:
+    for name in (*train[::-1], *heldout, *unread):
         _lines(tmp_path / name)
     sources = sources_at("task.path", str(tmp_path))
-    found = [[Path(source.name).name for source in part] for part in (sources.train, sources.heldout)]
-    assert found == [[names[0]], [names[1]]]
-
-
-def test_names_of_files_say_which_rows_are_held_out(tmp_path: Path) -> None:
-    for name in ("train-00001.jsonl", "train-00000.jsonl", "test.jsonl", "validation.jsonl"):
-        _lines(tmp_path / name)
-    sources = sources_at("task.path", str(tmp_path))
-    assert [Path(source.name).name for source in sources.train] == ["train-00000.jsonl", "train-00001.jsonl"]
-    assert [Path(source.name).name for source in sources.heldout] == ["test.jsonl"]
-    assert sources.unread == [str(tmp_path / "validation.jsonl")]
-
-
-def test_other_names_are_all_training_rows(tmp_path: Path) -> None:
-    for name in ("algebra.jsonl", "testing.jsonl", "geometry.jsonl"):
-        _lines(tmp_path / name)
-    sources = sources_at("task.path", str(tmp_path))
-    assert [len(sources.train), len(sources.heldout)] == [3, 0]
+    assert [[Path(s.name).name for s in part] for part in (sources.train, sources.heldout)] == [train, heldout]
+    assert [*sources.unread] == [str(tmp_path / name) for name in unread]
 
 
 def test_splits_of_a_saved_data_set_are_what_they_are_called(tmp_path: Path) -> None:
@@ -295,3 +279,148 @@ def test_a_limit_stops_reading(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS) + "not JSON\n")
     task = Data(path=str(path), limit=10, check="exact")
     assert len(task.samples("train")) + len(task.samples("heldout")) == 10
+
+
+# What means harm.
+
+ROW = {"prompt": "1 + 1?", "answer": "2", "why": "so", "from": "here"}
+
+
+def refusal(path: Path | str, **keys: Any) -> str:
+    """The line that refuses a file."""
+    return made.refusal(lambda: Data(**{"path": str(path), "check": "exact", **keys}).samples("train"))
+
+
+def lines(path: Path, *rows: str | dict[str, Any]) -> Path:
+    write(path, rows)
+    return path
+
+
+@pytest.mark.parametrize("column", ["prompt", "answer", "why", "from"])
+def test_half_a_surrogate_pair_is_refused_in_every_text_that_is_used(column: str, tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", ROW, {**ROW, "prompt": "2?", column: "x\ud800"})
+    words = f"{path}, line 2: half of a surrogate pair"
+    assert refusal(path, solution="why", source="from").startswith(words)
+
+
+@pytest.mark.parametrize("column", ["prompt", "why"])
+def test_also_in_problems_of_code(column: str, tmp_path: Path) -> None:
+    row = {"prompt": "p", "tests": ["assert f(1)"], "why": "x"}
+    path = lines(tmp_path / "a.jsonl", row, {**row, column: "\udfff"})
+    assert "line 2: half of a surrogate pair" in made.refusal(lambda: Code(path=str(path), solution="why"))
+    pairs = lines(tmp_path / "pairs.jsonl", {"prompt": "1", "chosen": "2", "rejected": "3\ud800"})
+    assert "line 1: half of a surrogate pair" in made.refusal(lambda: read_pairs(pairs))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"prompt": "a", "answer": "1", "answer": "2"}', "the key 'answer' comes twice"),
+        ('{"prompt": "a", "answer": {"b": 1, "b": 2}}', "the key 'b' comes twice"),
+        ('{"a": ' + "[" * 150 + "]" * 150 + "}", "more than 100 lists and objects inside one another"),
+        ('{"a": ' + "[" * 3000 + "]" * 3000 + "}", "maximum recursion depth exceeded"),
+        ('{"a": ' + "9" * 5000 + "}", "Exceeds the limit"),
+    ],
+)
+def test_json_that_would_lose_a_value_or_break_a_reader_is_refused(line: str, words: str, tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", ROW, line)
+    assert refusal(path).startswith(f"{path}, line 2: JSON that cannot be read: {words}")
+    alone = lines(tmp_path / "alone.jsonl", line)
+    for read in (lambda: Code(path=str(alone)), lambda: read_pairs(alone)):
+        assert re.search(f"line 1: .*{words}", made.refusal(read))
+
+
+def test_a_number_of_hundreds_of_digits_can_be_an_answer_and_be_filtered(tmp_path: Path) -> None:
+    rows = [f'{{"prompt": "{i}?", "answer": {i}{"0" * 400}}}' for i in range(1, 30)]
+    task = Data(path=str(lines(tmp_path / "a.jsonl", *rows)), check="exact", filter={"answer": {"min": 3}})
+    assert all(len(sample.answer) > 400 for sample in task.samples("train"))
+    assert "leaves none" in refusal(tmp_path / "a.jsonl", filter={"answer": {"max": 3}})
+
+
+def test_an_answer_that_is_not_a_number_is_no_answer(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", '{"prompt": "a", "answer": NaN}', '{"prompt": "b", "answer": -Infinity}')
+    assert "2 gold answers that 'exact' cannot read" in refusal(path)
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [_fifo, _socket, _device])
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz"])
+def test_what_is_no_regular_file_is_not_opened(make: Any, suffix: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)  # the name of a socket is short
+    path = Path(f"a{suffix}")
+    make(path)
+    assert refusal(path) == f"task.path = 'a{suffix}': not a regular file"
+    assert "not a regular file" in refusal(tmp_path)
+    for read in (lambda: Code(path=str(path)), lambda: read_pairs(path)):
+        assert "not a regular file" in made.refusal(read)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "absent.jsonl",
+        "a/b/c",
+        "/dev/stdin",
+        "/dev/null",
+        "/dev/tty",
+        "~nobody-has-this-name/a.jsonl",
+        "x" * 300,
+        "a\0b",
+    ],
+)
+def test_a_path_that_holds_no_rows_is_named(path: str) -> None:
+    assert refusal(Path(path)).startswith("task.path = ")
+
+
+def test_a_file_that_unpacks_to_thousands_of_times_its_size_is_left(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(formats, "SMALL_FILE", 1 << 20)
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(ROW).encode() + b"\n" * (4 << 20)))
+    assert "unpacks to over 200 times its size; unpack it" in refusal(path)
+
+
+def test_a_wide_row_is_not_repeated_whole(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {f"column{i}": "x" for i in range(2000)})
+    assert refusal(path).endswith("column11 and 1988 more")
+
+
+def _parquet(path: Path, columns: dict[str, Any]) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def test_parquet_with_what_python_cannot_hold_is_refused_by_its_row(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    texts = {"prompt": ["a"], "answer": ["1"]}
+    nowhere = _parquet(tmp_path / "zone.parquet", {**texts, "at": pa.array([0], pa.timestamp("us", tz="Mars/Olympus"))})
+    assert refusal(nowhere).startswith(f"{nowhere}, row 1: ")
+    late = _parquet(tmp_path / "late.parquet", {**texts, "at": pa.array([2**40], pa.timestamp("s"))})
+    assert refusal(late).startswith(f"{late}, row 1: ")
+    wrong = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
+    bytes_ = _parquet(tmp_path / "bytes.parquet", {**texts, "text": wrong})
+    assert refusal(bytes_).startswith(f"{bytes_}, row 1: ")
+
+
+def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pa.table([["a"], ["1"], ["2"]], names=["prompt", "answer", "answer"]), path)
+    assert refusal(path) == f"{path}: two columns of one name: prompt, answer, answer"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
-from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from recipes.guess_number import GuessNumber
 
@@ -68,17 +65,3 @@ def test_demonstrations_are_the_turns_of_games_that_could_be_played_and_guess_an
         assert set(talk[1::2]) <= {"higher", "lower"}
         guesses.add(int(demonstration.completion))
     assert guesses == set(range(1, game.wildest + 1))
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"largest": (1, 9)}, r"largest = \[1, 9\]: must be whole numbers from 2 to 99"),
-        ({"largest": ()}, r"largest = \[\]"),
-        ({"problems": 0}, "problems = 0, heldout = 126"),
-        ({"wildest": 8}, "wildest = 8: must be from 9 to 999"),
-    ],
-)
-def test_settings_that_are_wrong(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        GuessNumber(**settings)  # type: ignore[arg-type]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 import time
 import tomllib
 from collections import Counter
@@ -22,8 +19,8 @@ from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstrates, Streams
 from groupwise.tasks import make
-from groupwise.tasks.gym.answers import harmless
 from groupwise.tasks.gym.generators import (
+    KNOWN,
     dataset_classes,
     distinct_samples,
     entry_of,
@@ -32,8 +29,7 @@ from groupwise.tasks.gym.generators import (
     packed,
     unpacked,
 )
-from groupwise.tasks.gym.known_generators import KNOWN
-from groupwise.tasks.gym.task import Curriculum, Gym, parameters_at
+from groupwise.tasks.gym.task import Curriculum, Gym, harmless, parameters_at
 
 #: reasoning_gym names no answer of these; its scorers judge what the policy finds.
 WITHOUT_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
@@ -104,21 +100,6 @@ def test_a_small_space_is_shared_out_and_a_hopeless_one_is_refused() -> None:
         Gym(generator="chain_sum", problems=2, heldout_share=0.01).samples("heldout")
 
 
-def test_samples_and_demonstrations_are_the_same_in_another_process() -> None:
-    # list_functions draws from Python's shared random numbers too.
-    code = (
-        "from groupwise.tasks.gym.task import Gym; g = Gym(generators={'list_functions': {}, 'gcd': {}}, problems=60);"
-        "print([s.key for split in ('train', 'heldout') for s in g.samples(split)], g.demonstrations(5, 1))"
-    )
-    told = [
-        subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert told[0] == told[1] != b""
-
-
 def test_nobody_elses_random_numbers_move() -> None:
     random.seed(5)
     before = random.getstate()
@@ -143,57 +124,16 @@ def test_the_generators_own_parameters_are_obeyed() -> None:
     assert not any(set("*/") & set(s.prompt) for s in only)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"generator": "chain_sun"}, "no generator 'chain_sun'; did you mean 'chain_sum'?"),
-        ({"generators": {"gdc": {}}}, "task.generators.gdc: reasoning_gym has no generator 'gdc'; did you mean 'gcd'?"),
-        ({"generator": "composite"}, "reasoning_gym has no generator 'composite'"),
-        ({"generators": {"gcd": {"max_valu": 5}}}, "task.generators.gcd.max_valu: there is no such parameter; did you"),
-        ({"generator": "gcd", "parameters": {"max_value": "5"}}, "task.parameters.max_value = '5': must be a int"),
-        ({"generator": "gcd", "parameters": {"min_numbers": 1}}, "min_numbers must be at least 2"),
-        ({"generator": "gcd", "parameters": {"seed": 1}}, "task.parameters.seed: it is set for all generators"),
-        ({"generator": "word_sorting", "parameters": {"transformation": "upper"}}, "did you mean 'uppercase'?"),
-        ({"generators": {"gcd": {"weight": 0}}}, "task.generators.gcd.weight = 0: must be a number above 0"),
-        ({}, "set generator = "),
-        ({"generator": "gcd", "generators": {"lcm": {}}}, "set generator = "),
-        ({"generators": {"gcd": {}}, "parameters": {"max_value": 5}}, "task.parameters belong to task.generator"),
-        ({"generators": {"gcd": 3}}, "task.generators.gcd = 3: must be a table"),
-        ({"generator": "lcm", "question": "short"}, "lcm can only be asked in full"),
-        ({"generator": "lcm", "question": "brief"}, "task.question = 'brief'"),
-        ({"generator": "lcm", "tags": True, "answer_after": "="}, "task.tags and task.answer_after"),
-        ({"generator": "lcm", "problems": 1}, "task.problems must be at least 2"),
-        ({"generator": "lcm", "heldout_share": 1.0}, "task.heldout_share"),
-        ({"generator": "lcm", "worked_share": 1.5}, "task.worked_share"),
-        ({"generator": "lcm", "curriculum": {"level": 3}}, "task.curriculum.level: there is no such key; did you mean"),
-        ({"generator": "lcm", "curriculum": {"up": 0.9}}, "task.curriculum.levels is missing"),
-        ({"generator": "lcm", "curriculum": {"levels": 0}}, "task.curriculum.levels must be at least 1"),
-        ({"generator": "lcm", "curriculum": {"levels": 2.5}}, "task.curriculum.levels = 2.5: must be a whole number"),
-        ({"generator": "lcm", "curriculum": {"levels": 2, "down": 0.9}}, "down < up"),
-        ({"generator": "knight_swap", "curriculum": {"levels": 2}}, "knight_swap refuses"),
-        ({"generator": "lcm", "parameters": 3}, "task.parameters = 3: must be a table"),
-    ],
-)
-def test_bad_settings_are_told_in_one_line(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        make.task("reasoning_gym", settings)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_the_answer_is_where_the_recipe_says() -> None:
     sample = Sample("k", "q", "8", {"question": "q", "metadata": {}, "level": 0, "answered": True}, "chain_sum")
-    plain, after, tagged = (
-        Gym(generator="chain_sum", **told)  # type: ignore[arg-type]
-        for told in ({}, {"answer_after": "="}, {"tags": True})
-    )
-    assert [plain.score(sample, text) for text in ("8", " 8.0\n", "")] == [1, 1, 0]
-    assert [after.score(sample, text) for text in ("8", "4+4=8", "8=9", "8=")] == [1, 1, 0, 0]
-    assert [tagged.score(sample, t) for t in ("8", "<answer> 8 </answer>", "<answer>8</answer><answer>9</answer>")] == [
-        0,
-        1,
-        0,
-    ]
+    twice = "<answer>8</answer><answer>9</answer>"
+    for keys, scores in (
+        ({}, {"8": 1, " 8.0\n": 1, "": 0}),
+        ({"answer_after": "="}, {"8": 1, "4+4=8": 1, "8=9": 0, "8=": 0}),
+        ({"tags": True}, {"8": 0, "<answer> 8 </answer>": 1, twice: 0}),
+    ):
+        task = Gym(generator="chain_sum", **keys)  # type: ignore[arg-type]
+        assert {text: task.score(sample, text) for text in scores} == scores
 
 
 def test_part_of_a_point_is_passed_on_and_what_a_scorer_cannot_read_is_wrong() -> None:
@@ -221,14 +161,20 @@ def test_no_answer_keeps_the_scorer_busy(text: str) -> None:
     assert time.monotonic() - began < 1
 
 
-def test_what_people_write_reaches_the_scorer() -> None:
-    assert harmless("countdown", "3 * (4 + 5) - 6/2")
-    assert harmless("simple_integration", "-34*x**8/15 + 2*x**(3/2) + sin(x) + C")
-    assert harmless("spiral_matrix", "[1, -2, 3]")
-    assert harmless("spiral_matrix", "1 -2")
-    assert harmless("n_queens", "_ Q _\nQ _ _")
-    assert not harmless("n_queens", "(" * 5000)
-    assert harmless("caesar_cipher", "__import__('os')")
+@pytest.mark.parametrize(
+    ("generator", "answer", "reaches"),
+    [
+        ("countdown", "3 * (4 + 5) - 6/2", True),
+        ("simple_integration", "-34*x**8/15 + 2*x**(3/2) + sin(x) + C", True),
+        ("spiral_matrix", "[1, -2, 3]", True),
+        ("spiral_matrix", "1 -2", True),
+        ("n_queens", "_ Q _\nQ _ _", True),
+        ("n_queens", "(" * 5000, False),
+        ("caesar_cipher", "__import__('os')", True),
+    ],
+)
+def test_what_people_write_reaches_the_scorer(generator: str, answer: str, reaches: bool) -> None:
+    assert harmless(generator, answer) == reaches
 
 
 def test_demonstrations_are_right_or_mistaken_as_often_as_asked() -> None:
@@ -302,10 +248,10 @@ def test_a_level_moves_by_one_with_enough_completions_and_never_beyond_its_ends(
 
 
 def test_the_recipe_holds_together() -> None:
-    task = resolve(load("reasoning-gym")).task
-    assert isinstance(task, Gym)
-    longest = max(len(d.completion) for d in task.demonstrations(3000, 0))
-    assert longest <= resolve(load("reasoning-gym")).recipe.sampling.max_new_tokens
+    plan = resolve(load("reasoning-gym"))
+    assert isinstance(plan.task, Gym)
+    longest = max(len(d.completion) for d in plan.task.demonstrations(3000, 0))
+    assert longest <= plan.recipe.sampling.max_new_tokens
 
 
 def test_the_page_is_right_about_names_and_its_recipes_can_be_read() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from groupwise.core.samples import Attempt
 from groupwise.core.task import HoldsOutSets
 from groupwise.rewards.functions.adapters import TRL, VERL
 from groupwise.tasks.data.task import Data
+from tests.tasks.made import refusal, write
 
 FLAT = [{"prompt": f"What is {i} * 2?", "answer": str(2 * i), "level": i % 3} for i in range(90)]
 
@@ -28,11 +28,6 @@ def verl_row(row: dict[str, Any], index: int) -> dict[str, Any]:
         "reward_model": {"style": "rule", "ground_truth": row["answer"]},
         "extra_info": {"split": "train", "index": index, "level": row["level"]},
     }
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def nested(tmp_path: Path, **keys: Any) -> Data:
@@ -64,27 +59,18 @@ def test_a_column_whose_whole_name_has_a_dot_comes_first(tmp_path: Path) -> None
     [
         (
             {"answer": "reward.truth"},
-            "task.answer = 'reward.truth': {path} has no column 'reward'; columns there: data_",
+            "{path} has no column 'reward'; columns there: data_",
         ),
-        (
-            {"answer": "reward_model.truth"},
-            "task.answer = 'reward_model.truth': {path} has no 'truth' in its column 'reward_model'; "
-            "there: style, ground_truth",
-        ),
-        (
-            {"answer": "reward_model.style.name"},
-            "task.answer = 'reward_model.style.name': {path} has no 'name' in its column 'reward_model.style'; "
-            "it holds text",
-        ),
+        ({"answer": "reward_model.truth"}, "has no 'truth' in its column 'reward_model'; there: style, ground_truth"),
+        ({"answer": "reward_model.style.name"}, "has no 'name' in its column 'reward_model.style'; it holds text"),
         ({"prompt": "prompt.2.content"}, "{path} has no '2' in its column 'prompt'; it holds a list of 2"),
         ({"source": "extra_info.origin"}, "task.source = 'extra_info.origin': {path} has no 'origin' in its column"),
         ({"filter": {"extra_info": {"level": 1}}}, 'is written filter."extra_info.level"'),
     ],
 )
 def test_a_path_that_ends_nowhere_says_where_and_what_is_there(tmp_path: Path, keys: Any, words: str) -> None:
-    with pytest.raises(UsageError) as error:
-        nested(tmp_path, **keys).samples("train")
-    assert words.format(path=tmp_path / "rows.jsonl") in str(error.value)
+    line = refusal(lambda: nested(tmp_path, **keys).samples("train"))
+    assert words.format(path=tmp_path / "rows.jsonl") in line
 
 
 def test_one_row_without_the_inner_column_is_named_by_its_line(tmp_path: Path) -> None:
@@ -154,6 +140,5 @@ def test_held_out_sets_keep_their_names_and_their_own_problems(tmp_path: Path) -
     ],
 )
 def test_a_held_out_set_that_cannot_be_is_refused(tmp_path: Path, keys: Any, words: str) -> None:
-    with pytest.raises(UsageError) as error:
-        Data(path=write(tmp_path / "rows.jsonl", FLAT), **keys).samples("train")
-    assert words in str(error.value)
+    path = write(tmp_path / "rows.jsonl", FLAT)
+    assert words in refusal(lambda: Data(path=path, **keys).samples("train"))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from groupwise.core.errors import UsageError
-from groupwise.tasks.make import task
 from recipes.products import Products
 
 
@@ -56,20 +54,3 @@ def test_the_number_that_is_stated_counts(completion: str, score: float) -> None
     products = Products()
     sample = next(s for split in ("train", "heldout") for s in products.samples(split) if s.key == "7x8")
     assert products.score(sample, completion) == score
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"factors": [1, 12]}, "task.factors"),
-        ({"factors": [2, 100]}, "task.factors"),
-        ({"factors": [12, 2]}, "task.factors"),
-        ({"heldout_share": 1.0}, "task.heldout_share must lie between 0 and 1"),
-        ({"heldout_share": 0.001}, "leaves a split empty"),
-        ({"factors": [2, 2]}, "task.problems must be at least 2, not 1"),
-        ({"largest": 12}, "task.largest: products has no such key"),
-    ],
-)
-def test_settings_that_cannot_be(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        task("products", settings)

@@ -16,7 +16,9 @@ from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.adapters import TRL, VERL
 from groupwise.tasks.data import formats
 from groupwise.tasks.data.task import Data
-from groupwise.tasks.environment.task import EnvironmentTask
+from groupwise.tasks.environment import EnvironmentTask
+from tests.tasks import made
+from tests.tasks.made import by_key, refused
 
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"zone": {"type": "string"}}}}
 CALL = {"type": "function", "function": {"name": "clock", "arguments": {"zone": "UTC"}}}
@@ -37,20 +39,11 @@ def rows(count: int = 4, **columns: Any) -> list[dict[str, Any]]:
 
 
 def data(tmp_path: Path, lines: list[dict[str, Any]], **keys: Any) -> Data:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
-    return Data(**{"path": str(path), "heldout_share": 0.0, "check": "none", **keys})
+    return made.data(tmp_path / "rows.jsonl", lines, **{"heldout_share": 0.0, "check": "none", **keys})
 
 
 def first(task: Any) -> Sample:
-    return min(task.samples("train"), key=lambda sample: sample.key)
-
-
-def refusal(task: Data) -> str:
-    with pytest.raises(UsageError) as told:
-        task.samples("train")
-    assert "\n" not in str(told.value)
-    return str(told.value)
+    return by_key(task)[0]
 
 
 def changes(task: Data) -> list[str]:
@@ -125,25 +118,28 @@ def test_a_column_that_some_rows_lack_is_none_there_and_told(
     assert not any("no column" in note for note in whole.notes())
 
 
-def test_a_list_is_no_text_to_compare_with_and_the_refusal_says_what_to_do(tmp_path: Path) -> None:
-    told = refusal(data(tmp_path, rows(answer=lambda i: bool(i % 2)), check="exact"))
-    assert "line 1: False; " in told
-    assert "; write true and false as text, or let rewards read it, task.check = 'none'; of 4" in told
-    told = refusal(data(tmp_path, rows(), check="math", answer_boxed=True))
-    assert "...); task.answer_boxed = true, and the first has no \\boxed{}; of 4" in told
-    told = refusal(data(tmp_path, rows(), check="math", answer_after="####"))
-    assert "...); task.answer_after = '####', which the first has not; of 4" in told
-    told = refusal(data(tmp_path, rows(answer=lambda i: ["1", i]), check="math"))
-    assert "line 1: ['1', 0]; " in told
-    assert "name one entry, as task.answer = 'answer.0', or let rewards read it, task.check = 'none'" in told
-    entry = first(data(tmp_path, rows(answer=lambda i: ["1", i]), check="numeric", answer="answer.1"))
-    assert entry.answer == "0"
+BY_REWARDS = "or let rewards read it, task.check = 'none'; of 4"
 
 
-def test_a_table_shows_no_gold_completion(tmp_path: Path) -> None:
-    task = data(tmp_path, rows(answer=["a"]))
-    assert task.gold(first(task)) == ""
-    assert first(task).answer == '["a"]'
+@pytest.mark.parametrize(
+    ("answer", "keys", "words"),
+    [
+        (lambda i: bool(i % 2), {"check": "exact"}, f"line 1: False; |; write true and false as text, {BY_REWARDS}"),
+        (str, {"answer_boxed": True}, "; task.answer_boxed = true, and the first has no \\boxed{}; of 4"),
+        (str, {"answer_after": "####"}, "; task.answer_after = '####', which the first has not; of 4"),
+        (lambda i: ["1", i], {}, f"line 1: ['1', 0]; |name one entry, as task.answer = 'answer.0', {BY_REWARDS}"),
+    ],
+)
+def test_an_answer_that_is_no_text_to_compare_with_is_refused_with_what_to_do(
+    answer: Any, keys: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    line = refused(data(tmp_path, rows(answer=answer), **{"check": "math", **keys}))
+    assert all(part in line for part in words.split("|"))
+
+
+def test_an_entry_of_a_list_can_be_the_answer(tmp_path: Path) -> None:
+    entry = data(tmp_path, rows(answer=lambda i: ["1", i]), check="numeric", answer="answer.1")
+    assert first(entry).answer == "0"
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
@@ -156,17 +152,14 @@ def test_a_float_of_any_width_is_the_decimal_that_was_written(kind: str, saved: 
     maps = pa.array([[("x", value)] for value in written], pa.map_(pa.string(), own.type))
     columns = {"prompt": [f"{i}?" for i in range(5)], "answer": own, "inside": lists}
     table = pa.table(columns if saved else {**columns, "map": maps})  # the library `datasets` knows no maps
-    path = tmp_path / "rows.parquet"
+    path = tmp_path / ("folder" if saved else "rows.parquet")
     if saved:
-        datasets = pytest.importorskip("datasets")
-        path = tmp_path / "folder"
-        made = datasets.Dataset(table)
+        made = pytest.importorskip("datasets").Dataset(table)
         made.set_format("numpy")
         made.save_to_disk(str(path))
     else:
         pytest.importorskip("pyarrow.parquet").write_table(table, path)
-    task = Data(path=str(path), check="none", heldout_share=0.0)
-    samples = sorted(task.samples("train"), key=lambda sample: sample.key)
+    samples = by_key(Data(path=str(path), check="none", heldout_share=0.0))
     assert [sample.answer for sample in samples] == ["0.1", "6.1", "2.5", "0.001", ""]
     assert [sample.extra["inside"] for sample in samples] == [[{"x": value}] for value in written]
     assert saved or [sample.extra["map"] for sample in samples] == [[["x", value]] for value in written]
@@ -187,9 +180,8 @@ def test_dates_and_decimals_are_text_and_bytes_are_told(tmp_path: Path) -> None:
     assert sample.extra["picture"] == {"bytes": None, "path": "a.png"}
     (told,) = changes(task)
     assert told.startswith("1 row: bytes, or what else is no text, in the column 'picture': left out, rewards get None")
-    refused: list[dict[str, Any]] = [{"prompt": "picture"}, {"prompt": "{prompt} {picture}"}, {"answer": "picture"}]
-    for keys in refused:
-        assert "has bytes there" in refusal(Data(path=str(tmp_path / "a.parquet"), **keys))
+    for keys in ({"prompt": "picture"}, {"prompt": "{prompt} {picture}"}, {"answer": "picture"}):
+        assert "has bytes there" in refused(Data(path=str(tmp_path / "a.parquet"), **keys))
 
 
 # Prompts.
@@ -198,7 +190,7 @@ def test_dates_and_decimals_are_text_and_bytes_are_told(tmp_path: Path) -> None:
 def test_what_a_template_lacks_is_left_empty_and_told(tmp_path: Path) -> None:
     lines = rows(more=lambda i: None if i % 2 else "So:", choices=["a", True, {"b": 1.5}])
     task = data(tmp_path, lines, prompt="{prompt} {more}\n{choices}")
-    samples = sorted(task.samples("train"), key=lambda sample: sample.key)
+    samples = by_key(task)
     assert samples[1].prompt == '1? \nA. a\nB. true\nC. {"b": 1.5}'
     assert "null" not in "".join(sample.prompt for sample in samples)
     (told,) = changes(task)
@@ -209,7 +201,7 @@ def test_what_a_template_lacks_is_left_empty_and_told(tmp_path: Path) -> None:
     padded = data(tmp_path, rows(choices=["a", None]), prompt="{prompt}\n{choices}")
     assert first(padded).prompt == "0?\nA. a\nB. "
     assert changes(padded)[0].startswith("4 rows: nothing (null) in the column 'choices'")
-    assert "empty; fill it" in refusal(data(tmp_path, rows(more=None), prompt="{more}"))
+    assert "empty; fill it" in refused(data(tmp_path, rows(more=None), prompt="{more}"))
 
 
 def test_a_row_without_a_source_has_the_files_name_and_not_the_word_none(tmp_path: Path) -> None:
@@ -232,16 +224,26 @@ def test_turns_keep_what_else_they_hold(tmp_path: Path) -> None:
     assert not changes(task)
 
 
-def test_the_columns_of_a_table_do_not_leave_nulls_in_a_call(tmp_path: Path) -> None:
+def of_other(name: str, inside: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "weather", inside: {"city": name}}}
+
+
+@pytest.mark.parametrize("of", ["calls", "schemas"])
+def test_the_columns_of_a_table_do_not_leave_nulls(of: str, tmp_path: Path) -> None:
     """Every row of an Arrow file has the keys of all rows."""
     parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").Table
-    other = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
-    chats = [[user("?"), assistant("", tool_calls=[call]), {"role": "tool", "content": "1"}] for call in (CALL, other)]
-    parquet.write_table(table.from_pylist(rows(2, prompt=lambda i: chats[i])), tmp_path / "a.parquet")
+    if of == "calls":
+        held, words = [[CALL], [of_other("Rome", "arguments")]], "arguments of a tool's call that are nothing (null)"
+        chats = [[user("?"), assistant("", tool_calls=each), {"role": "tool", "content": "1"}] for each in held]
+        lines = rows(2, prompt=lambda i: chats[i])
+    else:
+        held, words = [[CLOCK], [of_other("string", "parameters")]], "what the schema of a function holds as nothing"
+        lines = rows(2, tools=lambda i: held[i])
+    parquet.write_table(table.from_pylist(lines), tmp_path / "a.parquet")
     task = Data(path=str(tmp_path / "a.parquet"), check="none", heldout_share=0.0)
-    calls = [list(s.messages[1]["tool_calls"]) for s in sorted(task.samples("train"), key=lambda s: s.key)]
-    assert calls == [[CALL], [other]]
-    assert changes(task)[0].startswith("2 rows: arguments of a tool's call that are nothing (null): left out")
+    samples = by_key(task)
+    assert [list(s.messages[1]["tool_calls"] if of == "calls" else s.tools) for s in samples] == held
+    assert changes(task)[0].startswith(f"2 rows: {words}")
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -255,7 +257,7 @@ def test_functions_that_a_row_offers_are_in_its_sample_and_tell_rows_apart(
     task = data(
         tmp_path, rows(6, prompt=prompt, answer="x", tools=lambda i: offered[i], worked="12"), solution="worked"
     )
-    samples = sorted(task.samples("train"), key=lambda sample: sample.key)
+    samples = by_key(task)
     assert [list(sample.tools) for sample in samples] == [[CLOCK], [{"name": "clock"}], []], "three problems, in frames"
     assert samples[0].extra["tools"] == [CLOCK], "rewards get the column too"
     assert {json.dumps(d.tools) for d in task.demonstrations(40, 0)} == {json.dumps(list(s.tools)) for s in samples}
@@ -275,8 +277,8 @@ def test_a_column_of_tools_that_holds_no_functions_is_told_or_refused_where_it_w
     assert first(task).tools == ()
     told = "3 rows: no list of functions in the column 'tools': not in the prompt, rewards get it as it is (first: "
     assert changes(task)[0].startswith(told)
-    assert "line 1: task.functions = 'own'" in refusal(data(tmp_path, rows(3, own=value), functions="own"))
-    assert "task.functions = 'own': " in refusal(data(tmp_path, rows(3), functions="own"))
+    assert "line 1: task.functions = 'own'" in refused(data(tmp_path, rows(3, own=value), functions="own"))
+    assert "task.functions = 'own': " in refused(data(tmp_path, rows(3), functions="own"))
 
 
 def test_a_prompt_that_shows_the_functions_itself_offers_none(tmp_path: Path) -> None:
@@ -293,22 +295,18 @@ def test_keywords_for_the_template_are_told_where_a_row_has_some(tmp_path: Path)
     ]
 
 
-def test_the_columns_of_a_table_do_not_leave_nulls_in_a_schema(tmp_path: Path) -> None:
-    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").Table
-    other = {"type": "function", "function": {"name": "weather", "parameters": {"city": {"type": "string"}}}}
-    offered = [[CLOCK], [other]]
-    parquet.write_table(table.from_pylist(rows(2, tools=lambda i: offered[i])), tmp_path / "a.parquet")
-    task = Data(path=str(tmp_path / "a.parquet"), check="none", heldout_share=0.0)
-    assert [list(s.tools) for s in sorted(task.samples("train"), key=lambda s: s.key)] == offered
-    assert changes(task)[0].startswith("2 rows: what the schema of a function holds as nothing (null): left out")
-
-
-def test_no_environment_offers_functions_that_it_does_not_answer(tmp_path: Path) -> None:
-    path = data(tmp_path, rows(tools=[CLOCK])).path
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"tools": [CLOCK]}, "functions of its own that the policy may call, and no environment answers such"),
+        ({"prompt": [user("2 + 2?"), assistant("It is")]}, "its prompt begins the policy's turn, which no environment"),
+    ],
+)
+def test_no_environment_plays_what_it_does_not_answer(columns: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = data(tmp_path, rows(**columns)).path
     keys = {"use": "recipes/guess_number.py:GuessNumber", "path": path, "check": "none"}
-    with pytest.raises(UsageError, match=r"functions of its own that the policy may call.*set task\.functions = \"\""):
-        EnvironmentTask(**keys).samples("train")
-    assert EnvironmentTask(**keys, functions="").samples("train")
+    assert words in refused(EnvironmentTask(**keys))
+    assert "tools" not in columns or EnvironmentTask(**keys, functions="").samples("train")
 
 
 def test_a_prompt_that_ends_with_the_assistant_is_continued_and_a_whole_conversation_is_not(tmp_path: Path) -> None:
@@ -353,7 +351,7 @@ def test_files_of_verl_that_a_model_judges_have_no_gold_answers(tmp_path: Path) 
         None,
     ]
     assert "1 row: no column 'reward_model.ground_truth' of a gold answer: rewards get None" in task.notes()
-    assert "has no 'ground_truth'" in refusal(groupwise.task("verl", {"path": path}))
+    assert "has no 'ground_truth'" in refused(groupwise.task("verl", {"path": path}))
 
 
 def test_a_demonstration_is_of_the_whole_conversation(tmp_path: Path) -> None:
@@ -361,13 +359,6 @@ def test_a_demonstration_is_of_the_whole_conversation(tmp_path: Path) -> None:
     task = data(tmp_path, rows(1, prompt=turns, worked="It is 4."), solution="worked")
     (shown,) = task.demonstrations(1, seed=0)
     assert (list(shown.messages), shown.completion) == (turns, " 4.")
-
-
-def test_no_environment_plays_a_turn_that_the_data_has_begun(tmp_path: Path) -> None:
-    path = data(tmp_path, rows(prompt=[user("2 + 2?"), assistant("It is")])).path
-    task = EnvironmentTask(use="recipes/guess_number.py:GuessNumber", path=path, check="none")
-    with pytest.raises(UsageError, match="its prompt begins the policy's turn, which no environment reads"):
-        task.samples("train")
 
 
 def test_a_conversation_written_as_text_is_read_and_told(tmp_path: Path) -> None:
@@ -437,7 +428,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_turn_that_no_text_model_reads_is_refused_by_its_row(name: str, tmp_path: Path) -> None:
     prompt, words = REFUSED[name]
-    told = refusal(data(tmp_path, [*rows(1), *rows(1, prompt=prompt)]))
+    told = refused(data(tmp_path, [*rows(1), *rows(1, prompt=prompt)]))
     assert told.startswith(f"{tmp_path / 'rows.jsonl'}, line 2: task.prompt = 'prompt'")
     assert words in told
 
@@ -469,8 +460,7 @@ def test_a_leak_is_found_behind_any_frame(other: Any, tmp_path: Path) -> None:
 def test_rows_of_one_question_whose_turns_hold_other_things_stay_apart(tmp_path: Path) -> None:
     thoughts = [[user("2?"), assistant("4", reasoning_content=text), user("Sure?")] for text in ("a", "b", "b")]
     task = data(tmp_path, rows(3, prompt=lambda i: thoughts[i]))
-    assert len(task.samples("train")) == 2
-    assert len(task.repeated) == 1
+    assert (len(task.samples("train")), len(task.repeated)) == (2, 1)
 
 
 def test_one_question_in_two_frames_is_two_rows_of_one_split(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from groupwise.claims.claim import Claim, Figure, Place, Quantity
 from groupwise.claims.experiments import Experiment
 from groupwise.claims.measurements import Measurements, Outcome, Verdict
-from groupwise.reports.page.single import now
+from groupwise.reports.page.page import now
 from groupwise.reports.records import Curves, Mark, Number, Page, Plot, RunPage, Section, Series, Status, Table
 
 TITLE = "What the articles say, measured"

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from groupwise.core.files import jsonl
-from groupwise.journal.columns_json import expand
 from groupwise.journal.journal import MACHINE, ROLLOUTS, read_metrics, read_summary
+from groupwise.journal.per_token import expand
 
 #: Another number where other things are read, or the same ones otherwise: older rows no longer count.
 VERSION = 1

@@ -9,7 +9,7 @@ from groupwise.commands.train.train import resume, train
 from groupwise.core.channel import Channel
 from groupwise.core.code.trace import unexpected
 from groupwise.core.errors import GroupwiseError, RunError
-from groupwise.journal.recipe_file import RECIPE
+from groupwise.journal.kept import RECIPE
 
 
 def main(channel: Channel, recipe: str, settings: Mapping[str, object], folder: str) -> None:

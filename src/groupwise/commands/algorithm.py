@@ -11,8 +11,8 @@ from groupwise.algorithms.own_parts import slot_of
 from groupwise.algorithms.settings import own
 from groupwise.config import recipe
 from groupwise.core.errors import UsageError, brief
-from groupwise.journal import code
-from groupwise.journal.recipe_file import RECIPE, whole_recipe
+from groupwise.journal import kept
+from groupwise.journal.kept import RECIPE, whole_recipe
 
 
 def explain(name: str, chosen: Mapping[str, object], note: Callable[[str], None]) -> str:
@@ -27,9 +27,9 @@ def explain(name: str, chosen: Mapping[str, object], note: Callable[[str], None]
     run = Path(name)
     path = whole_recipe(run)
     table = dict(recipe.parse(recipe.read_table(path), str(path)).algorithm)
-    for line in code.differences(run):
+    for line in kept.differences(run):
         note(line)
-    return words.explain(str(table.pop("name", "")), {**table, **chosen}, code.kept(run))
+    return words.explain(str(table.pop("name", "")), {**table, **chosen}, kept.kept_code(run))
 
 
 @dataclass(frozen=True)

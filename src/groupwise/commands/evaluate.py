@@ -37,8 +37,8 @@ from groupwise.core.numbers.measure import CORRECTNESS, Measure
 from groupwise.core.numbers.statistics import Interval, pass_rate_interval, seen_mean_interval
 from groupwise.core.records import Evaluation, Group
 from groupwise.engines.make import make_engine, require_sampling
-from groupwise.journal import code
-from groupwise.journal.recipe_file import whole_recipe
+from groupwise.journal import kept
+from groupwise.journal.kept import whole_recipe
 from groupwise.journal.rollout_rows import completion_columns
 from groupwise.models.chat.template_checks import check_chat, require_no_fatal
 from groupwise.models.load import Policy, load_policy, model_folder
@@ -204,7 +204,7 @@ def _plan(name: str, recipe: RecipeLike | None, overrides: Mapping[str, object],
         loaded, files = of_program.placed(_with_threads(of_program.recipe, note))
         return resolve(loaded, files=files)
     run = Path(task_of)
-    for line in code.differences(run):
+    for line in kept.differences(run):
         note(line)
     return resolve(_with_threads(recipes.load(str(whole_recipe(run)), overrides), note), place=run.resolve())
 

@@ -14,7 +14,7 @@ from groupwise.core.code.live_code import extracted, located, require_as_in_its_
 from groupwise.core.code.user_code import Files, Source
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.files.plain import of_program
-from groupwise.journal.code import CODE
+from groupwise.journal.kept import CODE
 
 #: A recipe's name or path; its table, nested or with dotted keys; a Recipe.
 RecipeLike = str | os.PathLike[str] | Mapping[str, Any] | Recipe

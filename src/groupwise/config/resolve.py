@@ -16,10 +16,10 @@ from groupwise.config.validate import require_runnable
 from groupwise.core.code.user_code import NO_FILES, Files, Source, source_of
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.task import Task
-from groupwise.journal import code
+from groupwise.journal import kept
 from groupwise.rewards.functions.user import FromFile
 from groupwise.rollout.scoring import RewardWeights, has_answers
-from groupwise.tasks.environment.task import EnvironmentTask
+from groupwise.tasks.environment import EnvironmentTask
 from groupwise.tasks.make import chosen_by, names, task
 from groupwise.training.critic import CriticSettings
 from groupwise.training.start.initial_policy import TINY
@@ -36,7 +36,7 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
     files  files of a new run that it names and that are on no disk yet
     Raises UsageError, one line, if a part does not exist, nothing reads a key, or the run could not work.
     """
-    files = code.kept(place) if place else files
+    files = kept.kept_code(place) if place else files
     device = _device(recipe.device)
     problems = task(*_name_and_keys("task", recipe.task), files)
     rewards = read_reward_weights(recipe.rewards, recipe.scoring.combine == "after", files)

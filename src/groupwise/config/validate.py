@@ -23,7 +23,7 @@ from groupwise.health.symptoms.base import RECENT
 from groupwise.models.precision import require_precision
 from groupwise.models.scalar_heads import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import RewardWeights, has_answers
-from groupwise.tasks.environment.task import EnvironmentTask
+from groupwise.tasks.environment import EnvironmentTask
 from groupwise.training.reference import START
 from groupwise.training.settings import Guard
 from groupwise.training.start.initial_policy import TINY, check_model, run_policy

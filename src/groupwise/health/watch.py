@@ -93,7 +93,6 @@ class Watch:
         self._rows.append(row)
 
     def _warnings(self, rows: Sequence[Row], symptoms: Sequence[Symptom]) -> tuple[Finding, ...]:
-        """Look for symptoms that warn after the last of these rows."""
         if not rows:
             return ()
         history = History(rows[-REMEMBERED:], (), self.recipe, self.compares_within_group)
@@ -103,12 +102,9 @@ class Watch:
 
 def table() -> str:
     """Write every finding with its threshold and the reason for it, as Markdown; docs/reading_a_report.md has it."""
-    lines = [f"| {s.name} | {s.limit} | {s.why} | {_told(s)} |" for s in SYMPTOMS]
+    told = {(False, False): "no", (True, False): "yes", (True, True): "yes, and the guard acts"}
+    lines = [f"| {s.name} | {s.limit} | {s.why} | {told[s.live or s.early, s.early]} |" for s in SYMPTOMS]
     return "\n".join(["| finding | when | why there | told while the run goes on |", "|---|---|---|---|", *lines])
-
-
-def _told(symptom: Symptom) -> str:
-    return "yes, and the guard acts" if symptom.early else "yes" if symptom.live else "no"
 
 
 def _look(history: History, symptoms: Sequence[Symptom]) -> list[Finding]:

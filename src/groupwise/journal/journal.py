@@ -21,8 +21,7 @@ from groupwise.core.files.atomic import open_regular, open_to_append, whole_file
 from groupwise.core.machine.facts import machine_row
 from groupwise.core.machine.terminal import clean
 from groupwise.core.settings import Changeable, Settings
-from groupwise.journal.code import CODE
-from groupwise.journal.recipe_file import RECIPE, create_recipe, replace_recipe
+from groupwise.journal.kept import CODE, RECIPE, create_recipe, replace_recipe
 
 METRICS, ROLLOUTS, HELDOUT, MACHINE = "metrics.jsonl", "rollouts.jsonl", "heldout.jsonl", "machine.jsonl"
 #: Of each evaluation: what it measured of each problem.

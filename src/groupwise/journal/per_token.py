@@ -1,14 +1,14 @@
 """Columns per token of rollouts.jsonl: what each trained token was given, and what every optimizer update saw of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from groupwise.core.masked import group_sum
 from groupwise.core.records import Batch, UpdateRecord
-from groupwise.journal.columns_json import packed
 
 GIVEN = ("logp_engine", "logp_old", "logp_ref", "value", "returns", "advantage", "correction", "step_score")
 SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
@@ -77,3 +77,32 @@ def _cut(columns: Mapping[str, Tensor | None], at: Tensor, span: Tensor) -> list
         if column is not None
     }
     return [dict(zip(packed_columns, row, strict=True)) for row in zip(*packed_columns.values(), strict=True)]
+
+
+def packed(column: np.ndarray, start: Sequence[int], stop: Sequence[int]) -> list[Any]:
+    """Pack [N,T] -> for each row its numbers from `start` to `stop` [N], or the one number that all of them are.
+
+    What lies outside may be anything. The rows stay numpy's, whose float32 numbers are written shortest.
+
+    >>> packed(np.array([[9.0, 1.0, 1.0], [1.0, 2.0, 9.0]]), [1, 0], [3, 2])
+    [np.float64(1.0), array([1., 2.])]
+    """
+    first, last = np.asarray(start)[:, None], np.asarray(stop)[:, None]
+    at = np.arange(column.shape[1])
+    value = np.take_along_axis(column, first, axis=1)
+    same = ((column == value) | (at < first) | (at >= last)).all(axis=1)
+    column = np.ascontiguousarray(column)
+    return [value[i, 0] if same[i] else column[i, start[i] : stop[i]] for i in range(len(column))]
+
+
+def expand(value: Any, length: int) -> list[Any]:
+    """Unpack a column, one number a token. Raises ValueError if it has another length.
+
+    >>> expand(0.5, 3), expand([1.0, 2.0], 2), expand(None, 1)
+    ([0.5, 0.5, 0.5], [1.0, 2.0], [None])
+    """
+    if not isinstance(value, list):
+        return [value] * length
+    if len(value) != length:
+        raise ValueError(f"a column of {len(value)} numbers for {length} tokens")
+    return list(value)

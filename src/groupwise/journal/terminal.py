@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -13,7 +15,7 @@ from rich.table import Table
 from groupwise.core.machine.clock import BEFORE
 from groupwise.core.machine.terminal import Terminal
 from groupwise.core.records import Evaluation
-from groupwise.health.measure import PASS_RATE, Measured
+from groupwise.health.symptoms.base import PASS_RATE, Measured
 
 #: Shown if a run has them: a reward model's score beside the true pass rate, a critic's grasp of the returns.
 EXTRAS = {"learned_mean": "learned score", "explained_variance": "explained variance"}
@@ -21,19 +23,22 @@ BARS = "▁▂▃▄▅▆▇█"
 Row = Mapping[str, Any]
 
 
+@dataclass(eq=False)
 class View:
     """A view of one line a step, for logs and pipes.
 
+    what                   what the run is measured by
     compares_within_group  the algorithm compares the completions of a prompt; if not, a group of equal rewards trains
                            as any other does, and how many groups have a signal is not shown
+    name                   the run's, where the view has a title
     """
 
-    def __init__(
-        self, steps: int, terminal: Terminal, what: Measured = PASS_RATE, compares_within_group: bool = True
-    ) -> None:
-        self.steps, self.terminal, self.what = steps, terminal, what
-        self.compares_within_group = compares_within_group
-        self.started = time.perf_counter()
+    steps: int
+    terminal: Terminal
+    what: Measured = PASS_RATE
+    compares_within_group: bool = True
+    name: str = ""
+    started: float = field(default_factory=time.perf_counter, init=False)
 
     @property
     def trained(self) -> str:
@@ -75,18 +80,18 @@ class View:
         pass
 
 
+@dataclass(eq=False)
 class LiveView(View):
     """A panel that stays in place: the step, the numbers, what each phase costs, how long the run still takes."""
 
-    def __init__(
-        self, steps: int, name: str, terminal: Terminal, what: Measured = PASS_RATE, compares_within_group: bool = True
-    ) -> None:
-        super().__init__(steps, terminal, what, compares_within_group)
-        self.name = name
-        self.rows: list[Row] = []
-        self.heldout: list[tuple[int, Evaluation]] = []
-        self.warming = ""
-        self.live = Live(console=terminal.console, refresh_per_second=8, transient=False, get_renderable=self.render)
+    rows: list[Row] = field(default_factory=list, init=False)
+    heldout: list[tuple[int, Evaluation]] = field(default_factory=list, init=False)
+    warming: str = field(default="", init=False)
+
+    @cached_property
+    def live(self) -> Live:
+        console = self.terminal.console
+        return Live(console=console, refresh_per_second=8, transient=False, get_renderable=self.render)
 
     def preparing(self, what: str, step: int, steps: int, loss: float) -> None:
         if step == 1:
@@ -123,17 +128,15 @@ class LiveView(View):
         if self.warming and not self.rows:
             parts.append(text(self.warming))
         if self.rows:
-            parts += [self._progress(), self._numbers(), text((_phases(self.rows[-1]["seconds"]), "dim"))]
+            step, seconds = self.rows[-1]["step"], time.perf_counter() - self.started
+            left = int(seconds / len(self.rows) * (self.steps - step))
+            clock = f"{left // 60}:{left % 60:02d} left"
+            parts.append(text(f"step {step}/{self.steps}  {bar(step / self.steps, 40)}  {clock}"))
+            parts += [self._numbers(), text((_phases(self.rows[-1]["seconds"]), "dim"))]
         for step, evaluation in self.heldout[:1] + self.heldout[1:][-1:]:
             line = f"held out after step {step:>3}  {rate(evaluation, self.what)}  {details(evaluation)}"
             parts.append(text((line, "bold" if step else "")))
         return Panel(Group(*parts), title=text(f"groupwise · {self.name}"), title_align="left", width=84)
-
-    def _progress(self) -> Any:
-        step = self.rows[-1]["step"]
-        done = len(self.rows)
-        left = (time.perf_counter() - self.started) / done * (self.steps - step)
-        return self.terminal.text(f"step {step}/{self.steps}  {bar(step / self.steps, 40)}  {_clock(left)} left")
 
     def _numbers(self) -> Table:
         table = Table.grid(padding=(0, 2))
@@ -151,16 +154,16 @@ class LiveView(View):
         return table
 
 
+@dataclass(eq=False)
 class NotebookView(LiveView):
     """A panel in the output of a notebook's cell, changed in place."""
 
-    def __init__(
-        self, steps: int, name: str, terminal: Terminal, what: Measured = PASS_RATE, compares_within_group: bool = True
-    ) -> None:
-        super().__init__(steps, name, terminal, what, compares_within_group)
-        self._display: Any = import_module("IPython.display")
-        self._handle: Any = None
-        self._shown = 0.0
+    _handle: Any = field(default=None, init=False)
+    _shown: float = field(default=0.0, init=False)
+
+    @cached_property
+    def _display(self) -> Any:
+        return import_module("IPython.display")
 
     def show(self) -> None:
         """Show the panel as it is now, unless it was shown a quarter of a second ago: a warm start has fast steps."""
@@ -239,7 +242,3 @@ def _number(value: float, digits: int = 3) -> str:
 
 def _phases(seconds: Mapping[str, float]) -> str:
     return "  ".join(f"{phase} {value:.2f}s" for phase, value in seconds.items() if value >= 0.005)
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

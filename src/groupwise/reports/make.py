@@ -12,10 +12,8 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.files.atomic import open_regular
 from groupwise.core.files.paths import location
 from groupwise.reports.compare import compare
-from groupwise.reports.live.serve import watch
-from groupwise.reports.live.watched import Watched
-from groupwise.reports.page import single
-from groupwise.reports.page.page import html, write
+from groupwise.reports.live import Watched, watch
+from groupwise.reports.page.page import page_of_run, write
 
 REPORT, COMPARISON = "report.html", "comparison.html"
 #: What a page of groupwise's has in its first lines; no other file is written over.
@@ -51,7 +49,7 @@ def make(runs: Sequence[Path], out: Path | None = None) -> Written:
     require_ours(path)
     if out and not os.path.isdir(path.parent):
         raise UsageError(f"{path}: there is no folder {path.parent}; make it first, or choose another with --out")
-    page = single.page(runs[0]) if len(runs) == 1 else compare.page(runs)
+    page = page_of_run(runs[0]) if len(runs) == 1 else compare.page(runs)
     try:
         write(page, path)
     except OSError as error:
@@ -76,7 +74,7 @@ def report(*runs: str | os.PathLike[str], out: str | os.PathLike[str] | None = N
 
 def watched(run: Path, port: int, ready: Callable[[str], None]) -> None:
     """Serve a run's page until Ctrl-C. Raises UsageError if the folder is none of a run, or the port is taken."""
-    watch(Watched(run), port, ready, html=html)
+    watch(Watched(run), port, ready)
 
 
 def place(runs: Sequence[Path]) -> Path:
@@ -96,7 +94,7 @@ def require_ours(path: Path) -> None:
 
 
 def _is_page(path: Path) -> bool:
-    """Tell whether a path is a file of its own, no link, that begins as a page does."""
+    """Tell if a path is a file of its own, no link, that begins as a page does."""
     try:
         with open_regular(path) as file:
             return stat.S_ISREG(path.lstat().st_mode) and MARK in file.read(1000)

@@ -16,8 +16,14 @@ from typing import ClassVar
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
-from groupwise.tasks.settings import fewest_and_most, require_shares
-from groupwise.tasks.splits import SPLITS, in_hash_order, require_split, split_by_prompt
+from groupwise.tasks.settings import (
+    SPLITS,
+    fewest_and_most,
+    in_hash_order,
+    require_shares,
+    require_split,
+    split_by_prompt,
+)
 
 #: A term of a chain with its sign.
 TERM = re.compile(r"[+-]?[0-9]+")
@@ -99,13 +105,12 @@ class Arithmetic:
         """Draw `count` demonstrations on training problems: a `worked_share` of them worked and right, the rest
         guesses.
         """
-        train, rng = self.samples("train"), random.Random(seed)
-        return [self._demonstrate(rng.choice(train), train, rng) for _ in range(count)]
-
-    def _demonstrate(self, sample: Sample, train: Sequence[Sample], rng: random.Random) -> Demonstration:
-        if rng.random() < self.worked_share:
-            return Demonstration(sample.prompt, worked(sample.prompt))
-        return Demonstration(sample.prompt, rng.choice(train).answer)
+        train, rng, shown = self.samples("train"), random.Random(seed), list[Demonstration]()
+        for _ in range(count):
+            prompt = rng.choice(train).prompt
+            works = rng.random() < self.worked_share
+            shown.append(Demonstration(prompt, worked(prompt) if works else rng.choice(train).answer))
+        return shown
 
 
 def worked(expression: str) -> str:
@@ -119,7 +124,7 @@ def worked(expression: str) -> str:
 
 
 def _has_value(terms: Sequence[str], value: int) -> bool:
-    """Tell whether the terms add up to the value; a term longer than any number of this task never does."""
+    """Tell if the terms add up to the value; a term longer than any number of this task never does."""
     return all(len(term) <= _LONGEST_ANSWER for term in terms) and sum(map(int, terms)) == value
 
 
@@ -135,7 +140,6 @@ def _expression(index: int, count: int, largest: int) -> str:
 
 
 def _space(count: int, largest: int) -> int:
-    """Count the different problems with `count` operands."""
     return (largest + 1) ** count * 2 ** (count - 1)
 
 

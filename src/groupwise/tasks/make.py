@@ -22,13 +22,12 @@ from groupwise.core.samples import Sample
 from groupwise.core.settings import fields_of
 from groupwise.core.task import Task
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.tasks.code.task import Code
+from groupwise.tasks.code import Code
 from groupwise.tasks.data.settings import VERL_ANSWER
 from groupwise.tasks.data.task import Data
-from groupwise.tasks.environment.task import EnvironmentTask
+from groupwise.tasks.environment import EnvironmentTask
 from groupwise.tasks.gym.task import Gym
-from groupwise.tasks.settings import field_defaults, require_type
-from groupwise.tasks.splits import SPLITS
+from groupwise.tasks.settings import SPLITS, field_defaults, require_type
 
 #: Well-known data sets: name -> keys of the task `data` that the name sets. Any key of a recipe replaces the one here.
 PRESETS: Mapping[str, Mapping[str, object]] = {
@@ -66,11 +65,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
 ENVIRONMENTS: Mapping[str, Mapping[str, object]] = {
     "guess-number": {"use": "guess_number.py:GuessNumber", "max_turns": 4},
     "grid-world": {"use": "grid_world.py:GridWorld", "max_turns": 10},
-    "calculator": {
-        "use": "calculator.py:Calculator",
-        "reward": "calculator.py:says_the_product",
-        "max_turns": 3,
-    },
+    "calculator": {"use": "calculator.py:Calculator", "reward": "calculator.py:says_the_product", "max_turns": 3},
     "code-turns": {"use": "code_turns.py:CodeTurns", "max_turns": 2},
 }
 
@@ -115,14 +110,17 @@ def task(name: str | None, settings: Mapping[str, object] | None = None, files: 
     """
     keys = of_program(settings or {})
     if name is None:
-        return _own_task(keys.pop("use", None), keys, files)
-    if name not in names() and name in offered(GROUP):
-        what = f"task.name = {name!r}"
-        return _made(entry(GROUP, name, what), what, keys)
+        use = keys.pop("use", None)
+        if not isinstance(use, str):
+            such = 'such as name = "arithmetic" or use = "my_task.py:MyTask" under [task]'
+            raise UsageError(f"task.name is missing; {such}")
+        what = f"task.use = {brief(use)}"
+        return _made(load(use, what, files), what, keys)
     if name not in names():
-        raise UsageError(
-            f"task.name = {brief(name)}: there is no such task; {nearest(name, [*names(), *offered(GROUP)])}"
-        )
+        what = f"task.name = {brief(name)}"
+        if name in offered(GROUP):
+            return _made(entry(GROUP, name, what), what, keys)
+        raise UsageError(f"{what}: there is no such task; {nearest(name, [*names(), *offered(GROUP)])}")
     kind = kind_of(name, files)
     defaults = field_defaults(kind)
     if "use" in keys and "use" not in defaults:
@@ -141,13 +139,6 @@ def chosen_by(problems: Task) -> dict[str, str]:
     """Return the key under [task] that names a task of a class that has no name here, and the key's value."""
     name = offered_name(GROUP, type(problems))
     return {"name": name} if name else {"use": use_of(type(problems))}
-
-
-def _own_task(use: object, keys: Mapping[str, object], files: Files) -> Task:
-    if not isinstance(use, str):
-        raise UsageError('task.name is missing; such as name = "arithmetic" or use = "my_task.py:MyTask" under [task]')
-    what = f"task.use = {brief(use)}"
-    return _made(load(use, what, files), what, keys)
 
 
 def _made(kind: Any, what: str, keys: Mapping[str, object]) -> Task:

@@ -1,11 +1,13 @@
 """Settings of tasks: a frozen dataclass a task, whose fields are the keys under [task]. Checks that several share."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.files.plain import require_plain
+from groupwise.core.samples import Sample
 
 #: Problems that are generated at most; all of them are held in memory.
 MOST_PROBLEMS = 10**6
@@ -20,7 +22,11 @@ class SentAsSettings:
 
 def field_defaults(settings: Any) -> dict[str, Any]:
     """Name -> default of a dataclass's fields, in their order; None if a field has none."""
-    return {field.name: _default(field) for field in dataclasses.fields(settings)}
+    defaults = {}
+    for field in dataclasses.fields(settings):
+        made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        defaults[field.name] = None if made is dataclasses.MISSING else made
+    return defaults
 
 
 def require_type(key: str, value: object, default: object) -> None:
@@ -66,7 +72,31 @@ def fewest_and_most(key: str, numbers: Sequence[int], limit: int) -> tuple[int, 
     return pair[0], pair[1]
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
+SPLITS = ("train", "heldout")
+
+
+def require_split(split: str, task: str) -> None:
+    """Raises UsageError if the task has no such split."""
+    if split not in SPLITS:
+        raise UsageError(f"{task} has the splits {' and '.join(SPLITS)}, not {split!r}")
+
+
+def hash_fraction(*parts: object) -> float:
+    """Make a number in [0, 1) that depends on the parts' text alone: the same in every process and Python version."""
+    return int.from_bytes(hashlib.sha256("\0".join(map(str, parts)).encode()).digest()[:6], "big") / 2**48
+
+
+def split_by_prompt(samples: Iterable[Sample], share: float, separator: str = " ") -> dict[str, tuple[Sample, ...]]:
+    """Split samples, each split in the given order, about a `share` held out. The hash of the prompt decides, so no
+    draw or seed can move a problem. `separator` is part of what is hashed.
+    """
+    splits: dict[str, list[Sample]] = {split: [] for split in SPLITS}
+    for sample in samples:
+        heldout = hash_fraction(f"split{separator}{sample.prompt}") < share
+        splits["heldout" if heldout else "train"].append(sample)
+    return {split: tuple(members) for split, members in splits.items()}
+
+
+def in_hash_order(prompts: Iterable[str], seed: int) -> list[str]:
+    """Put the prompts in an order that depends on seed and texts alone."""
+    return sorted(prompts, key=lambda prompt: hash_fraction(f"order {seed} {prompt}"))

@@ -34,7 +34,7 @@ from groupwise.rewards.pool.worker import ask_where
 from groupwise.rewards.zygote import Zygote
 from groupwise.rollout.scoring import RewardWeights, Scorer
 from groupwise.tasks.arithmetic import Arithmetic
-from groupwise.tasks.code.task import Code
+from groupwise.tasks.code import Code
 from groupwise.tasks.data.task import Data
 from groupwise.tasks.gym.task import Gym
 from tests.rewards.pool.reward_faults import Late, Slow

@@ -18,7 +18,7 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import make_folder
 from groupwise.core.task import Task
-from groupwise.journal.recipe_file import whole_recipe
+from groupwise.journal.kept import whole_recipe
 from groupwise.models.adapters.lora import Adapters, holds_adapters, read_adapters
 from groupwise.models.adapters.settings import adapted_weights
 from groupwise.models.chat.prompts import Chat

@@ -34,7 +34,7 @@ from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.scoring import RewardWeights, Scorer
 from groupwise.rollout.segments import Sampler, advance
 from groupwise.rollout.selection import PromptLimit, Selection, select
-from groupwise.tasks.environment.task import EnvironmentTask
+from groupwise.tasks.environment import EnvironmentTask
 
 #: Rows that rewards and templates are tried on before a run starts.
 TRIED_ROWS = 4

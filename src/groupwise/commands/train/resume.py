@@ -19,7 +19,7 @@ from groupwise.core.errors import UsageError, shortened
 from groupwise.core.machine.facts import where
 from groupwise.core.settings import Fixed, MayChange
 from groupwise.journal.journal import METRICS, SUMMARY, Journal, read_log, sound_metrics
-from groupwise.journal.recipe_file import COPY, RECIPE, as_written, whole_recipe
+from groupwise.journal.kept import COPY, RECIPE, as_written, whole_recipe
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.optimizer import learning_rate
 from groupwise.training.settings import Guard

@@ -18,12 +18,12 @@ from groupwise.core.machine.facts import where
 from groupwise.core.machine.terminal import Terminal
 from groupwise.core.numbers.measure import Measure
 from groupwise.health.checks import of_limit
-from groupwise.health.measure import measured
+from groupwise.health.symptoms.base import measured
 from groupwise.journal.journal import ROLLOUTS, metric_columns, read_metrics, read_problems, read_summary, sound_metrics
-from groupwise.journal.recipe_file import whole_recipe
+from groupwise.journal.kept import whole_recipe
 from groupwise.journal.terminal import curve
 from groupwise.models.load import Policy
-from groupwise.reports.folder.heldout import change_of, with_problems
+from groupwise.reports.folder.columns import change_of, with_problems
 from groupwise.training import checkpoint
 from groupwise.training.run import Training
 from groupwise.training.settings import Guard

@@ -35,10 +35,10 @@ from groupwise.core.machine.free_memory import freed_stays
 from groupwise.core.machine.terminal import Terminal
 from groupwise.core.processes.place import HERE
 from groupwise.core.processes.stop import Stop, Stopped
-from groupwise.health.measure import measured
-from groupwise.journal import code, journal
+from groupwise.health.symptoms.base import measured
+from groupwise.journal import journal, kept
 from groupwise.journal.journal import Journal, sound_metrics
-from groupwise.journal.recipe_file import whole_recipe
+from groupwise.journal.kept import whole_recipe
 from groupwise.journal.terminal import LiveView, NotebookView, QuietView, View
 from groupwise.journal.trackers import Sender, tracker
 from groupwise.reports.make import make
@@ -78,7 +78,7 @@ def train(
     plan.recipe.engine.require_place()
     send_to = tracker(plan.recipe.journal.tracker)
     text = recipes.dump(resolved_recipe(plan), given_recipe.origin)
-    book = Journal.create(plan.folder, text, code.written(plan.code))
+    book = Journal.create(plan.folder, text, kept.written(plan.code))
     notes += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
 
     def first() -> Run:
@@ -157,7 +157,7 @@ def _resumed(
     before = journal.read_about(folder) or about(plan, path.stat().st_mtime)
     if step and plan.evaluated and 0 not in evaluations_of(folder):
         damaged.append(f"{folder / journal.METRICS} has no evaluation before step 1: the summary will lack it")
-    for line in [*([lost] if lost else []), *damaged, *code.differences(folder)]:
+    for line in [*([lost] if lost else []), *damaged, *kept.differences(folder)]:
         book.log(line)
         _say(quiet, stderr=True)(line)
     for line in record_changes(then, plan, book, state):
@@ -273,10 +273,10 @@ def _view(plan: Plan, notes: Sequence[str], quiet: bool) -> View:
     if quiet:
         view: View = QuietView(steps, *shown)
     elif terminal.in_notebook:
-        view = NotebookView(steps, plan.folder.name, *shown)
+        view = NotebookView(steps, *shown, name=plan.folder.name)
     else:
         live = terminal.console.is_terminal
-        view = LiveView(steps, plan.folder.name, *shown) if live else View(steps, *shown)
+        view = LiveView(steps, *shown, name=plan.folder.name) if live else View(steps, *shown)
     for text in (plan.describe(), *notes):
         view.note(text)
     return view

@@ -7,8 +7,6 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeGuard
 
-from groupwise.health.measure import CORRECTNESS, PASS_RATE, Measured, measured
-
 Row = Mapping[str, Any]
 
 #: How a sentence is meant: nothing to say, well, to be looked at, wrong.
@@ -19,6 +17,39 @@ RECENT = 10
 LARGEST = 1e100
 #: From this pass rate on a task counts as solved: what is left is too little to warn about.
 SOLVED = 0.9
+
+
+#: The metric of a run that is measured by the task's score.
+CORRECTNESS = "correctness"
+#: Names of a metric that are not a reward's own.
+WORDS: Mapping[str, str] = {CORRECTNESS: "score", "reward": "reward", "learned": "learned score"}
+
+
+class Measured(NamedTuple):
+    """A measure of a run.
+
+    words            "pass rate", "reward", "learned score", "reward mine"
+    column           of an evaluation's row
+    training_column  of a step's row
+    """
+
+    words: str
+    column: str
+    training_column: str
+
+
+PASS_RATE = Measured("pass rate", "avg_at_k", "pass_rate")
+
+
+def measured(metric: str, has_mark: bool) -> Measured:
+    """Choose the measure by the metric of [evaluation]: the pass rate if the metric has a pass mark.
+
+    >>> measured("reward", has_mark=False).words, measured("mine", has_mark=False).words, measured("mine", True).words
+    ('reward', 'reward mine', 'pass rate')
+    """
+    if has_mark:
+        return PASS_RATE
+    return Measured(WORDS.get(metric, f"reward {metric}"), "measured_mean", "measured_mean")
 
 
 @dataclass(frozen=True)
@@ -55,6 +86,16 @@ class History:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     compares_within_group: bool | None = None
     machine: Sequence[Row] = ()
+
+    @property
+    def more_samples(self) -> str:
+        """Twice as many samples of a prompt, as a recipe has it."""
+        return f"samples_per_prompt = {2 * self.setting('samples_per_prompt', 8)}"
+
+    def counts(self, start: str, rows: Sequence[Row]) -> dict[str, float]:
+        """Add up the metrics whose names begin so, over `rows`: the rest of the name -> how many, the most first."""
+        totals = {name.removeprefix(start): self.total(name, rows) for name in self.names(start, rows)}
+        return dict(sorted(((name, count) for name, count in totals.items() if count), key=lambda pair: -pair[1]))
 
     @property
     def recent(self) -> Sequence[Row]:
@@ -99,6 +140,12 @@ class History:
         """Name the metrics of `rows` (the recent ones by default) whose names begin so."""
         rows = self.recent if rows is None else rows
         return list(dict.fromkeys(name for row in rows for name in row if name.startswith(start)))
+
+    @property
+    def evaluated(self) -> list[Row]:
+        """The evaluations that have a number of what is measured."""
+        tables = [row for row in self.evaluations if isinstance(row.get("evaluation"), Mapping)]
+        return [row for row in tables if numbers(self.measured.column, [row["evaluation"]])]
 
     @cached_property
     def measured(self) -> Measured:
@@ -200,7 +247,7 @@ def numbers(name: str, rows: Iterable[Row]) -> list[float]:
 
 
 def is_number(x: object) -> TypeGuard[float]:
-    """Tell whether a number may have been measured: it is finite, no truth value, not absurdly large."""
+    """Tell if a number may have been measured: it is finite, no truth value, not absurdly large."""
     return isinstance(x, (int, float)) and not isinstance(x, bool) and -LARGEST < x < LARGEST
 
 
@@ -237,7 +284,7 @@ def many(count: float, thing: str) -> str:
 
 
 def averages_tokens(h: History) -> bool:
-    """Tell whether the recipe's log-ratio is a mean over the tokens of a completion or a turn."""
+    """Tell if the recipe's log-ratio is a mean over the tokens of a completion or a turn."""
     return h.setting("algorithm.ratio.level") in ("sequence", "sequence-token", "turn")
 
 

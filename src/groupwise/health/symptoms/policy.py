@@ -8,7 +8,6 @@ from groupwise.health.checks import LEARNER_IS_ENGINE
 from groupwise.health.symptoms.base import (
     BAD,
     History,
-    Row,
     Seen,
     averages_tokens,
     is_number,
@@ -41,7 +40,8 @@ LEAST_STEPS = 5
     early=True,
 )
 def ratio_tails(h: History) -> Seen | None:
-    tails = [row for row in h.recent if _has_tails(row)]
+    rows = [(row, numbers("ratio_token_p99", [row]), numbers("ratio_token_p01", [row])) for row in h.recent]
+    tails = [row for row, high, low in rows if high and low and (high[0] > RATIO_HIGH or low[0] < RATIO_LOW)]
     if len(tails) < AGAIN:
         return None
     high, low = max(h.numbers("ratio_token_p99", tails)), min(h.numbers("ratio_token_p01", tails))
@@ -51,11 +51,6 @@ def ratio_tails(h: History) -> Seen | None:
         "from what was sampled.",
         smaller_updates(h),
     )
-
-
-def _has_tails(row: Row) -> bool:
-    high, low = numbers("ratio_token_p99", [row]), numbers("ratio_token_p01", [row])
-    return bool(high and low) and (high[0] > RATIO_HIGH or low[0] < RATIO_LOW)
 
 
 @symptom(

@@ -29,17 +29,8 @@ RISING = 0.01
 ENOUGH = 20
 APART, NEAR, LEAST = 0.1, 5, 3
 #: The keys that sampling and evaluation both have.
-SAMPLED_BY = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "logit_bias",
-    "repetition_penalty",
-    "min_new_tokens",
-    "stop",
-    "stop_ids",
-)
+SAMPLED_BY = ("temperature", "top_p", "top_k", "min_p", "logit_bias", "repetition_penalty")
+SAMPLED_BY += ("min_new_tokens", "stop", "stop_ids")
 SURE = 3.0
 FALL = 0.05
 #: Reward units: no spread at all, rounding aside.
@@ -152,16 +143,18 @@ def levelled_off(h: History) -> Seen | None:
     if risen(h, start, end):
         return Seen(
             f"The {h.measured.words} has levelled off at {short(fmean(now))}; it began at {short(fmean(start))}.",
-            f"samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, a schedule that lowers "
-            'learner.learning_rate (schedule = "cosine"), or more problems of those that fail',
+            f'{h.more_samples}, a schedule that lowers learner.learning_rate (schedule = "cosine"), or more problems '
+            "of those that fail",
             tone=NEUTRAL,
         )
     if fallen(h, start, end):
         return None  # "falling" says it
+    rate = h.setting("learner.learning_rate", 0)
+    faster = f"learner.learning_rate = {3 * rate:.0e} (it is {rate:g})" if rate else "Another learner.learning_rate"
     return Seen(
         f"The {h.measured.words} is where it began: {short(fmean(start))} in the first {len(start)} steps, "
         f"{short(fmean(end))} over {h.over}.",
-        _faster(h),
+        f"{faster}, {h.more_samples}, or easier problems first",
     )
 
 
@@ -192,7 +185,7 @@ def falling(h: History) -> Seen | None:
 )
 def held_out_apart(h: History) -> Seen | None:
     column = h.measured.column
-    evaluated = [row for row in h.evaluations if numbers(column, [row["evaluation"]]) and row.get("step", 0) > 0]
+    evaluated = [row for row in h.evaluated if row.get("step", 0) > 0]
     comparable = [(row, sides) for row in evaluated if (sides := _sides(h, row.get("step", 0)))]
     if not comparable or h.moving:
         return None
@@ -290,7 +283,7 @@ def never_measured(h: History) -> Seen | None:
 
 
 def may_go(h: History, reward: str) -> bool:
-    """Tell whether a recipe without this reward still has one that trains, and names this one nowhere else."""
+    """Tell if a recipe without this reward still has one that trains, and names this one nowhere else."""
     named = {h.setting("evaluation.metric"), h.setting("algorithm.filter.metric")}
     return reward not in named and bool(h.rewards.keys() - {reward})
 
@@ -333,9 +326,3 @@ def _explained(h: History) -> set[str]:
     if not rates:  # the task has no right and wrong
         names |= {"pass_rate", "score_mean", "score_spread_within_groups", "score_spread_batch"}
     return names
-
-
-def _faster(h: History) -> str:
-    rate = h.setting("learner.learning_rate", 0)
-    other = f"learner.learning_rate = {3 * rate:.0e} (it is {rate:g}), " if rate else "Another learner.learning_rate, "
-    return f"{other}samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or easier problems first"

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from groupwise.health.measure import CORRECTNESS
 from groupwise.health.symptoms.base import (
     BAD,
+    CORRECTNESS,
     NEUTRAL,
     RECENT,
     WARN,
@@ -85,8 +85,7 @@ def groups_of_equal_reward(h: History) -> Seen | None:
     fate = "they are dropped and replaced" if h.drops else what_ties_train(h)
     return Seen(
         f"In {percent(1 - share)} of the groups of {h.over} every completion had the same reward: {fate}.",
-        f"A finer reward than all or nothing, samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or other "
-        "problems",
+        f"A finer reward than all or nothing, {h.more_samples}, or other problems",
     )
 
 
@@ -113,17 +112,16 @@ def nothing_right(h: History) -> Seen | None:
 )
 def few_mixed_groups(h: History) -> Seen | None:
     mixed, right, wrong = (h.mean(f"groups_{kind}_share") for kind in ("mixed", "all_right", "all_wrong"))
-    if mixed is None or right is None or wrong is None or not h.tied_train_nothing or h.drops:
+    if mixed is None or right is None or wrong is None:
         return None
-    if not h.compares_within_group:
+    if not h.tied_train_nothing or h.drops or not h.compares_within_group:
         return None
     if mixed >= FEW_MIXED or max(right, wrong) > NO_SIGNAL:
         return None
     return Seen(
         f"Only {percent(mixed)} of the groups of {h.over} mix right and wrong; {percent(right)} were all right and "
         f"{percent(wrong)} all wrong: the problems are too easy or too hard, hardly any between.",
-        f"Problems of middle difficulty, samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}, or "
-        'algorithm.name = "dapo"',
+        f'Problems of middle difficulty, {h.more_samples}, or algorithm.name = "dapo"',
     )
 
 
@@ -220,21 +218,18 @@ def length_bias(h: History) -> Seen | None:
     live=False,
 )
 def scoring_faults(h: History) -> Seen | None:
-    totals = {name.removeprefix("faults."): h.total(name) for name in h.names("faults.", h.rows)}
-    counts = {cause: count for cause, count in totals.items() if count}
+    counts = h.counts("faults.", h.rows)
     if not counts:
         return None
     everything = h.total("generated_completions")
-    listed = ", ".join(f"{count:.0f} {cause}" for cause, count in sorted(counts.items(), key=lambda kv: -kv[1]))
     of = f" of {everything:.0f}" if everything else ""
-    advice = remedy(counts)
     tools = _tools_at_fault(h, {cause.partition(" in ")[0] for cause in counts if cause.endswith(ENVIRONMENT)}, h.rows)
     by_environment = all(cause.endswith(f" in {ENVIRONMENT}") for cause in counts)
     failed = "their environment, or a tool, gave no answer" if by_environment else "scoring failed"
     return Seen(
-        f"{math.fsum(counts.values()):.0f}{of} completions have no score because {failed}: {listed}{tools}. They "
-        "neither vote nor train.",
-        f"{advice[:1].upper()}{advice[1:]}; log.txt has the first of each kind",
+        f"{math.fsum(counts.values()):.0f}{of} completions have no score because {failed}: {_listed(counts)}{tools}. "
+        "They neither vote nor train.",
+        remedy(counts),
     )
 
 
@@ -243,16 +238,13 @@ def scoring_faults(h: History) -> Seen | None:
     why="each costs the policy a turn, and one that is slow costs the run scoring.deadline seconds",
 )
 def turns_without_an_answer(h: History) -> Seen | None:
-    names = {name.removeprefix("turn_faults."): h.total(name, h.recent) for name in h.names("turn_faults.")}
-    counts = {cause: count for cause, count in names.items() if count}
+    counts = h.counts("turn_faults.", h.recent)
     if not counts or h.setting("task.on_fault", "mask") != "answer":
         return None
-    listed = ", ".join(f"{count:.0f} {cause}" for cause, count in sorted(counts.items(), key=lambda kv: -kv[1]))
-    advice = remedy({f"{cause} in {ENVIRONMENT}": count for cause, count in counts.items()}, answered=True)
     return Seen(
         f"The environment, or a tool, gave no answer to {many(math.fsum(counts.values()), 'turn')} of {h.over}: "
-        f"{listed}{_tools_at_fault(h, counts, h.recent)}. The policy was told so.",
-        f"{advice[:1].upper()}{advice[1:]}; log.txt has the first of each kind",
+        f"{_listed(counts)}{_tools_at_fault(h, counts, h.recent)}. The policy was told so.",
+        remedy({f"{cause} in {ENVIRONMENT}": count for cause, count in counts.items()}, answered=True),
     )
 
 
@@ -266,14 +258,17 @@ def completions_without_a_score(h: History) -> Seen | None:
     if count <= failed or not everything:
         return None
     if count == everything:
-        return Seen(
-            "No completion has a score: nothing trains.", "Look at the task's or the reward's return value", BAD
-        )
+        why = "Look at the task's or the reward's return value"
+        return Seen("No completion has a score: nothing trains.", why, BAD)
     return Seen(
         f"{count:.0f} of {everything:.0f} completions have no score: no reward votes on them (NaN, or None), so they "
         "train nothing.",
         "A reward that votes on every row, 0 where there is nothing to reward; or leave such rows out (task.filter)",
     )
+
+
+def _listed(counts: Mapping[str, float]) -> str:
+    return ", ".join(f"{count:.0f} {cause}" for cause, count in counts.items())
 
 
 def _tools_at_fault(h: History, causes: Collection[str], rows: Sequence[Row]) -> str:
@@ -287,18 +282,19 @@ def _tools_at_fault(h: History, causes: Collection[str], rows: Sequence[Row]) ->
 
 
 def remedy(faults: Mapping[str, float], answered: bool = False) -> str:
-    """Advise on the commonest of some faults, which are counted by cause and place.
+    """Advise on the commonest of some faults, which are counted by cause and place, the most first.
 
     answered  the policy is told of faults of its environment already
 
     >>> remedy({"timeout in mine": 2, "nan in task": 1})
-    'a faster reward mine, or a longer scoring.deadline'
+    'A faster reward mine, or a longer scoring.deadline; log.txt has the first of each kind'
     """
     cause, _, place = max(faults, key=lambda name: faults[name]).partition(" in ")
     what = FAILED.get(place, f"reward {place}".rstrip())
     words = MEND.get(cause.split()[0], "mend the {what}").format(what=what)
     told = '; or task.on_fault = "answer", under which the policy is told of it and the episode goes on'
-    return words + told * (place == ENVIRONMENT and not answered)
+    advice = words + told * (place == ENVIRONMENT and not answered)
+    return f"{advice[:1].upper()}{advice[1:]}; log.txt has the first of each kind"
 
 
 def dropped_share(h: History, rows: Sequence[Row]) -> float | None:
@@ -338,6 +334,5 @@ def easier(h: History) -> str:
     limit = h.setting("sampling.max_new_tokens", 0)
     made_here = not h.setting("start") and str(h.setting("model", "")).startswith(MADE_HERE)
     warm = " or a longer warm start" if h.setting("warm_start.steps", 0) else " or a warm start"
-    others = f"samples_per_prompt = {2 * h.setting('samples_per_prompt', 8)}"
-    advice = f"Easier problems, {others},{warm}" if made_here else f"Easier problems, or {others}"
+    advice = f"Easier problems, {h.more_samples},{warm}" if made_here else f"Easier problems, or {h.more_samples}"
     return advice + (f", and sampling.max_new_tokens = {2 * limit}" if longer and limit else "")

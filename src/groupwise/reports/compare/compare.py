@@ -5,9 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from groupwise.core.files.jsonl import flat
-from groupwise.health.measure import PASS_RATE
-from groupwise.reports.compare.bands import ENOUGH, HELD_OUT, band_words, mean, measured
-from groupwise.reports.compare.members import Group, Member, differing, grouped, shown
+from groupwise.health.symptoms.base import PASS_RATE
+from groupwise.reports.compare.members import (
+    ENOUGH,
+    HELD_OUT,
+    Group,
+    Member,
+    band_words,
+    differing,
+    grouped,
+    mean,
+    measured,
+    shown,
+)
 from groupwise.reports.compare.scores import (
     differences,
     final_scores,
@@ -18,9 +28,9 @@ from groupwise.reports.compare.scores import (
 )
 from groupwise.reports.folder import columns, facts, lines
 from groupwise.reports.folder.lines import table
-from groupwise.reports.folder.read import RunFolder, read
+from groupwise.reports.folder.read import read
+from groupwise.reports.page.page import MOST_ROWS, now
 from groupwise.reports.page.plots import SECTIONS, plots_for
-from groupwise.reports.page.single import MOST_ROWS, now
 from groupwise.reports.records import (
     Curves,
     Number,
@@ -47,7 +57,11 @@ def page(folders: Sequence[Path]) -> Page:
     names = [run.name for run in runs]
     title = " · ".join(names) if len(names) <= 4 else f"{len(names)} runs: {names[0]} to {names[-1]}"
     rows = max(100, ROWS_TOGETHER // len(runs))
-    return comparison([_member(run, rows) for run in runs], title, now())
+    members = [
+        Member(run, columns.steps(run.step_rows, run.machine_rows, rows), columns.evaluations(run.evaluation_rows))
+        for run in runs
+    ]
+    return comparison(members, title, now())
 
 
 def comparison(members: Sequence[Member], title: str, written: str = "") -> Page:
@@ -91,12 +105,9 @@ def status(members: Sequence[Member]) -> Status:
     others = [member for member in members if member.run.status.state != "finished"]
     state = min((member.run.status.state for member in members), key=STATES.index)
     words = "; ".join(f"{member.label}: {member.run.status.words}" for member in others)
-    done = (
-        f"{len(members) - len(others)} of {len(members)} runs have finished"
-        if others
-        else f"{len(members)} runs, all finished"
-    )
-    return Status(state, f"{done}; {words}" if words else done)
+    if not others:
+        return Status(state, f"{len(members)} runs, all finished")
+    return Status(state, f"{len(members) - len(others)} of {len(members)} runs have finished; {words}")
 
 
 def notes(group: Group, names: Collection[str] = ()) -> Iterable[str]:
@@ -107,13 +118,16 @@ def notes(group: Group, names: Collection[str] = ()) -> Iterable[str]:
         enough = len(group.counted) >= ENOUGH
         around = "Student's 95 % interval over seeds" if enough else "their range too: two seeds are not an interval"
         yield f"{words} The band of the held-out {held[0]} is {around}."
-    yield from _lengths(group)
-    for member in group.members:
-        if member not in group.counted:
-            yield (
-                f"{member.label} has the seed of another run here ({member.seed}), and the same seed gives the same "
-                "run: left out of means, bands and intervals."
-            )
+    ends = [member.last for member in group.counted]
+    if min(ends) < max(ends):
+        lengths = _listed([str(end) for end in ends])
+        over = f"After step {min(ends)} the mean is over those that have the step."
+        yield f"The runs differ in length: {lengths} steps. {over}"
+    for member in (member for member in group.members if member not in group.counted):
+        yield (
+            f"{member.label} has the seed of another run here ({member.seed}), and the same seed gives the same run: "
+            "left out of means, bands and intervals."
+        )
     yield from (f"{member.label}: {note}" if several else note for member in group.members for note in member.run.notes)
     for key in ("groupwise", "machine", "versions.torch"):
         if len(values := _values(group, key)) > 1:
@@ -123,19 +137,8 @@ def notes(group: Group, names: Collection[str] = ()) -> Iterable[str]:
         yield f"Not measured here, though in another run on this page: {_listed(missing)}."
 
 
-def _lengths(group: Group) -> Iterable[str]:
-    ends = [member.last for member in group.counted]
-    if min(ends) == max(ends):
-        return
-    shortest = min(group.counted, key=lambda member: member.last)
-    yield (
-        f"The runs differ in length: {_listed([str(end) for end in ends])} steps. After step {shortest.last} the mean "
-        "is over those that have the step."
-    )
-
-
 def comparable(groups: Sequence[Group]) -> tuple[bool, list[str]]:
-    """Tell whether the scores are of different things altogether, and in words what makes them so, or may."""
+    """Tell if the scores are of different things altogether, and in words what makes them so, or may."""
     known = [group for group in groups if group.recipe]
     keys = differing([group.recipe for group in known])
     remarks: list[str] = []
@@ -187,11 +190,6 @@ def what_differs(groups: Sequence[Group]) -> Table | None:
     return Table("What differs", ("key", *(group.label for group in groups)), tuple(rows), words)
 
 
-def _member(run: RunFolder, rows: int) -> Member:
-    steps = columns.thin(columns.steps(run.step_rows, run.machine_rows), rows)
-    return Member(run, columns.rounded(steps), columns.rounded(columns.evaluations(run.evaluation_rows)))
-
-
 def _facts(group: Group) -> dict[str, str]:
     """Gather from about.json the algorithm's equations slot by slot, and what the runs were made with."""
     algorithm = table(group.counted[0].run.about.get("algorithm"))
@@ -205,13 +203,11 @@ def _facts(group: Group) -> dict[str, str]:
 
 
 def _values(group: Group, key: str) -> list[str]:
-    """Gather what the runs' about.json say of a dotted key, each value once."""
     values = (flat(member.run.about).get(key) for member in group.members)
     return list(dict.fromkeys(str(value) for value in values if value is not None))
 
 
 def _all_columns(tables: Iterable[Curves]) -> dict[str, list[Number]]:
-    """Gather every column with a number in any of the tables, and all its values."""
     columns: dict[str, list[Number]] = {}
     for curves in tables:
         for name, values in measured(curves).items():

@@ -13,13 +13,9 @@ from groupwise.core.numbers.statistics import (
     paired,
     welch,
 )
-from groupwise.health.measure import PASS_RATE, Measured
-from groupwise.health.symptoms.base import History, is_number
-from groupwise.reports.compare.bands import ENOUGH, measured, seeds_interval, with_spread
-from groupwise.reports.compare.members import Group, Member
-from groupwise.reports.folder.columns import interval
-from groupwise.reports.folder.heldout import change_of
-from groupwise.reports.folder.lines import Row
+from groupwise.health.symptoms.base import PASS_RATE, History, is_number
+from groupwise.reports.compare.members import ENOUGH, Group, Member, measured, seeds_interval, with_spread
+from groupwise.reports.folder.columns import change_of, interval
 from groupwise.reports.records import Table
 
 #: Beyond so many pairs a table of differences is no longer read.
@@ -40,7 +36,7 @@ ABOUT_WELCH = (
 
 @dataclass(frozen=True)
 class Score:
-    """The first evaluation of a run, and the last so far.
+    """The scores of a run at its first evaluation and at the last so far.
 
     measure   what the run is measured by: pass rate, reward, learned score, ...
     interval  over problems; None if the evaluation does not say of how many
@@ -59,8 +55,8 @@ class Score:
 
 def score_of(member: Member) -> Score | None:
     """Sum up a run's evaluations; None if there is none with a number."""
-    what = _measured_by(member)
-    rows = _evaluated(member, what)
+    history = _history(member)
+    what, rows = history.measured, history.evaluated
     if not rows:
         return None
     first, last = rows[0]["evaluation"], rows[-1]["evaluation"]
@@ -76,13 +72,8 @@ def score_of(member: Member) -> Score | None:
     )
 
 
-def _measured_by(member: Member) -> Measured:
-    return History(member.run.step_rows, member.run.evaluation_rows, member.run.recipe).measured
-
-
-def _evaluated(member: Member, what: Measured) -> list[Row]:
-    """Choose the rows of evaluations that have a number of what is measured."""
-    return [row for row in member.run.evaluation_rows if is_number(row["evaluation"].get(what.column))]
+def _history(member: Member) -> History:
+    return History(member.run.step_rows, member.run.evaluation_rows, member.run.recipe)
 
 
 def scores_of(group: Group) -> dict[object, tuple[Member, Score]]:
@@ -151,7 +142,6 @@ def _final_row(group: Group, interval: str) -> tuple[str, ...]:
 
 
 def _extremes(group: Group) -> tuple[str, str]:
-    """Name the best and the worst seed; empty if there is only one."""
     scores = scores_of(group)
     if len(scores) < 2:
         return "", ""
@@ -197,7 +187,7 @@ def differences(groups: Sequence[Group]) -> Table | None:
     pairs = list(combinations(scored, 2))
     words = [ABOUT_WELCH] if any(len(scores_of(group)) > 1 for group in scored) else []
     if len(pairs) > MOST_PAIRS:
-        ranked = sorted(scored, key=_score_mean)
+        ranked = sorted(scored, key=lambda group: fmean(score.after for score in _scores(group)))
         words.insert(0, f"{MOST_PAIRS} of {len(pairs)} pairs: the highest score against the next.")
         pairs = [(other, ranked[-1]) for other in ranked[-2 : -MOST_PAIRS - 2 : -1]]
     if not pairs:
@@ -215,7 +205,8 @@ def _difference(first: Group, second: Group) -> tuple[str, ...]:
     name = f"{second.label} against {first.label}"
     if len(ones) == len(others) == 1:
         (run, _), (other, _) = *ones.values(), *others.values()
-        between = _change_between(run, other)
+        what, rows = _history(run).measured, _history(other).evaluated
+        between = change_of(_history(run).evaluated[-1]["evaluation"], rows[-1]["evaluation"], what)
         words = f"{between}; over problems alone, another seed may say otherwise"
         return name, f"{apart:+.3f}", _cell(between.interval, with_name=True), "none", words
     enough = min(len(ones), len(others)) >= ENOUGH
@@ -224,13 +215,6 @@ def _difference(first: Group, second: Group) -> tuple[str, ...]:
     seeds = [f"{second_after[seed] - first_after[seed]:+.3f}" for seed in both]
     words = in_words(apart, between, by_seed, seeds)
     return name, f"{apart:+.3f}", _cell(between, with_name=True), _cell(by_seed, with_name=False), words
-
-
-def _change_between(first: Member, second: Member) -> Change:
-    """Compare the last evaluation of one run with that of another."""
-    what = _measured_by(first)
-    one, other = (_evaluated(member, what)[-1]["evaluation"] for member in (first, second))
-    return change_of(one, other, what)
 
 
 def in_words(apart: float, between: Interval | None, by_seed: Interval | None, seeds: Sequence[str] = ()) -> str:
@@ -266,10 +250,6 @@ def _cell(interval: Interval | None, with_name: bool) -> str:
     if interval is None:
         return "none"
     return f"{interval} ({interval.name})" if with_name else str(interval)
-
-
-def _score_mean(group: Group) -> float:
-    return fmean(score.after for score in _scores(group))
 
 
 def _mean(values: Sequence[object], form: str) -> str:

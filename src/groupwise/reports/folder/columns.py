@@ -1,20 +1,29 @@
-"""Rows of metrics as columns, which the plots draw. Pure."""
+"""Rows of metrics as columns, which the plots draw, and evaluations compared. Pure."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from groupwise.core.files.jsonl import flat
-from groupwise.core.numbers.statistics import Interval, mean_interval, pass_rate_interval, seen_mean_interval
-from groupwise.reports.folder.lines import count_of, number, table
+from groupwise.core.numbers.change import SHARE, Change, change
+from groupwise.core.numbers.statistics import (
+    Interval,
+    mean_interval,
+    pass_rate_interval,
+    rate_difference,
+    seen_mean_interval,
+)
+from groupwise.health.symptoms.base import PASS_RATE, Measured, is_number
+from groupwise.reports.folder.lines import Row, count_of, number, table
 from groupwise.reports.records import Curves, Number
 
 #: Keys of a row that are no numbers to draw.
 _NO_COLUMNS = frozenset({"step", "checks", "evaluation"})
 
 
-def steps(rows: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, Any]] = ()) -> Curves:
-    """Make a row a training step; names with dots go into nested tables: seconds.update.
+def steps(rows: Sequence[Row], machine: Sequence[Row] = (), most: int | None = None) -> Curves:
+    """Make a row a training step, of more than `most` of them as many, spread evenly; `seconds.update` is a name.
 
     Beside the metrics: seconds_total, the row's; generate_tokens_per_second and train_tokens_per_second, tokens of the
     step over the seconds of that phase, each trained token counted once however many passes there are;
@@ -25,15 +34,24 @@ def steps(rows: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, Any]
     [None, 0.1]
     """
     of_step = {row["step"]: row for row in machine}
-    return _curves(rows, lambda row: {**_step(row), **_of_machine(of_step.get(row["step"], {}), row)})
+    kept = rows if most is None else [rows[i] for i in spaced(len(rows), most)]
+    return _curves(kept, lambda row: {**_step(row), **_of_machine(of_step.get(row["step"], {}), row)})
 
 
-def evaluations(rows: Sequence[Mapping[str, Any]]) -> Curves:
+def evaluations(rows: Sequence[Row]) -> Curves:
     """Make a row an evaluation: avg_at_k, pass_at_k.4, by_source.NAME.avg_at_k, ..., with the seconds of the row.
 
     low and high are the ends of its `interval`.
     """
     return _curves(rows, _evaluation)
+
+
+def with_problems(evaluations: Sequence[Row], heldout: Iterable[Row]) -> None:
+    """Give the rows of evaluations what heldout_problems.jsonl has of their step, as `by_problem`."""
+    of_step = {row["step"]: table(row.get("by_problem")) for row in heldout}
+    for row in evaluations:
+        values = of_step.get(row["step"], {})
+        row["evaluation"]["by_problem"] = {key: value for key, value in values.items() if is_number(value)}
 
 
 def interval(evaluation: Mapping[str, Any]) -> Interval | None:
@@ -56,13 +74,19 @@ def interval(evaluation: Mapping[str, Any]) -> Interval | None:
     return pass_rate_interval(rate, problems, samples or 1, math.nan if error is None else error)
 
 
-def thin(curves: Curves, most: int) -> Curves:
-    """Keep at most `most` (2 or more) of the rows: the first, the last, and others evenly between them."""
-    if len(curves.step) <= most:
-        return curves
-    places = spaced(len(curves.step), most)
-    columns = {name: [values[i] for i in places] for name, values in curves.columns.items()}
-    return Curves([curves.step[i] for i in places], columns)
+def change_of(before: Mapping[str, Any], after: Mapping[str, Any], what: Measured) -> Change:
+    """Compare two evaluations: paired over their problems, or unpaired if a run did not write these down."""
+    first, second = (table(evaluation.get("by_problem")) for evaluation in (before, after))
+    if first and second:
+        return change(first, second, SHARE if what is PASS_RATE else None)
+    then, now = (number(evaluation.get(what.column)) for evaluation in (before, after))
+    one, other = interval(before), interval(after)
+    if then is None or now is None or one is None or other is None:
+        return Change(0, 0, math.nan if then is None or now is None else now - then, None, 0.0)
+    problems = min(count_of(evaluation.get("problems")) or 0 for evaluation in (before, after))
+    apart = replace(rate_difference(then, one, now, other), name="not paired, over")
+    span = 1.0 if what is PASS_RATE else max(one.high, other.high) - min(one.low, other.low)
+    return Change(problems, 0, now - then, apart, span)
 
 
 def spaced(count: int, most: int) -> list[int]:
@@ -76,13 +100,8 @@ def spaced(count: int, most: int) -> list[int]:
     return [round(i * (count - 1) / (most - 1)) for i in range(most)] if most > 1 else [0]
 
 
-def rounded(curves: Curves) -> Curves:
-    """Round every number to 7 significant digits, which halves a page's bytes."""
-    return Curves(curves.step, {name: [short(v) for v in values] for name, values in curves.columns.items()})
-
-
 def short(value: Number) -> Number:
-    """Round a number to 7 significant digits: within 5e-7 of itself, relative. What is not finite becomes a gap.
+    """Round a number to 7 significant digits, which halves a page's bytes. What is not finite becomes a gap.
 
     >>> short(0.123456789), short(512), short(None)
     (0.1234568, 512, None)
@@ -92,14 +111,14 @@ def short(value: Number) -> Number:
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
-def _curves(rows: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Mapping[str, Number]]) -> Curves:
+def _curves(rows: Sequence[Row], read: Callable[[Row], Mapping[str, Number]]) -> Curves:
     """Make columns of rows; a row without a column's number is a gap in it, a column of gaps alone is left out."""
-    made = [read(row) for row in rows]
-    names = dict.fromkeys(name for row in made for name, value in row.items() if value is not None)
+    made = [{name: short(value) for name, value in read(row).items() if value is not None} for row in rows]
+    names = dict.fromkeys(name for row in made for name in row)
     return Curves([row["step"] for row in rows], {name: [row.get(name) for row in made] for name in names})
 
 
-def _step(row: Mapping[str, Any]) -> dict[str, Number]:
+def _step(row: Row) -> dict[str, Number]:
     metrics = _numbers({key: value for key, value in row.items() if key not in _NO_COLUMNS})
     return {
         **metrics,
@@ -110,7 +129,7 @@ def _step(row: Mapping[str, Any]) -> dict[str, Number]:
     }
 
 
-def _of_machine(machine: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Number]:
+def _of_machine(machine: Row, row: Row) -> dict[str, Number]:
     """Read what a line of machine.jsonl says of a step, `row` its line of metrics.jsonl."""
     names = ("memory_peak_mib", "device_memory_peak_mib", "engine_restarts")
     columns = {name: number(machine.get(name)) for name in names} | _numbers({"timeline": machine.get("timeline", {})})
@@ -120,15 +139,15 @@ def _of_machine(machine: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str,
     return columns
 
 
-def _evaluation(row: Mapping[str, Any]) -> dict[str, Number]:
+def _evaluation(row: Row) -> dict[str, Number]:
     around = interval(row["evaluation"])
     band = {"low": around.low, "high": around.high} if around else {}
-    seconds = _numbers({"seconds": row.get("seconds", {})})
     measured = {name: value for name, value in row["evaluation"].items() if name != "by_problem"}
+    seconds = _numbers({"seconds": row.get("seconds", {})})
     return {**_numbers(measured), **band, **seconds, "seconds_total": _total(row)}
 
 
-def _total(row: Mapping[str, Any]) -> Number:
+def _total(row: Row) -> Number:
     seconds = [value for value in _numbers(row.get("seconds", {})).values() if value is not None]
     return math.fsum(seconds) if seconds else None
 

@@ -40,7 +40,6 @@ def _tools(run: RunFolder) -> Table:
 
 
 def _logged(run: RunFolder) -> Table:
-    """Add up what rewards logged, such as a cost, over the run."""
     names = sorted({name for row in run.step_rows for name in row if name.startswith(TOTAL)})
     held = [table(table(row.get("evaluation")).get("logged_total")) for row in run.evaluation_rows]
     rows = []
@@ -88,7 +87,6 @@ def _run(run: RunFolder) -> Table:
 
 
 def _a_step(recipe: Mapping[str, Any]) -> str:
-    """Tell the prompts, samples and updates of one step."""
     prompts, samples = count_of(recipe.get("prompts_per_step")), count_of(recipe.get("samples_per_prompt"))
     if not prompts or not samples:
         return ""
@@ -98,7 +96,7 @@ def _a_step(recipe: Mapping[str, Any]) -> str:
 
 
 def _rolled_back(row: Mapping[str, Any]) -> str:
-    """A return from an early warning of collapse: from where to where, why, and at what learning rate it went on."""
+    """Tell a return from an early warning of collapse: from where to where, why, and at what learning rate."""
     at, to, factor = count_of(row.get("from_step")), count_of(row.get("to_step")), number(row.get("rate_factor"))
     if at is None or to is None or factor is None:
         return ""
@@ -108,13 +106,9 @@ def _rolled_back(row: Mapping[str, Any]) -> str:
 
 
 def _resumed(row: Mapping[str, Any]) -> str:
-    """A resume: after which step, when, on which machine, why, and with which keys changed."""
+    """Tell a resume: after which step, when, on which machine, why, and with which keys changed."""
     step, when, machine = count_of(row.get("step")), moment(row.get("started")), row.get("machine")
-    words = [
-        "from the start" if not step else f"after step {step:,}",
-        when and f"at {when}",
-        machine and f"on {machine}",
-    ]
+    words = [f"after step {step:,}" if step else "from the start", when and f"at {when}", machine and f"on {machine}"]
     lost = [f"by itself, after {row['lost']}"] if row.get("lost") else []
     pairs = table(row.get("changed")).items()
     changed = [f"{key} {pair[0]} -> {pair[1]}" for key, pair in pairs if isinstance(pair, list) and len(pair) == 2]
@@ -122,7 +116,7 @@ def _resumed(row: Mapping[str, Any]) -> str:
 
 
 def compares_within_group(about: Mapping[str, Any]) -> bool | None:
-    """Tell whether the run's advantage compares the completions of one prompt; None if about.json does not say."""
+    """Tell if the run's advantage compares the completions of one prompt; None if about.json does not say."""
     value = table(about.get("algorithm")).get("compares_within_group")
     return value if isinstance(value, bool) else None
 
@@ -158,7 +152,6 @@ def _algorithm(run: RunFolder) -> Table:
 
 
 def _settings(algorithm: Mapping[str, Any]) -> Table:
-    """List the parts as the recipe names them, if their equations are not written down."""
     rows = tuple(
         (slot, _words(table.get("kind")), ", ".join(f"{k} = {_words(v)}" for k, v in table.items() if k != "kind"))
         for slot, table in algorithm.items()

@@ -1,6 +1,7 @@
 """Lines of JSON as a run left them: whole rows, halves, and what other tools wrote. What is odd is counted and said."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,37 +18,16 @@ from groupwise.reports.records import Number
 
 Row = dict[str, Any]
 
-#: Every kind of oddity in words, for one and for {n} of them.
-ODD: dict[str, tuple[str, str]] = {
-    "cut": ("the last line is cut off and was left out", "the last line is cut off and was left out"),
-    "broken": (
-        "1 line is cut off or damaged; only what is whole in it was kept",
-        "{n} lines are cut off or damaged; only what is whole in them was kept",
-    ),
-    "foreign": (
-        "1 line has bytes that are not UTF-8; they are shown as \ufffd",
-        "{n} lines have bytes that are not UTF-8; they are shown as \ufffd",
-    ),
-    "no object": (
-        "1 line is JSON but no object and was left out",
-        "{n} lines are JSON but no object and were left out",
-    ),
-    "no table": (
-        "1 row has a text or a number where a table belongs; that was left out",
-        "{n} rows have a text or a number where a table belongs; that was left out",
-    ),
-    "no step": (
-        "1 row has no whole number as its step and was left out",
-        "{n} rows have no whole number as their step and were left out",
-    ),
-    "twice": (
-        "1 row is of a step that was there already; the later row is kept",
-        "{n} rows are of steps that were there already; the later row of each is kept",
-    ),
-    "no number": (
-        "1 value is written as NaN or Infinity; it is a gap here",
-        "{n} values are written as NaN or Infinity; they are gaps here",
-    ),
+#: Every kind of oddity in words; {one|many} is said of one and of several, and # is their number.
+ODD = {
+    "cut": "the last line is cut off and was left out",
+    "broken": "{1 line is|# lines are} cut off or damaged; only what is whole in {it|them} was kept",
+    "foreign": "{1 line has|# lines have} bytes that are not UTF-8; they are shown as \ufffd",
+    "no object": "{1 line is|# lines are} JSON but no object and {was|were} left out",
+    "no table": "{1 row has|# rows have} a text or a number where a table belongs; that was left out",
+    "no step": "{1 row has|# rows have} no whole number as {its|their} step and {was|were} left out",
+    "twice": "{1 row is of a step|# rows are of steps} that {was|were} there already; the later row {|of each }is kept",
+    "no number": "{1 value is|# values are} written as NaN or Infinity; {it is a gap|they are gaps} here",
 }
 
 _LARGEST_STEP = 2**53
@@ -59,10 +39,9 @@ def oddities(name: str, odd: Counter[str]) -> list[str]:
     >>> oddities("metrics.jsonl", Counter({"no step": 2}))
     ['metrics.jsonl: 2 rows have no whole number as their step and were left out']
     """
-    lines = [
-        (one if odd[kind] == 1 else many).format(n=f"{odd[kind]:,}") for kind, (one, many) in ODD.items() if odd[kind]
-    ]
-    return [f"{name}: {words}" for words in lines]
+    counts = [(odd[kind], words) for kind, words in ODD.items() if odd[kind]]
+    chosen = [re.sub(r"\{(.*?)\|(.*?)\}", r"\1" if count == 1 else r"\2", words) for count, words in counts]
+    return [f"{name}: {words.replace('#', f'{count:,}')}" for (count, _), words in zip(counts, chosen, strict=True)]
 
 
 def table(value: object) -> dict[str, Any]:

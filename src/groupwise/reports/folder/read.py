@@ -14,8 +14,8 @@ from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import open_regular
 from groupwise.core.files.jsonl import shallow
 from groupwise.health.symptoms.base import is_number
-from groupwise.reports.folder.heldout import with_problems
-from groupwise.reports.folder.lines import Row, all_rows, by_step, count_of, number, oddities, parsed
+from groupwise.reports.folder.columns import with_problems
+from groupwise.reports.folder.lines import Row, all_rows, by_step, count_of, number, oddities, parsed, table
 from groupwise.reports.records import Status
 
 #: The files of a run, as its journal names them.
@@ -88,7 +88,7 @@ def read(folder: Path) -> RunFolder:
 
 
 def is_held(lock: Path) -> bool:
-    """Tell whether a process is writing the run. The lock is shared and given back at once: the run must not notice."""
+    """Tell if a process is writing the run. The lock is shared and given back at once: the run must not notice."""
     try:
         with open_regular(lock) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -108,8 +108,11 @@ def _status(
     last   the newest step with a row; None without any
     log    the last line of log.txt
     """
-    if summary is not None and (count_of(summary.get("steps")) or 0) >= (steps or 0):
-        return Status("finished", _finished(summary))
+    done = count_of(summary.get("steps")) if summary else None
+    if summary is not None and (done or 0) >= (steps or 0):
+        seconds = number(summary.get("seconds_total"))
+        taken = f" in {in_words(seconds)}" if seconds else ""
+        return Status("finished", "finished" + (f": {done:,} steps" if done else "") + taken)
     where = f"step {last:,}" + (f" of {steps:,}" if steps else "") if last else ""
     if held:
         return Status("going", f"going on: {where} is done" if where else "going on: no step is done yet")
@@ -121,11 +124,6 @@ def _status(
     if last is None:
         return Status("empty", f"nothing was logged yet, and no process is writing the run; {resume}")
     return Status("stopped", f"stopped {after}, and no process is writing the run; {resume}")
-
-
-def _finished(summary: Mapping[str, Any]) -> str:
-    steps, seconds = count_of(summary.get("steps")), number(summary.get("seconds_total"))
-    return "finished" + (f": {steps:,} steps" if steps else "") + (f" in {in_words(seconds)}" if seconds else "")
 
 
 def in_words(seconds: float) -> str:
@@ -148,9 +146,8 @@ def _require_run(folder: Path) -> None:
             raise UsageError(f"{folder}: this is a file; {WHAT}")
         if not _is_run(folder):
             inside = sorted(inner for inner in folder.iterdir() if inner.is_dir() and _is_run(inner))
-            raise UsageError(
-                f"{folder}: " + (f"this holds runs, name one, such as {inside[0]}; " if inside else "") + WHAT
-            )
+            holds = f"this holds runs, name one, such as {inside[0]}; " if inside else ""
+            raise UsageError(f"{folder}: {holds}{WHAT}")
     except OSError as error:
         raise UsageError(f"{folder}: cannot be read: {error.strerror}; {WHAT}") from None
 
@@ -178,15 +175,12 @@ def _sound(row: Row, odd: Counter[str]) -> Row | None:
     odd["no table"] += bool(wrong)
     if "evaluation" in wrong:
         return None
-    sound = _numbers_and_tables({key: value for key, value in row.items() if key not in wrong})
-    if "evaluation" in sound:
-        sound["evaluation"] = _numbers_and_tables(sound["evaluation"])
-    return sound
-
-
-def _numbers_and_tables(row: Row) -> Row:
-    """Take texts, lists and what cannot be measured from a row: no run writes them there."""
-    return {k: v for k, v in row.items() if v is None or k == "step" or isinstance(v, dict) or is_number(v)}
+    sound, held = (
+        {k: v for k, v in rows.items() if v is None or k == "step" or isinstance(v, dict) or is_number(v)}
+        for rows in (row, table(row.get("evaluation")))
+    )
+    sound |= {"evaluation": held} if "evaluation" in sound else {}
+    return {key: value for key, value in sound.items() if key not in wrong}
 
 
 def _missing(folder: Path, ran: bool, notes: list[str]) -> None:
@@ -219,7 +213,6 @@ def _recipe(text: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _object(path: Path, notes: list[str]) -> dict[str, Any] | None:
-    """Read a file with one JSON object."""
     text = _text(path, notes)
     if text is None:
         return None

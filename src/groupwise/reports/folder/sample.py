@@ -1,18 +1,19 @@
 """A part of a run's rollouts that fits in a page: whole groups, of every kind, spread over the steps."""
 
 import dataclasses
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import orjson
 
 from groupwise.core.files.atomic import open_regular
-from groupwise.reports.folder.columns import spaced
-from groupwise.reports.folder.groups import LONGEST_TEXT, group_of
-from groupwise.reports.folder.scan import DIFFER, EQUAL, GroupLines, Scan, kind_of, places, scan
+from groupwise.reports.folder.columns import short, spaced
+from groupwise.reports.folder.lines import count_of, number, parsed, table, tables
+from groupwise.reports.folder.scan import DIFFER, EQUAL, GroupPlace, Scan, kind_of, labels_of, scan
 from groupwise.reports.records import Curves, Number, RolloutGroup, RolloutRow, Rollouts
 
 #: Groups that the browser of rollouts filters without a wait.
@@ -25,8 +26,8 @@ GROUPS_A_STEP = 5
 SHARE_OF_A_GROUP = 1 / 8
 #: Candidates in a row that did not fit, after which no more are tried.
 PATIENCE = 20
-#: Points of one plot.
-MOST_POINTS = 2000
+#: Points of one plot, and characters of a text.
+MOST_POINTS, LONGEST_TEXT = 2000, 20_000
 
 #: The kinds of groups that a step shows first, one group of each.
 _FIRST = ("mixed", DIFFER, "all right", "all wrong", EQUAL, "dropped", "fault", "surplus", "unscored")
@@ -87,12 +88,18 @@ def points(groups: Sequence[RolloutGroup]) -> dict[str, Curves]:
     """
     newest = sorted(groups, key=lambda group: -group.step)
     rows = [(group.step, row) for group in newest for row in group.completions]
-    learned = ((step, row.learned, row.score) for step, row in rows)
+    pairs = ((step, zip(r.columns.get("value", ()), r.columns.get("returns", ()), strict=False)) for step, r in rows)
     tables = {
-        "value-return": _curves(_values_and_returns(rows), ("value", "returns")),
-        "learned-score": _curves(learned, ("learned", "score")),
+        "value-return": _points(((step, *pair) for step, of_row in pairs for pair in of_row), "value", "returns"),
+        "learned-score": _points(((step, row.learned, row.score) for step, row in rows), "learned", "score"),
     }
     return {plot: curves for plot, curves in tables.items() if curves.step}
+
+
+def _points(triples: Iterable[tuple[int, Number, Number]], *names: str) -> Curves:
+    newest = list(islice((triple for triple in triples if None not in triple), MOST_POINTS))
+    columns = {name: [triple[i] for triple in newest] for i, name in enumerate(names, start=1)}
+    return Curves([triple[0] for triple in newest], columns)
 
 
 def _sample(file: IO[bytes], scanned: Scan, budget: int, most_groups: int) -> Rollouts:
@@ -103,7 +110,7 @@ def _sample(file: IO[bytes], scanned: Scan, budget: int, most_groups: int) -> Ro
         if len(chosen) == most_groups or misses == PATIENCE:
             break
         seen: Counter[str] = Counter()
-        group = group_of(_lines(file, place), seen)
+        group = group_of(_lines(file, place).split(b"\n")[:-1], seen)
         if group is not None:
             group = _fitted(group, int(budget * SHARE_OF_A_GROUP), seen)
             size = len(orjson.dumps(group))
@@ -119,42 +126,31 @@ def _sample(file: IO[bytes], scanned: Scan, budget: int, most_groups: int) -> Ro
 
 def _step_count(scanned: Scan, budget: int, most_groups: int) -> int:
     """Choose the number of steps: as many as leave room for a few groups of each."""
-    rows, size = scanned.rows, sum(span.end - span.start for span in scanned.spans.values())
-    groups = sum(span.groups for span in scanned.spans.values())
-    if not rows:
-        return 0
-    fit = min(most_groups, budget * groups // max(1, size))
-    return max(2, fit // GROUPS_A_STEP)
+    size = sum(step.end - step.start for step in scanned.steps.values())
+    groups = sum(step.groups for step in scanned.steps.values())
+    return max(2, min(most_groups, budget * groups // max(1, size)) // GROUPS_A_STEP) if groups else 0
 
 
-def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[GroupLines]:
+def _candidates(file: IO[bytes], scanned: Scan, count: int) -> Iterator[GroupPlace]:
     """Find groups in the order in which they are wanted: of each step one of every kind, then one more at a time."""
-    steps = sorted(scanned.spans)
+    steps = sorted(scanned.steps)
     chosen = [steps[i] for i in spaced(len(steps), count)]
-    rest: list[list[GroupLines]] = []
+    rest: list[list[GroupPlace]] = []
     for i in spread(len(chosen)):
-        here = places(file, scanned.spans[chosen[i]], scanned.usual)
-        first = _one_of_each(here)
-        yield from first
-        rest.append([place for place in here if place not in first])
+        here, first = scanned.whole(chosen[i]), dict[str, GroupPlace]()
+        for place in here:
+            for label in labels_of(_lines(file, place), place.fate):
+                first.setdefault(label, place)
+        wanted = {first[label].group: first[label] for label in _FIRST if label in first}
+        yield from wanted.values()
+        rest.append([place for place in here if place.group not in wanted])
     for turn in range(max(map(len, rest), default=0)):
         yield from (left[turn] for left in rest if turn < len(left))
 
 
-def _one_of_each(here: Sequence[GroupLines]) -> list[GroupLines]:
-    first: dict[str, GroupLines] = {}
-    for place in here:
-        kind = kind_of(place.scores, place.measured)
-        first.setdefault(kind if place.fate in ("trained", "heldout") else place.fate, place)
-        if place.faulty:
-            first.setdefault("fault", place)
-    wanted = [first[label] for label in _FIRST if label in first]
-    return [place for i, place in enumerate(wanted) if place not in wanted[:i]]
-
-
-def _lines(file: IO[bytes], place: GroupLines) -> list[bytes]:
+def _lines(file: IO[bytes], place: GroupPlace) -> bytes:
     file.seek(place.start)
-    return file.read(place.end - place.start).split(b"\n")[:-1]
+    return file.read(place.end - place.start)
 
 
 def _fitted(group: RolloutGroup, most: int, odd: Counter[str]) -> RolloutGroup:
@@ -178,33 +174,150 @@ def _words(scanned: Scan, chosen: Sequence[RolloutGroup], odd: Mapping[str, int]
     """Tell how many of how many are shown, and what was left out."""
     shown = sum(len(group.completions) for group in chosen)
     steps = len({group.step for group in chosen})
-    words = [
-        f"{shown:,} of {_many(scanned.rows, 'completion')}: {_many(len(chosen), 'whole group')} from {steps:,} of "
-        f"{_many(len(scanned.spans), 'step')}"
+    of_all = f"{shown:,} of {_many(scanned.rows, 'completion')}: {_many(len(chosen), 'whole group')}"
+    left_out = [
+        (scanned.odd + odd["row"], "row", "cannot be read and left out, with the rest of the group"),
+        (odd["long"], "text", f"longer than {LONGEST_TEXT:,} characters cut off there"),
+        (odd["bare"], "long completion", "shown without numbers per token, which would not fit"),
+        (odd["column"], "column", "of numbers per token not as long as the tokens, and left out"),
     ]
-    left_out = scanned.odd + odd["row"]
-    if left_out:
-        words.append(f"{_many(left_out, 'row')} cannot be read and left out, with the rest of the group")
-    if odd["long"]:
-        words.append(f"{_many(odd['long'], 'text')} longer than {LONGEST_TEXT:,} characters cut off there")
-    if odd["bare"]:
-        words.append(f"{_many(odd['bare'], 'long completion')} shown without numbers per token, which would not fit")
-    if odd["column"]:
-        words.append(f"{_many(odd['column'], 'column')} of numbers per token not as long as the tokens, and left out")
-    return "; ".join(words)
+    lines = [f"{_many(count, what)} {words}" for count, what, words in left_out if count]
+    return "; ".join([f"{of_all} from {steps:,} of {_many(len(scanned.steps), 'step')}", *lines])
 
 
 def _many(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
-def _values_and_returns(rows: Iterable[tuple[int, RolloutRow]]) -> Iterator[tuple[int, Number, Number]]:
-    for step, row in rows:
-        pairs = zip(row.columns.get("value", ()), row.columns.get("returns", ()), strict=False)
-        yield from ((step, value, returns) for value, returns in pairs)
+def group_of(lines: Sequence[bytes], odd: Counter[str]) -> RolloutGroup | None:
+    """Read a group from its lines; None if one of them cannot be read, because the others mean little without it."""
+    read = [_table_of(line) for line in lines]
+    good = [row for row in (row_of(row, odd) for row in read) if row is not None]
+    if not good or len(good) < len(read):
+        odd["row"] += len(read) - len(good)
+        return None
+    first = read[0]
+    return RolloutGroup(
+        step=count_of(first.get("step")) or 0,
+        group=count_of(first.get("group")) or 0,
+        key=_text(first.get("key")),
+        source=_text(first.get("source")),
+        prompt=_cut(_text(first.get("prompt")), odd),
+        answer=_cut(_text(first.get("answer")), odd),
+        kind=kind_of([row.score for row in good], [row.measured for row in good] if "measured" in first else ()),
+        fate=_text(first.get("fate")),
+        fresh=first.get("fresh") is not False,
+        completions=good,
+    )
 
 
-def _curves(triples: Iterable[tuple[int, Number, Number]], names: tuple[str, str]) -> Curves:
-    newest = list(islice((triple for triple in triples if None not in triple), MOST_POINTS))
-    columns = {name: [triple[i] for triple in newest] for i, name in enumerate(names, start=1)}
-    return Curves([triple[0] for triple in newest], columns)
+def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
+    """Read a completion; None if it has no text. A number that is missing, or none, is a gap."""
+    text, pieces, spans = row.get("completion"), row.get("pieces"), tables(row.get("spans"))
+    if not isinstance(text, str) or not isinstance(row.get("prompt"), str):
+        return None
+    if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
+        pieces = []
+    ends = [(count_of(s.get("start")), count_of(s.get("stop"))) for s in spans if s.get("own") is False]
+    answers = [(start, stop) for start, stop in ends if start is not None and stop is not None]
+    own = [span for span in spans if span.get("own") is not False]
+    several = len({str(span.get("version")) for span in own}) > 1
+    shown, columns = _shown(pieces, _columns(row, len(pieces), answers, odd) if pieces else {})
+    numbers: Any = {name: _rounded(row.get(name)) for name in ("score", "reward", "advantage", "learned", "measured")}
+    texts: Any = {name: _text(row.get(name)) for name in ("finish", "stop", "ended", "fault")}
+    return RolloutRow(
+        text=_cut(text, odd),
+        tokens=count_of(row.get("tokens")) or len(pieces),
+        version=count_of(row.get("version")) or 0,
+        spans=[{name: count_of(s.get(name)) for name in ("start", "stop", "version")} for s in own if several],
+        turns=[_turn(turn) for turn in tables(row.get("turns"))],
+        answers=answers,
+        parts={name: _rounded(value) for name, value in table(row.get("parts")).items()},
+        logged={name: _logged(value, odd) for name, value in table(row.get("logged")).items()},
+        pieces=shown,
+        columns=columns,
+        **numbers,
+        **texts,
+    )
+
+
+def _turn(turn: Mapping[str, Any]) -> dict[str, Number | str]:
+    """Read what a turn of an episode brought; a call is its tool, and why it failed if it did."""
+    calls = [(_text(call.get("tool")) or "no tool", _text(call.get("failure"))) for call in tables(turn.get("calls"))]
+    return {
+        **{name: _rounded(turn.get(name)) for name in ("reward", "advantage")},
+        **{name: _text(turn.get(name)) for name in ("state", "fault")},
+        "calls": ", ".join(f"{tool} ({failure})" if failure else tool for tool, failure in calls),
+    }
+
+
+def _table_of(line: bytes) -> dict[str, Any]:
+    try:
+        return table(parsed(line, Counter()))
+    except ValueError:
+        return {}
+
+
+def _columns(
+    row: Mapping[str, Any], tokens: int, answers: Sequence[tuple[int, int]], odd: Counter[str]
+) -> dict[str, list[Number]]:
+    """Read the columns per token, those of the row's last update included; a number stands for all tokens.
+
+    Tokens that an environment wrote, `answers`, are gaps: the policy did not sample them.
+    """
+    last = max(tables(row.get("updates")), key=lambda update: count_of(update.get("update")) or 0, default={})
+    values = {**table(row.get("per_token")), **{k: v for k, v in last.items() if k not in ("update", "weight")}}
+    listed = {name: _listed(value, tokens) for name, value in values.items()}
+    odd["column"] += sum(column is None for column in listed.values())
+    live, old = listed.get("logp_live"), listed.get("logp_old")
+    if "log_ratio" not in values and live and old:
+        listed["log_ratio"] = _difference(live, old)
+    gaps = {index for start, stop in answers for index in range(start, min(stop, tokens))}
+    return {
+        name: [None if i in gaps else short(value) for i, value in enumerate(column)]
+        for name, column in listed.items()
+        if column is not None
+    }
+
+
+def _difference(live: Sequence[Number], old: Sequence[Number]) -> list[Number]:
+    """Compute live - old in float32, as the run did without writing it; all gaps if a number is missing."""
+    if None in live or None in old:
+        return [None] * len(live)
+    first, second = array("f", live), array("f", old)  # type: ignore[arg-type]
+    return [*array("f", [a - b for a, b in zip(first, second, strict=True)])]
+
+
+def _listed(value: object, tokens: int) -> list[Number] | None:
+    if isinstance(value, list):
+        return [number(one) for one in value] if len(value) == tokens else None
+    return None if isinstance(value, (str, dict)) else [number(value)] * tokens
+
+
+def _shown(pieces: list[str], columns: dict[str, list[Number]]) -> tuple[list[str], dict[str, list[Number]]]:
+    """Keep the tokens that fit in the longest text, and a last one that says how many do not."""
+    fit = sum(length <= LONGEST_TEXT for length in accumulate(map(len, pieces)))
+    if fit == len(pieces):
+        return pieces, columns
+    more = f" [cut here: {len(pieces) - fit:,} more tokens]"
+    return [*pieces[:fit], more], {name: [*column[:fit], None] for name, column in columns.items()}
+
+
+def _logged(value: object, odd: Counter[str]) -> Number | str:
+    return _rounded(value) if value is None or number(value) is not None else _cut(_text(value), odd)
+
+
+def _rounded(value: object) -> Number:
+    return short(number(value))
+
+
+def _cut(text: str, odd: Counter[str]) -> str:
+    if len(text) <= LONGEST_TEXT:
+        return text
+    odd["long"] += 1
+    return f"{text[:LONGEST_TEXT]} [cut here: {len(text):,} characters in all]"
+
+
+def _text(value: object) -> str:
+    """Take a text as it is, nothing for nothing, and anything else in its words: an answer may be a number."""
+    return "" if value is None else value if isinstance(value, str) else str(value)

@@ -1,9 +1,9 @@
-"""The places of steps and groups in rollouts.jsonl, found by the beginnings of lines: no line is parsed."""
+"""The places of groups in rollouts.jsonl, found by the beginnings of lines: no line is parsed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO
 
@@ -21,52 +21,10 @@ _FAULT, _ROW = b'"fault":', b'{"step"'
 
 
 @dataclass
-class Span:
-    """The lines of one step, one after the other: bytes start to end, how many rows and groups."""
-
-    step: int
-    start: int
-    end: int
-    rows: int = 0
-    groups: int = 0
-
-
-@dataclass
-class Scan:
-    """A file of rollouts.
-
-    spans  by step; of a step that was written twice, the later lines
-    usual  rows of the largest group
-    odd    lines that do not begin as a row does, or do not end
-    end    the first byte after the last whole line
-    """
-
-    spans: dict[int, Span] = field(default_factory=dict)
-    usual: int = 0
-    odd: int = 0
-    end: int = 0
-
-    @property
-    def rows(self) -> int:
-        return sum(span.rows for span in self.spans.values())
-
-    def until(self, last: int | None) -> Scan:
-        """Leave out the steps after `last`; none for None."""
-        if last is None:
-            return self
-        later = [span.start for step, span in self.spans.items() if step > last]
-        spans = {step: span for step, span in self.spans.items() if step <= last}
-        return replace(self, spans=spans, end=min([self.end, *later]))
-
-
-@dataclass
-class GroupLines:
+class GroupPlace:
     """The lines of one group, bytes start to end.
 
-    scores         those of its completions that have one
-    measured       what its completions are measured by, if that is a reward
-    faulty         one of them has a fault
-    doubtful       it stands at an end of its step, or beside a line that cannot be read: it may not be whole
+    doubtful  the group stands at an end of its step, or beside a line that cannot be read: it may not be whole
     """
 
     group: int
@@ -74,10 +32,105 @@ class GroupLines:
     start: int
     end: int
     rows: int = 0
-    scores: list[Number] = field(default_factory=list)
-    measured: list[Number] = field(default_factory=list)
-    faulty: bool = False
     doubtful: bool = False
+
+
+@dataclass
+class StepPlaces:
+    """The groups of one step, from the byte `start` on; `rows` counts its lines, `groups` each that was begun."""
+
+    start: int
+    end: int
+    rows: int = 0
+    groups: int = 0
+    places: list[GroupPlace] = field(default_factory=list)
+
+
+@dataclass
+class Scan:
+    """A file of rollouts.
+
+    steps  of a step that was written twice, the later lines
+    usual  rows of the largest group
+    odd    lines that do not begin as a row does, or do not end
+    end    the first byte after the last whole line
+    """
+
+    steps: dict[int, StepPlaces] = field(default_factory=dict)
+    usual: int = 0
+    odd: int = 0
+    end: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(step.rows for step in self.steps.values())
+
+    def until(self, last: int | None) -> Scan:
+        """Leave out the steps after `last`; none for None."""
+        if last is None:
+            return self
+        later = [place.start for step, place in self.steps.items() if step > last]
+        steps = {step: place for step, place in self.steps.items() if step <= last}
+        return replace(self, steps=steps, end=min([self.end, *later]))
+
+    def whole(self, step: int) -> list[GroupPlace]:
+        """List the whole groups of a step: a doubtful one with fewer rows than usual was cut."""
+        return [place for place in self.steps[step].places if place.rows >= self.usual or not place.doubtful]
+
+
+def scan(file: IO[bytes], start: int = 0) -> Scan:
+    """Find steps and groups from the byte `start` on: one pass over the lines."""
+    file.seek(start)
+    scanned, at = Scan(end=start), start
+    here, step, group, size, doubtful = StepPlaces(start, start), -1, -1, 0, True
+    for line in file:
+        begin, end = _BEGIN.match(line), at + len(line)
+        if begin is None or not (line.endswith(b"\n") and line[-3:].rstrip().endswith(b"}")):
+            scanned.odd += bool(line.strip())
+            doubtful = _doubt(here.places)
+        else:
+            number = int(begin[2])
+            if int(begin[1]) != step or number < group:
+                step, group, doubtful = int(begin[1]), -1, _doubt(here.places)
+                here = scanned.steps[step] = StepPlaces(at, at)
+            if number != group:
+                group, size, here.groups = number, 0, here.groups + 1
+            here.rows, size, here.end = here.rows + 1, size + 1, end
+            scanned.usual = max(scanned.usual, size)
+            if line.find(_ROW, 1) > 0:
+                doubtful = _doubt(here.places)
+            else:
+                if not here.places or here.places[-1].group != number:
+                    here.places.append(GroupPlace(number, begin[3].decode(), at, at, doubtful=doubtful))
+                here.places[-1].rows, here.places[-1].end, doubtful = here.places[-1].rows + 1, end, False
+        at = end
+        scanned.end = at if line.endswith(b"\n") else scanned.end
+    _doubt(here.places)
+    return scanned
+
+
+def _doubt(places: Sequence[GroupPlace]) -> bool:
+    """Mark the last group as one that may not be whole, as the next one may not be."""
+    for place in places[-1:]:
+        place.doubtful = True
+    return True
+
+
+def labels_of(lines: bytes, fate: str) -> Iterator[str]:
+    """Name what a page shows a group as: its kind, or its fate if it does not train; and "fault" if it has one."""
+    rows = lines.split(b"\n")
+    found = ([each[1] for row in rows if (each := pattern.search(row))] for pattern in (_SCORE, _MEASURED))
+    scores, measured = (list(map(_number, texts)) for texts in found)
+    yield kind_of(scores, measured) if fate in ("trained", "heldout") else fate
+    if _FAULT in lines:
+        yield "fault"
+
+
+def _number(text: bytes) -> Number:
+    try:
+        return float(text)
+    except ValueError:  # null
+        return None
 
 
 def kind_of(scores: Sequence[Number], measured: Sequence[Number] = ()) -> str:
@@ -93,71 +146,3 @@ def kind_of(scores: Sequence[Number], measured: Sequence[Number] = ()) -> str:
         return DIFFER if max(values) - min(values) > TIE else EQUAL
     right = sum(value >= RIGHT for value in values)
     return "all wrong" if not right else "all right" if right == len(values) else "mixed"
-
-
-def scan(file: IO[bytes], start: int = 0) -> Scan:
-    """Find the steps from the byte `start` on: one pass over the lines, in memory that grows with the steps alone."""
-    file.seek(start)
-    scanned, at = Scan(end=start), start
-    span, group, size = Span(-1, 0, 0), -1, 0
-    for line in file:
-        begin = _BEGIN.match(line)
-        if begin is None or not _ends(line):
-            scanned.odd += bool(line.strip())
-        else:
-            step, number = int(begin[1]), int(begin[2])
-            if step != span.step or number < group:
-                span, group = Span(step, at, at), -1
-                scanned.spans[step] = span
-            if number != group:
-                span.groups, group, size = span.groups + 1, number, 0
-            span.rows, size = span.rows + 1, size + 1
-            scanned.usual = max(scanned.usual, size)
-            span.end = at + len(line)
-        at += len(line)
-        scanned.end = at if line.endswith(b"\n") else scanned.end
-    return scanned
-
-
-def places(file: IO[bytes], span: Span, usual: int) -> list[GroupLines]:
-    """Find the whole groups of a step, in their order.
-
-    At an end of the step, or beside a damaged line, a group with fewer rows than usual was cut.
-    """
-    file.seek(span.start)
-    at, groups, doubtful = span.start, [], True
-    while at < span.end:
-        line = file.readline()
-        begin = _BEGIN.match(line)
-        if begin is None or not _ends(line) or line.find(_ROW, 1) > 0:
-            doubtful = True
-            if groups:
-                groups[-1].doubtful = True
-        else:
-            if not groups or groups[-1].group != int(begin[2]):
-                groups.append(GroupLines(int(begin[2]), begin[3].decode(), at, at, doubtful=doubtful))
-            _count(groups[-1], line)
-            groups[-1].end, doubtful = at + len(line), False
-        at += len(line)
-    if groups:
-        groups[-1].doubtful = True
-    return [place for place in groups if place.rows >= usual or not place.doubtful]
-
-
-def _ends(line: bytes) -> bool:
-    return line.endswith(b"\n") and line[-3:].rstrip().endswith(b"}")
-
-
-def _count(place: GroupLines, line: bytes) -> None:
-    place.rows += 1
-    for pattern, values in ((_SCORE, place.scores), (_MEASURED, place.measured)):
-        if found := pattern.search(line):
-            values.append(_number(found[1]))
-    place.faulty = place.faulty or _FAULT in line
-
-
-def _number(text: bytes) -> Number:
-    try:
-        return float(text)
-    except ValueError:
-        return None

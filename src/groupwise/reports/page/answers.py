@@ -7,15 +7,17 @@ from statistics import fmean
 from typing import Any
 
 from groupwise.core.numbers.change import FELL, UNTOLD
-from groupwise.health.checks import INVARIANTS, of_limit
-from groupwise.health.measure import CORRECTNESS, PASS_RATE, Measured
+from groupwise.health.checks import INVARIANTS, Invariant, of_limit
 from groupwise.health.symptoms.base import (
     BAD,
+    CORRECTNESS,
     GOOD,
     NEUTRAL,
+    PASS_RATE,
     WARN,
     Finding,
     History,
+    Measured,
     is_number,
     many,
     numbers,
@@ -23,18 +25,11 @@ from groupwise.health.symptoms.base import (
     short,
 )
 from groupwise.health.symptoms.signal import FEW_MIXED, dropped_share, what_ties_train
-from groupwise.reports.folder.heldout import change_of
+from groupwise.reports.folder.columns import change_of
 from groupwise.reports.records import CheckLine, QuestionAnswer, RolloutGroup
 
 Row = Mapping[str, Any]
 
-QUESTIONS = (
-    "Did it learn?",
-    "On what?",
-    "Is it healthy?",
-    "Why are some groups not training?",
-    "What would I try next?",
-)
 #: A gain of the pass rate below this is "a little" even if it is certain.
 LITTLE = 0.02
 #: Characters of an example that a sentence can hold.
@@ -62,25 +57,19 @@ class Known:
         return "" if self.finished else " so far"
 
 
-def answers(known: Known) -> tuple[QuestionAnswer, ...]:
-    """Answer each of QUESTIONS, in their order, in at most two sentences each."""
-    makers = (learned, on_what, healthy, silent_groups, next_try)
-    return tuple(QuestionAnswer(question, *answer(known)) for question, answer in zip(QUESTIONS, makers, strict=True))
-
-
 def learned(known: Known) -> tuple[str, str]:
     """Compare held out before and after: rose, fell, or cannot be told; (words, tone)."""
     what = known.history.measured
-    evaluated = [row for row in known.history.evaluations if isinstance(row.get("evaluation"), Mapping)]
-    rows = [row for row in evaluated if numbers(what.column, [row["evaluation"]])]
+    rows = known.history.evaluated
     if len(rows) < 2 or rows[-1].get("step") == rows[0].get("step"):
         return _not_measured(known, rows, what)
-    first, last = rows[0], rows[-1]
-    before, after = first["evaluation"], last["evaluation"]
+    last = rows[-1]
+    before, after = rows[0]["evaluation"], last["evaluation"]
     change = change_of(before, after, what)
     spell = "{:.3f}".format if what is PASS_RATE else short
     moved = f"from {spell(before[what.column])} to {spell(after[what.column])} in {last.get('step')} steps"
-    of = f" on {_size(after)}" if _size(after) else ""
+    size = " x ".join(many(n, thing) for thing in ("problem", "sample") for n in numbers(f"{thing}s", [after]))
+    of = f" on {size}" if size else ""
     if change.verdict == UNTOLD:
         # Soon after the start that is as it should be.
         tone = WARN if known.finished else NEUTRAL
@@ -108,16 +97,12 @@ def on_what(known: Known) -> tuple[str, str]:
     mixes = f" (a mix of {', '.join(sources)})" if len(sources) > 1 else ""
     limit, samples, prompts = map(setting, ("sampling.max_new_tokens", "samples_per_prompt", "prompts_per_step"))
     kept = " that the filter keeps" if h.drops else ""
+    of_each = f"{samples} completion{'s' * (samples != 1)} of at most {limit} token{'s' * (limit != 1)}"
     words = (
-        f"The task {task}{mixes}, with the policy {policy}{start}: each step samples {samples} "
-        f"completion{_s(samples)} of at most {limit} token{_s(limit)} for each of {prompts} prompt{_s(prompts)}{kept}, "
-        f"and {setting('algorithm.name')} trains on {_rewards(h)}."
+        f"The task {task}{mixes}, with the policy {policy}{start}: each step samples {of_each} for each of {prompts} "
+        f"prompt{'s' * (prompts != 1)}{kept}, and {setting('algorithm.name')} trains on {_rewards(h)}."
     )
     return words + _example(known.groups), NEUTRAL
-
-
-def _s(count: object) -> str:
-    return "" if count == 1 else "s"
 
 
 def healthy(known: Known) -> tuple[str, str]:
@@ -166,10 +151,7 @@ def silent_groups(known: Known) -> tuple[str, str]:
         return f"{_all_train(h)} {of}.", NEUTRAL
     if not h.tied_train_nothing:
         return f"{of}. Other rewards or penalties than being right can still tell their completions apart.", NEUTRAL
-    return (
-        f"{of}{_of_ties(h, 'all are equally right')}.",
-        WARN if mixed < FEW_MIXED and not h.solved else NEUTRAL,
-    )
+    return f"{of}{_of_ties(h, 'all are equally right')}.", WARN if mixed < FEW_MIXED and not h.solved else NEUTRAL
 
 
 def next_try(known: Known) -> tuple[str, str]:
@@ -184,11 +166,23 @@ def next_try(known: Known) -> tuple[str, str]:
     h = known.history
     seed, other = h.setting("seed", 0), "dapo" if h.setting("algorithm.name") != "dapo" else "grpo"
     groups = f', and algorithm.name = "{other}" what another algorithm makes of it' * bool(h.compares_within_group)
-    return (
-        f"Nothing asks for a change: the same recipe with seed = {seed + 1} and {seed + 2} shows how much of the "
-        f"result is chance{groups}.",
-        NEUTRAL,
-    )
+    same = f"the same recipe with seed = {seed + 1} and {seed + 2} shows how much of the result is chance"
+    return f"Nothing asks for a change: {same}{groups}.", NEUTRAL
+
+
+MAKERS = {
+    "Did it learn?": learned,
+    "On what?": on_what,
+    "Is it healthy?": healthy,
+    "Why are some groups not training?": silent_groups,
+    "What would I try next?": next_try,
+}
+QUESTIONS = tuple(MAKERS)
+
+
+def answers(known: Known) -> tuple[QuestionAnswer, ...]:
+    """Answer each of QUESTIONS, in their order, in at most two sentences each."""
+    return tuple(QuestionAnswer(question, *answer(known)) for question, answer in MAKERS.items())
 
 
 def check_lines(steps: Sequence[Row]) -> tuple[CheckLine, ...]:
@@ -203,9 +197,8 @@ def check_lines(steps: Sequence[Row]) -> tuple[CheckLine, ...]:
 
 def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> CheckLine:
     """Judge one check; `checks` are (step, what metrics.jsonl has of it)."""
-    held, cause, unmeasured = "It held.", "It does not hold.", "It was not measured."
-    for invariant in (each for each in INVARIANTS if each.name == name):
-        held, cause, unmeasured = invariant.held, _sentence(invariant.cause), _sentence(invariant.unmeasured)
+    unknown = Invariant(name, "It held.", "It does not hold", "It was not measured")
+    known = next((each for each in INVARIANTS if each.name == name), unknown)
     measured = [check for _, check in checks if check.get("verdict") in ("pass", "fail")]
     failed = [step for step, check in checks if check.get("verdict") == "fail"]
     sound = [check for check in measured if numbers("value", [check]) and numbers("limit", [check])]
@@ -213,20 +206,19 @@ def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> C
     largest, limit = worst.get("value"), worst.get("limit")
     if failed:
         steps = f"at step {failed[0]}" if len(failed) == 1 else f"at {len(failed)} steps, first at step {failed[0]}"
-        words = f"It failed {steps}. {cause}"
+        words = f"It failed {steps}. {_sentence(known.cause)}"
         return CheckLine(name, "fail", words, len(measured), largest, limit)
     if measured:
-        words = held if len(measured) > 1 or len(measured) == len(checks) else f"{held} Measured once."
+        once = len(measured) == 1 < len(checks)
+        words = f"{known.held} Measured once." if once else known.held
         return CheckLine(name, "pass", words, len(measured), largest, limit)
-    return CheckLine(name, "not measured", unmeasured, 0, None, None)
+    return CheckLine(name, "not measured", _sentence(known.unmeasured), 0, None, None)
 
 
 def _groups_by_reward(h: History) -> tuple[str, str]:
-    """Tell of the groups of a run that compares their rewards."""
     signal = h.mean("groups_signal_share") or 0.0
-    of = (
-        f"In {percent(signal)} of the groups generated in {h.over} rewards differ, in {percent(1 - signal)} they do not"
-    )
+    apart, tied = percent(signal), percent(1 - signal)
+    of = f"In {apart} of the groups generated in {h.over} rewards differ, in {tied} they do not"
     if h.drops:
         return _dropped(h, of, "differing")
     if not h.compares_within_group:
@@ -235,7 +227,6 @@ def _groups_by_reward(h: History) -> tuple[str, str]:
 
 
 def _all_train(h: History) -> str:
-    """Tell what trains if the algorithm does not compare within a group."""
     name, silent = h.setting("algorithm.name", "this algorithm"), h.mean("zero_advantage_share")
     if silent:
         return f"{name} does not compare within a group, and {what_ties_train(h)}."
@@ -243,25 +234,20 @@ def _all_train(h: History) -> str:
 
 
 def _of_ties(h: History, tied: str) -> str:
-    """Tell what tied groups train, behind a sentence on how many there are."""
     words = what_ties_train(h)
     return f": where {tied} {words}" if words.startswith(("their ", "only ")) else f"; {words}"
 
 
 def _dropped(h: History, of: str, kind: str) -> tuple[str, str]:
-    """Tell what a filter did to the groups without signal."""
     cost = dropped_share(h, h.recent)
     spent = "" if cost is None else f", which took {percent(cost)} of the generation"
     filled = h.total("groups_fallback", h.recent)
     fell = f" The budget ran out, so {filled:.0f} of them trained all the same." if filled else ""
-    return (
-        f"{of}: only {kind} ones train, and new prompts take the place of the others{spent}.{fell}",
-        WARN if filled else NEUTRAL,
-    )
+    words = f"{of}: only {kind} ones train, and new prompts take the place of the others{spent}.{fell}"
+    return words, WARN if filled else NEUTRAL
 
 
 def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[str, str]:
-    """Tell what there is instead of a second evaluation."""
     held = f" Held out at the start: {what.words} {short(rows[0]['evaluation'][what.column])}." if rows else ""
     begun = f"Not measured{'' if known.finished else ' yet'}"
     if known.history.setting("evaluation.problems", 1) == 0:
@@ -274,11 +260,6 @@ def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[st
             change = f"{short(fmean(rates[:n]))} to {short(fmean(rates[-n:]))}"
             return f"{begun}: in training the {words} went from {change} over {len(rates)} steps.{held}", NEUTRAL
     return f"{begun}.{held}", NEUTRAL
-
-
-def _size(evaluation: Mapping[str, Any]) -> str:
-    """Write `64 problems x 2 samples`, as far as the evaluation says."""
-    return " x ".join(many(n, thing) for thing in ("problem", "sample") for n in numbers(f"{thing}s", [evaluation]))
 
 
 def _lengths(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -303,13 +284,9 @@ def _example(groups: Sequence[RolloutGroup]) -> str:
     if not groups:
         return ""
     group = next((g for g in groups if g.prompt.strip()), groups[0])
-    answer = f", whose answer is {_one_line(group.answer)}" if group.answer.strip() else ""
-    return f" For example: {_one_line(group.prompt)}{answer}."
-
-
-def _one_line(text: str) -> str:
-    words = " ".join(text.split())
-    return f'"{words if len(words) <= EXAMPLE else words[: EXAMPLE - 3] + "..."}"'
+    prompt, answer = (" ".join(text.split()) for text in (group.prompt, group.answer))
+    prompt, answer = (text if len(text) <= EXAMPLE else text[: EXAMPLE - 3] + "..." for text in (prompt, answer))
+    return f' For example: "{prompt}"' + (f', whose answer is "{answer}".' if answer else ".")
 
 
 def _past(finding: Finding) -> bool:

@@ -1,4 +1,4 @@
-"""A page as one HTML file: template, styles, scripts, plotly and the data, all inlined; nothing is fetched.
+"""A run folder -> its page, and a page -> one HTML file: template, styles, scripts, plotly and data, all inlined.
 
 The data stands in an element that the browser does not execute, with every character escaped that could end it. Scripts
 run only if they are, byte for byte, the ones written here: the page's policy names their hashes and nothing else.
@@ -9,6 +9,7 @@ import hashlib
 import html as markup
 import json
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
@@ -18,31 +19,65 @@ from pathlib import Path
 import orjson
 
 from groupwise.core.files.atomic import whole_file
-from groupwise.reports.records import Page
+from groupwise.health.symptoms.base import History
+from groupwise.health.watch import findings
+from groupwise.reports.folder import columns, facts
+from groupwise.reports.folder.read import HELDOUT, ROLLOUTS, RunFolder, read
+from groupwise.reports.folder.sample import points, sample, with_heldout
+from groupwise.reports.page.answers import Known, answers, check_lines
+from groupwise.reports.page.plots import SECTIONS, plots_for
+from groupwise.reports.records import Page, RolloutGroup, Rollouts, RunPage
 
+#: Rows of curves that a page holds; of a longer run, rows spread evenly.
+MOST_ROWS = 4000
 #: In the order they load: each builds on those before it.
-SCRIPTS = (
-    "core.js",
-    "traces.js",
-    "plots.js",
-    "words.js",
-    "page.js",
-    "heat.js",
-    "tokens.js",
-    "group.js",
-    "filters.js",
-    "rollouts.js",
-    "live.js",
-)
+_NAMES = "core traces plots words page heat tokens group filters rollouts live"
+SCRIPTS = tuple(f"{name}.js" for name in _NAMES.split())
 STYLES = ("page.css", "rollouts.css", "heat.css")
 #: What could end the element that holds the data, or a line of script; all of it occurs only inside JSON strings.
-ESCAPED = {
-    b"<": b"\\u003c",
-    b">": b"\\u003e",
-    b"&": b"\\u0026",
-    "\u2028".encode(): b"\\u2028",
-    "\u2029".encode(): b"\\u2029",
-}
+ESCAPED = {mark.encode(): f"\\u{ord(mark):04x}".encode() for mark in "<>&\u2028\u2029"}
+
+
+def page_of_run(folder: Path) -> Page:
+    """Make the page of one run. Raises UsageError if the folder is none of a run."""
+    run = read(folder)
+    rollouts, _ = sample(run.folder / ROLLOUTS)
+    return page_of(run, rollouts.groups, with_heldout(rollouts, run.folder / HELDOUT))
+
+
+def page_of(run: RunFolder, groups: Sequence[RolloutGroup], shown: Rollouts | None) -> Page:
+    """Make the page of a run that was read.
+
+    groups  a sample of its rollouts, for an example and for the plots of points
+    shown   the rollouts that the browser holds
+    """
+    notes = run.notes
+    if len(run.step_rows) > MOST_ROWS:
+        notes += (f"the plots show {MOST_ROWS:,} of the run's {len(run.step_rows):,} steps, spread evenly",)
+    compares = facts.compares_within_group(run.about)
+    history = History(run.step_rows, run.evaluation_rows, run.recipe, compares, run.machine_rows)
+    seen = findings(history)
+    content = RunPage(
+        id="run-1",
+        label=run.name,
+        status=run.status,
+        notes=notes,
+        answers=answers(Known(history, run.summary is not None, groups, seen)),
+        checks=check_lines(run.step_rows),
+        findings=seen,
+        steps=columns.steps(run.step_rows, run.machine_rows, MOST_ROWS),
+        evaluations=columns.evaluations(run.evaluation_rows),
+        points=points(groups),
+        rollouts=shown,
+        tables=facts.tables(run),
+        texts=facts.texts(run),
+    )
+    plots = plots_for(content.steps.columns, content.evaluations.columns, tuple(content.points))
+    return Page(run.name, now(), SECTIONS, plots, (content,))
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M")
 
 
 def write(page: Page, path: Path) -> None:
@@ -86,16 +121,8 @@ def policy(scripts: Sequence[str], watched: bool) -> str:
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     own = "'self'" if watched else "'none'"
-    rules = (
-        "default-src 'none'",
-        f"script-src {allowed}",
-        "style-src 'unsafe-inline'",
-        "img-src data: blob:",
-        f"connect-src {own}",
-        "base-uri 'none'",
-        "form-action 'none'",
-    )
-    return "; ".join(rules)
+    shown = "style-src 'unsafe-inline'; img-src data: blob:"
+    return f"default-src 'none'; script-src {allowed}; {shown}; connect-src {own}; base-uri 'none'; form-action 'none'"
 
 
 @cache

@@ -19,9 +19,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
 SECTIONS = (
     Section(
-        "learned",
-        "Did it learn?",
-        "How well the policy does, on problems it trains on and on problems it never sees.",
+        "learned", "Did it learn?", "How well the policy does, on problems it trains on and on problems it never sees."
     ),
     Section("healthy", "Is it healthy?", "Signs that training is sound, and the first signs when it is not."),
     Section("cost", "What did it cost?", "Where the time and the memory went."),
@@ -29,8 +27,8 @@ SECTIONS = (
     Section("ran", "What was run?", "The algorithm, the recipe as it was resolved, and the machine."),
 )
 
-#: The phases of a step in their order.
-PHASES = ("generate", "score", "annotate", "update")
+#: The phases of a step in their order; what is left over is last.
+PHASES = {"generate": 0, "score": 1, "annotate": 2, "update": 3, "other": 6}
 
 #: Counts of trouble: a flat line at 0 says nothing, so where every number is 0 there is no picture.
 LEFT_OUT_AT_ZERO = frozenset({"groups-fate", "stale", "age", "going-on", "restarts", "unscored", "routing-dead"})
@@ -42,36 +40,22 @@ NEEDED = {"reward-model": "learned_mean"}
 REPEATED = {"measured": "pass_rate", "sources-measured": "pass_rate", "signal": "groups_mixed_share"}
 
 
-def _plot(
-    section: str,
-    id: str,
-    series: Sequence[Mapping[str, str]],
-    marks: Sequence[Mapping[str, Any]] = (),
-    limits: Sequence[Number] = (),
-    reach: Sequence[Number] = (),
-    **rest: Any,
-) -> Plot:
+def _plot(section: str, id: str, entry: Mapping[str, Any]) -> Plot:
     """Make a picture of its entry in the file; an upper end that is not there is open."""
-    (low, high), (least, most) = ((*ends, None, None)[:2] for ends in (limits, reach))
     dashes = iter(DASHES)
-    drawn = [next(dashes) if "*" not in each.get("column", "*") else "solid" for each in series]
-    return Plot(
-        id=id,
-        section=section,
-        series=tuple(Series(**each, dash=dash) for each, dash in zip(series, drawn, strict=True)),
-        marks=tuple(Mark(**mark) for mark in marks),
-        limits=(low, high),
-        reach=(least, most),
-        **rest,
-    )
+    drawn = [next(dashes) if "*" not in each.get("column", "*") else "solid" for each in entry["series"]]
+    made = {
+        "series": tuple(Series(**each, dash=dash) for each, dash in zip(entry["series"], drawn, strict=True)),
+        "marks": tuple(Mark(**mark) for mark in entry.get("marks", ())),
+        **{ends: (*entry.get(ends, ()), None, None)[:2] for ends in ("limits", "reach")},
+    }
+    return Plot(**{**entry, **made}, id=id, section=section)
 
 
 _CATALOG = tomllib.loads(files("groupwise.reports.page").joinpath("pictures.toml").read_text(encoding="utf-8"))
 
 #: The pictures in the order of the file.
-PLOTS = tuple(
-    _plot(section, id, **picture) for section, pictures in _CATALOG.items() for id, picture in pictures.items()
-)
+PLOTS = tuple(_plot(section, id, picture) for section, pictures in _CATALOG.items() for id, picture in pictures.items())
 
 
 def plots_for(step_columns: Columns, evaluation_columns: Columns, points: Collection[str]) -> tuple[Plot, ...]:
@@ -89,7 +73,7 @@ def plots_for(step_columns: Columns, evaluation_columns: Columns, points: Collec
         for name, columns in (("steps", step_columns), ("evaluations", evaluation_columns))
     }
     filled = (_filled(plot, tables, points) for plot in PLOTS)
-    return tuple(plot for plot in filled if plot.series and not _silent(plot, tables))
+    return tuple(plot for plot in filled if plot.series)
 
 
 def static_columns() -> frozenset[str]:
@@ -109,35 +93,32 @@ def limits(column: str) -> tuple[Number, Number]:
     >>> limits("pass_rate"), limits("sources.gcd.pass_rate"), limits("entropy_mean")
     ((0, 1), (0, 1), (None, None))
     """
-    ends = (plot.limits for plot in PLOTS for series in plot.series if _fits(column, series.column))
-    return next((each for each in ends if each != (None, None)), (None, None))
-
-
-def _fits(column: str, pattern: str) -> bool:
-    return column == pattern or ("*" in pattern and bool(_star(column, *pattern.split("*"))))
+    bounded = [(plot.limits, series.column) for plot in PLOTS if plot.limits != (None, None) for series in plot.series]
+    fitting = (ends for ends, name in bounded if column == name or ("*" in name and _star(column, *name.split("*"))))
+    return next(fitting, (None, None))
 
 
 def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) -> Plot:
-    """Give the plot the series that there are numbers for."""
     if plot.kind == "points":
         return plot if plot.id in points else replace(plot, series=())
-    if (needed := NEEDED.get(plot.id)) and needed not in tables[plot.table]:
-        return replace(plot, series=())
-    if REPEATED.get(plot.id) in tables["steps"]:
+    columns = tables[plot.table]
+    lacking = plot.id in NEEDED and NEEDED[plot.id] not in columns
+    if lacking or REPEATED.get(plot.id) in tables["steps"]:
         return replace(plot, series=())
     lines = [one for series in plot.series for one in _expanded(series, tables[series.table or plot.table])]
+    if plot.id in LEFT_OUT_AT_ZERO and not any(any(columns[line.column]) for line in lines):
+        return replace(plot, series=())
     return replace(plot, series=tuple(_distinct(lines)))
 
 
 def _expanded(series: Series, columns: Columns) -> Iterator[Series]:
-    """Make a series of each column that fits."""
     has_band = series.low in columns and series.high in columns
     if not series.column:
         yield from [series] if has_band else []
     elif "*" in series.column:
         before, after = series.column.split("*")
         names = {column: name for column in columns if (name := _star(column, before, after))}
-        for column in sorted(names, key=lambda column: _place(names[column])):
+        for column in sorted(names, key=lambda column: PHASES.get(names[column], len(PHASES))):
             yield replace(series, name=series.name.replace("*", names[column]), column=column)
     elif series.column in columns:
         yield series if has_band else replace(series, low="", high="")
@@ -153,11 +134,6 @@ def _star(column: str, before: str, after: str) -> str:
     return column[len(before) : len(column) - len(after)] if fits else ""
 
 
-def _place(name: str) -> int:
-    """Sort phases in the order of a step, what is left over last; anything else stays as it comes."""
-    return PHASES.index(name) if name in PHASES else len(PHASES) + (name == "other")
-
-
 def _distinct(series: Sequence[Series]) -> Iterator[Series]:
     """Give no two lines of a plot the same dash, as long as the dashes last."""
     taken: list[str] = []
@@ -168,10 +144,3 @@ def _distinct(series: Sequence[Series]) -> Iterator[Series]:
         free = [dash for dash in DASHES if taken.count(dash) == min(map(taken.count, DASHES))]
         taken.append(one.dash if one.dash in free else free[0])
         yield replace(one, dash=taken[-1])
-
-
-def _silent(plot: Plot, tables: Mapping[str, Columns]) -> bool:
-    """Tell whether the plot counts trouble and there was none."""
-    if plot.id not in LEFT_OUT_AT_ZERO:
-        return False
-    return not any(any(tables[plot.table][series.column]) for series in plot.series)

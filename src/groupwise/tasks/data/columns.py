@@ -11,18 +11,9 @@ from typing import Any
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.rewards.verifiers.marks import balanced
-from groupwise.tasks.data.conversations import (
-    Turn,
-    conversation,
-    frame,
-    functions,
-    has_turns,
-    inside,
-    question,
-    without_prefill,
-)
-from groupwise.tasks.data.formats import kind_of
-from groupwise.tasks.data.nested import MissingColumn, has_value, value_at
+from groupwise.tasks.data import conversations
+from groupwise.tasks.data.conversations import Turn, conversation, frame, has_turns, inside, question, without_prefill
+from groupwise.tasks.data.formats import MissingColumn, kind_of, value_at
 from groupwise.tasks.data.settings import DataSettings, template_columns
 
 _LETTERS = string.ascii_uppercase
@@ -96,27 +87,27 @@ class Columns:
         """Read what the row says; `origin` is its source if no column says another. Columns that the sample does not
         hold go to `extra`.
         """
-        s = self.settings
-        turns, changes = self._conversation(values, where)
-        asked = len(without_prefill(turns)) if turns else 0
+        s, changes = self.settings, list[str]()
+        turns = self._conversation(values, where, changes)
         if turns:
-            problem, users = question(turns), [place for place in range(asked) if turns[place]["role"] == "user"]
+            problem, asked = question(turns), len(without_prefill(turns))
+            users = [place for place in range(asked) if turns[place]["role"] == "user"]
             last = users[-1] if users else asked - 1  # what a tool said last stays as it is
             turns[last] = {**turns[last], "content": turns[last]["content"] + s.instruction}
             text = turns[asked - 1]["content"]
         else:
-            problem, changes = self._text(values, where)
+            problem = self._text(values, where, changes)
             text = problem + s.instruction
         answer, held_answer = self._answer(values, changes)
         tools = self._functions(values, where, changes)
         if values.get(KEYWORDS) and KEYWORDS not in self._template:
             changes.append(UNREAD)
-        answer_column = "" if s.answer_after or s.answer_boxed else s.answer
+        shown = (s.prompt, s.messages, "" if s.answer_after or s.answer_boxed else s.answer)
         sample = Sample(
             key=key,
             prompt=text,
             answer=answer,
-            extra={name: value for name, value in values.items() if name not in (s.prompt, s.messages, answer_column)},
+            extra={name: value for name, value in values.items() if name not in shown},
             source=self._source(values, origin, changes),
             messages=tuple(turns),
             tools=tools,
@@ -137,36 +128,37 @@ class Columns:
     def _template(self) -> list[str]:
         return template_columns(self.settings.prompt)
 
-    def _conversation(self, values: Mapping[str, Any], where: str) -> tuple[list[Turn], list[str]]:
-        """Return the turns of the row, none if its prompt is a text; and what was changed.
+    def _conversation(self, values: Mapping[str, Any], where: str, changes: list[str]) -> list[Turn]:
+        """Return the turns of the row, none if its prompt is a text.
 
         What `messages` holds is a whole conversation, whose last answer the policy is to write itself; a prompt that
         ends with the assistant's turn is a prompt, which the policy continues.
         """
         s = self.settings
-        if s.messages:
-            turns, changes = conversation(value_at(values, s.messages), where, f"task.messages = {s.messages!r}")
-        else:
-            prompt = None if self._template else value_at(values, s.prompt)
-            if not has_turns(prompt):
-                return [], []
-            turns, changes = conversation(prompt, where, f"task.prompt = {s.prompt!r}")
+        key, column = ("messages", s.messages) if s.messages else ("prompt", s.prompt)
+        if not s.messages and (self._template or not has_turns(value_at(values, column))):
+            return []
+        turns, own = conversation(value_at(values, column), where, f"task.{key} = {column!r}")
+        changes += own
         asked = without_prefill(turns)
+        begun = len(asked) < len(turns) and bool(turns[-1]["content"])
         if s.messages:
-            return asked, [*changes, *[LEFT_OUT] * (len(asked) < len(turns) and bool(turns[-1]["content"]))]
+            changes += [LEFT_OUT] * begun
+            return asked
         if unread := ", ".join(sorted({key for turn in turns[len(asked) :] for key in turn} - {"role", "content"})):
             changes.append(f"the assistant's turn that ends the prompt holds {unread} beside its content: not read")
-        begun = len(asked) < len(turns) and bool(turns[-1]["content"])
-        return (turns, [*changes, CONTINUED]) if begun else (asked, changes)
+        changes += [CONTINUED] * begun
+        return turns if begun else asked
 
-    def _text(self, values: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
-        """Return the problem of a row whose prompt is a text, and what was changed."""
+    def _text(self, values: Mapping[str, Any], where: str, changes: list[str]) -> str:
         column = self.settings.prompt
-        if not self._template:
-            return _prompt_text(value_at(values, column), where, column), []
-        text, lacking = _filled(column, values)
-        changes = [f"nothing (null) in the column {name!r} of task.prompt: left empty there" for name in lacking]
-        return _prompt_text(text, where, column), changes
+        text = _filled(column, values, changes) if self._template else value_at(values, column)
+        if isinstance(text, str) and text.strip():
+            return text
+        what = f"{where}: task.prompt = {column!r}: "
+        if isinstance(text, str):
+            raise UsageError(f"{what}empty; fill it or take the row out")
+        raise UsageError(f"{what}{kind_of(text)}, neither text nor a conversation{inside(text)}")
 
     def _answer(self, values: Mapping[str, Any], changes: list[str]) -> tuple[str, tuple[Any, ...]]:
         """Return the gold answer as text, and (as the row holds it,), or () where the text is all there is."""
@@ -191,7 +183,7 @@ class Columns:
         if _is_nothing(value):
             return ()
         try:
-            schemas, own = functions(value, f"{where}: task.functions = {name!r}")
+            schemas, own = conversations.functions(value, f"{where}: task.functions = {name!r}")
         except UsageError:
             if named:
                 raise
@@ -201,10 +193,14 @@ class Columns:
         return tuple(schemas)
 
     def _lacks_answer(self, values: Mapping[str, Any]) -> bool:
-        """Tell whether the row has no column of a gold answer, and need not have one."""
-        if self.settings.must_have_answer:
-            return False
-        return not self.settings.answer or not has_value(values, self.settings.answer)
+        """Tell if the row has no column of a gold answer, and need not have one."""
+        if self.settings.must_have_answer or not self.settings.answer:
+            return not self.settings.must_have_answer
+        try:
+            value_at(values, self.settings.answer)
+        except MissingColumn:
+            return True
+        return False
 
     def _source(self, values: Mapping[str, Any], origin: str, changes: list[str]) -> str:
         value = value_at(values, self.settings.source) if self.settings.source else origin
@@ -224,29 +220,22 @@ def last_boxed(text: str) -> str:
     return balanced(text, len(before + opening), len(after)) or "" if opening else ""
 
 
-def _prompt_text(value: object, where: str, column: str) -> str:
-    if isinstance(value, str) and value.strip():
-        return value
-    if isinstance(value, str):
-        raise UsageError(f"{where}: task.prompt = {column!r}: empty; fill it or take the row out")
-    raise UsageError(
-        f"{where}: task.prompt = {column!r}: {kind_of(value)}, neither text nor a conversation{inside(value)}"
-    )
-
-
-def _filled(template: str, values: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Return a template with the values of its columns; and the columns that hold nothing, a list of them included."""
-    pieces = [(text, column) for text, column, _, _ in string.Formatter().parse(template)]
-    filled = [(column, value_at(values, column)) for _, column in pieces if column is not None]
-    lacking = [
-        column for column, value in filled if any(map(_is_nothing, value if isinstance(value, list) else [value]))
-    ]
-    inserted = iter([_inserted(value) for _, value in filled])
-    return "".join(text + ("" if column is None else next(inserted)) for text, column in pieces), lacking
+def _filled(template: str, values: Mapping[str, Any], changes: list[str]) -> str:
+    """Return a template with the values of its columns; one that holds nothing, or a list of it, is told of."""
+    pieces = list[str]()
+    for text, column, _, _ in string.Formatter().parse(template):
+        pieces.append(text)
+        if column is None:
+            continue
+        value = value_at(values, column)
+        if any(map(_is_nothing, value if isinstance(value, list) else [value])):
+            changes.append(f"nothing (null) in the column {column!r} of task.prompt: left empty there")
+        pieces.append(_inserted(value))
+    return "".join(pieces)
 
 
 def _is_nothing(value: object) -> bool:
-    """Tell whether the value is null, or NaN, which is how pandas writes it."""
+    """Tell if the value is null, or NaN, which is how pandas writes it."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 

@@ -32,7 +32,7 @@ Turn = dict[str, Any]
 
 
 def has_turns(value: object) -> bool:
-    """Tell whether a prompt is a conversation: a list of objects, one at least, or such a list written as text, also as
+    """Tell if a prompt is a conversation: a list of objects, one at least, or such a list written as text, also as
     text that was encoded again.
 
     >>> has_turns([{"role": "user", "content": "1 + 1?"}]), has_turns('[{"role": "user"'), has_turns("[1]")
@@ -114,7 +114,6 @@ def functions(value: object, place: str) -> tuple[list[dict[str, Any]], list[str
 
 
 def _name(schema: object) -> object:
-    """Return the name of a function; None if it is no schema of one."""
     own = schema.get("function", schema) if isinstance(schema, dict) else None
     return own.get("name") if isinstance(own, dict) else None
 
@@ -172,7 +171,6 @@ def _refuse(place: str, what: str) -> NoReturn:
 
 
 def _turn(turn: Mapping[str, Any], place: str, changes: list[str]) -> Turn:
-    """Read one turn, its content as one text."""
     role, content = turn.get("role"), turn.get("content")
     if not isinstance(role, str):
         rename = "; rename from and value, and their human and gpt to user and assistant" * ("from" in turn)
@@ -191,7 +189,6 @@ def _turn(turn: Mapping[str, Any], place: str, changes: list[str]) -> Turn:
 
 
 def _joined(parts: Sequence[Any], place: str, changes: list[str]) -> str:
-    """Return the text of content that comes in parts."""
     texts = list[str]()
     for part in parts:
         own = part if isinstance(part, dict) else {"type": "text", "text": part}
@@ -209,7 +206,6 @@ def _joined(parts: Sequence[Any], place: str, changes: list[str]) -> str:
 
 
 def _calls(calls: object, place: str, changes: list[str]) -> list[dict[str, Any]]:
-    """Read calls of tools: a list of objects, each with the name of its function."""
     if isinstance(calls, str):
         calls = json_value(calls.encode(errors="surrogatepass"), f"{place}: tool_calls")
         changes.append(WRITTEN)

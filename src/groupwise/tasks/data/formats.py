@@ -9,12 +9,12 @@ import gzip
 import zlib
 from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
 
-from groupwise.core.errors import UsageError, brief, disk_words
+from groupwise.core.errors import UsageError, brief, disk_words, listed
 from groupwise.core.files.json_text import decoded, json_value
 
 #: The offset of a row that cannot be read again by itself: the index holds its sample in memory.
@@ -68,7 +68,7 @@ class Source(ABC):
         return f"{self.name}, {self.unit} {number}"
 
     def _in_memory(self) -> bool:
-        """Tell whether the file is so small, or packed, that its rows are held rather than read again."""
+        """Tell if the file is so small, or packed, that its rows are held rather than read again."""
         return self.path.suffix == ".gz" or self.path.stat().st_size < SMALL_FILE
 
 
@@ -229,3 +229,41 @@ def kind_of(value: object) -> str:
     """
     words = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
     return "nothing (null)" if value is None else words.get(type(value), type(value).__name__)
+
+
+class MissingColumn(LookupError):
+    """A path that ends nowhere; its message says at which part, and what is there instead."""
+
+
+def value_at(values: Mapping[str, Any], path: str) -> Any:
+    """Return the value of a column, or inside one: names of tables and places in lists (from 0), with dots between.
+
+    A column whose whole name is the path comes first. Raises MissingColumn.
+
+    >>> row = {"reward_model": {"ground_truth": "72", "style": "rule"}, "prompt": [{"content": "6 * 12?"}]}
+    >>> value_at(row, "reward_model.ground_truth"), value_at(row, "prompt.0.content")
+    ('72', '6 * 12?')
+    >>> value_at(row, "reward_model.truth")
+    Traceback (most recent call last):
+    groupwise.tasks.data.formats.MissingColumn: has no 'truth' in its column 'reward_model'; there: ground_truth, style
+    """
+    if path in values:
+        return values[path]
+    first, *inner = path.split(".")
+    if first not in values:
+        raise MissingColumn(f"has no column {first!r}; columns there: {listed(values) or 'none'}")
+    value, above = values[first], first
+    for name in inner:
+        value, above = _inside(value, name, above), f"{above}.{name}"
+    return value
+
+
+def _inside(value: Any, name: str, above: str) -> Any:
+    """Return what a table holds under the name, or a list at the place; `above` is the path to it, for the message."""
+    if isinstance(value, Mapping) and name in value:
+        return value[name]
+    if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+        return value[int(name)]
+    size = f"a list of {len(value)}" if isinstance(value, list) else kind_of(value)
+    there = f"there: {listed(value)}" if isinstance(value, Mapping) and value else f"it holds {size}"
+    raise MissingColumn(f"has no {name!r} in its column {above!r}; {there}")

@@ -11,9 +11,8 @@ from groupwise.core.errors import UsageError, listed
 from groupwise.rewards.verifiers.answers import WITHOUT_ANSWERS
 from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.conversations import has_turns
-from groupwise.tasks.data.formats import Row
+from groupwise.tasks.data.formats import MissingColumn, Row, value_at
 from groupwise.tasks.data.index import IndexedSamples, SampleIndex
-from groupwise.tasks.data.nested import MissingColumn, value_at
 from groupwise.tasks.data.settings import DataSettings, keeps
 from groupwise.tasks.data.sources import sources_of
 
@@ -90,8 +89,10 @@ class _Scan:
     unreadable: int = 0
     examples: list[str] = field(default_factory=list)
     changes: dict[str, tuple[int, str]] = field(default_factory=dict)
-    seen: dict[str, dict[str, None]] = field(default_factory=dict)
     remedy: str = ""
+
+    def __post_init__(self) -> None:
+        self.seen: dict[str, dict[str, None]] = {column: {} for column in self.columns.settings.filter}
 
     def read(self, origin: int, limit: int) -> None:
         """Read every row of source number `origin`, or as many as it takes to have `limit` in the index."""
@@ -104,7 +105,10 @@ class _Scan:
             # A column that the first row lacks is said to be missing from the file.
             self._require_columns(row, source.name if self.rows == before + 1 else where)
             if not keeps(self.columns.settings.filter, row.values):
-                self._filter_out(row.values)
+                self.filtered += 1
+                for column, seen in self.seen.items():
+                    if len(seen) <= _LISTED:
+                        seen["..." if len(seen) == _LISTED else _short(value_at(row.values, column))] = None
             elif self._has_answer(row.values, where):
                 lost = "bytes, or what else is no text, in the column {!r}: left out, rewards get None"
                 for what in [*self.index.add(origin, row), *map(lost.format, row.left_out)]:
@@ -127,30 +131,22 @@ class _Scan:
             held = [f"{column!r} holds {', '.join(values)}" for column, values in self.seen.items()]
             raise UsageError("; ".join([f"task.filter leaves none of the {self.rows:,} rows", *held]))
 
-    def notes(self) -> list[str]:
-        notes = [f"{self.rows:,} rows read"]
-        notes += [f"{self.filtered:,} rows left out by task.filter"] * bool(self.filtered)
-        notes += [f"{self._unreadable_answers()}: left out"] * bool(self.unreadable)
-        notes += [f"{_rows(count)}: {what} (first: {where})" for what, (count, where) in self.changes.items()]
-        some = 0 < self.index.bare < len(self.index)
-        no_column = f"no column {self.columns.settings.answer!r} of a gold answer: rewards get None"
-        return [*notes, *[f"{_rows(self.index.bare)}: {no_column}"] * some, *self._lacking()]
-
-    def _lacking(self) -> Iterator[str]:
-        """Write a line for each column that some rows have and others lack, the first few."""
-        every = [(name, where) for name, where in self.index.lacking.items()]
-        for name, where in every[:_LISTED]:
-            count = len(self.index) - self.index.named[name]
+    def notes(self) -> Iterator[str]:
+        index, column = self.index, self.columns.settings.answer
+        yield f"{self.rows:,} rows read"
+        if self.filtered:
+            yield f"{self.filtered:,} rows left out by task.filter"
+        if self.unreadable:
+            yield f"{self._unreadable_answers()}: left out"
+        for what, (count, where) in self.changes.items():
+            yield f"{_rows(count)}: {what} (first: {where})"
+        if 0 < index.bare < len(index):
+            yield f"{_rows(index.bare)}: no column {column!r} of a gold answer: rewards get None"
+        for name, where in list(index.lacking.items())[:_LISTED]:
+            count = len(index) - index.named[name]
             yield f"{_rows(count)}: no column {name!r}: rewards get None (first: {where})"
-        if others := every[_LISTED:]:
-            yield f"{len(others):,} more columns that not every row has: {listed(name for name, _ in others)}"
-
-    def _filter_out(self, values: Mapping[str, Any]) -> None:
-        self.filtered += 1
-        for column in self.columns.settings.filter:
-            seen = self.seen.setdefault(column, {})
-            if len(seen) <= _LISTED:
-                seen["..." if len(seen) == _LISTED else _short(value_at(values, column))] = None
+        if others := list(index.lacking)[_LISTED:]:
+            yield f"{len(others):,} more columns that not every row has: {listed(others)}"
 
     def _unreadable_answers(self) -> str:
         answers = f"{self.unreadable:,} gold answer{'s' * (self.unreadable != 1)}"
@@ -185,7 +181,6 @@ class _Scan:
         return "; task.answer_boxed = true, and the first has no \\boxed{}" * (nothing and settings.answer_boxed)
 
     def _require_columns(self, row: Row, where: str) -> None:
-        """Raises UsageError naming a column that is not there, or whose bytes are not read."""
         for column, key in self.columns.required.items():
             try:
                 value = value_at(row.values, column)
@@ -204,10 +199,9 @@ def _split(index: SampleIndex, trained: int, settings: DataSettings, same: Calla
     """
     import numpy as np  # not at the top: processes that only score never come here
 
-    hashes = np.array(index.digests, dtype=np.uint64)
-    frames = np.array(index.frames, dtype=np.uint32)
-    framed = hashes ^ (frames.astype(np.uint64) << np.uint64(32)) if frames.any() else hashes
-    names, origins = np.array(index.sets), np.array(index.origins, dtype=np.uint16)
+    places = index.places
+    hashes, names, origins = places["digest"], np.array(index.sets), places["origin"]
+    framed = hashes ^ (places["frame"].astype(np.uint64) << np.uint64(32))
     rows = np.arange(len(hashes))
     of_set = {name: rows[trained:][names[origins[trained:]] == name] for name in dict.fromkeys(index.sets)}
     first = _firsts(rows[:trained], framed)
@@ -253,7 +247,7 @@ def _disputed(
     """Say of each problem that comes `again` with another gold answer where it stands with which."""
     import numpy as np
 
-    answers = np.array(index.answers, dtype=np.uint32)
+    answers = index.places["answer"]
     rows = np.flatnonzero(np.isin(hashes, hashes[again]) & (answers != 0))
     _, firsts, problem = np.unique(hashes[rows], return_index=True, return_inverse=True)
     first = rows[firsts[problem]]

@@ -11,7 +11,7 @@ from typing import Any
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.rewards.verifiers.answers import CHECKERS, WITHOUT_ANSWERS
 from groupwise.rewards.verifiers.choice import Choice
-from groupwise.tasks.data.nested import value_at
+from groupwise.tasks.data.formats import value_at
 from groupwise.tasks.settings import SentAsSettings, field_defaults
 
 #: The column of gold answers in verl's files, of which those that a model judges have none.
@@ -170,7 +170,7 @@ def _require_filter(filter: Mapping[str, Any]) -> None:
 
 
 def keeps(filter: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Tell whether a row fulfils every condition.
+    """Tell if a row fulfils every condition.
 
     >>> row = {"level": "Level 2", "points": "3"}
     >>> keeps({"level": ["Level 1", "Level 2"], "points": {"max": 3}}, row), keeps({"points": 2}, row)

@@ -16,7 +16,7 @@ from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.index import IndexedSamples
 from groupwise.tasks.data.problems import Problems, read_problems
 from groupwise.tasks.data.settings import DataSettings
-from groupwise.tasks.splits import require_split
+from groupwise.tasks.settings import require_split
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,14 +99,15 @@ class Data(DataSettings):
         """Draw `count` solutions of training problems, with replacement. Raises UsageError if there are none."""
         if not self.solution:
             raise UsageError("task.solution is not set: a warm start needs a column of worked solutions to imitate")
-        train, rng = self.samples("train"), random.Random(seed)
-        return [self._demonstrate(train[rng.randrange(len(train))]) for _ in range(count)]
-
-    def _demonstrate(self, sample: Sample) -> Demonstration:
-        if not self._columns.solution(sample):
-            raise UsageError(f"{sample.key}: task.solution = {self.solution!r} holds no text, so nothing to imitate")
-        completion = _behind(sample.prefill, self._solution(sample))
-        return Demonstration(sample.prompt, completion, sample.messages, sample.tools)
+        train, rng, shown = self.samples("train"), random.Random(seed), list[Demonstration]()
+        for _ in range(count):
+            sample = train[rng.randrange(len(train))]
+            if not self._columns.solution(sample):
+                what = f"{sample.key}: task.solution = {self.solution!r} holds no text"
+                raise UsageError(f"{what}, so nothing to imitate")
+            completion = _behind(sample.prefill, self._solution(sample))
+            shown.append(Demonstration(sample.prompt, completion, sample.messages, sample.tools))
+        return shown
 
     def _solution(self, sample: Sample) -> str:
         text = self._columns.solution(sample)
@@ -126,7 +127,7 @@ class Data(DataSettings):
         return read_problems(self._columns, self._checker.readable, self._same)
 
     def _same(self, answer: str, other: str) -> bool:
-        """Tell whether two gold answers are one, as far as that is known without mathematics."""
+        """Tell if two gold answers are one, as far as that is known without mathematics."""
         compare = self._checker if self.has_answers and self.quick else Numeric()
         return answer == other or compare(answer, other) == 1.0
 

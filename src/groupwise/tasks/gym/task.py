@@ -3,34 +3,41 @@
 Whether a problem is held out is decided by the hash of its prompt, so no seed, level or draw can move it across.
 """
 
+import ast
 import itertools
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, ClassVar
 
 from groupwise.core.errors import UsageError, nearest
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration, Starting
-from groupwise.tasks.gym.answers import final_answer, harmless
 from groupwise.tasks.gym.generators import (
+    KNOWN,
     Generator,
     distinct_samples,
     entry_of,
     library,
     make_dataset,
     make_generator,
-)
-from groupwise.tasks.gym.known_generators import (
-    KNOWN,
     mistaken_completion,
     right_completion,
     short_question,
 )
-from groupwise.tasks.settings import SentAsSettings, field_defaults, require_shares, require_type
-from groupwise.tasks.splits import SPLITS, hash_fraction, require_split, split_by_prompt
+from groupwise.tasks.settings import (
+    SPLITS,
+    SentAsSettings,
+    field_defaults,
+    hash_fraction,
+    require_shares,
+    require_split,
+    require_type,
+    split_by_prompt,
+)
 
 _SEEDS = 2**31  # numpy takes no larger seed than twice this
 
@@ -58,19 +65,17 @@ class Curriculum:
         if self.completions < 1:
             raise UsageError(f"task.curriculum.completions must be at least 1, not {self.completions}")
         if not 0 <= self.down < self.up <= 1:
-            raise UsageError(
-                f"task.curriculum: 0 <= down < up <= 1 must hold, not down = {self.down} and up = {self.up}"
-            )
+            what = f"not down = {self.down} and up = {self.up}"
+            raise UsageError(f"task.curriculum: 0 <= down < up <= 1 must hold, {what}")
 
     def moved(self, levels: Mapping[str, int], rates: Mapping[str, tuple[float, int]]) -> dict[str, int]:
         """Return the levels after a step with these (pass rate, completions); a source without a rate stays."""
-        return {name: self._next(level, *rates.get(name, (0.0, 0))) for name, level in levels.items()}
-
-    def _next(self, level: int, rate: float, completions: int) -> int:
-        if completions < self.completions:
-            return level
-        step = (rate >= self.up) - (rate <= self.down)
-        return min(max(level + step, 0), self.levels - 1)
+        known = {name: rate for name, (rate, completions) in rates.items() if completions >= self.completions}
+        steps = {name: (rate >= self.up) - (rate <= self.down) for name, rate in known.items()}
+        return {
+            name: min(max(level + steps[name], 0), self.levels - 1) if name in steps else level
+            for name, level in levels.items()
+        }
 
 
 def parameters_at(generator: str, level: int) -> dict[str, Any]:
@@ -182,19 +187,18 @@ class Gym(SentAsSettings):
         """Draw `count` demonstrations on training problems of all levels, the generators by weight: a `worked_share` of
         them right, the others mistaken. Raises UsageError if no generator names its answers.
         """
-        answered = {
-            key: tuple(s for s in samples if s.extra["answered"]) for key, samples in self._splits["train"].items()
-        }
-        answered = {key: samples for key, samples in answered.items() if samples}
+        every = {name: [s for s in samples if s.extra["answered"]] for name, samples in self._splits["train"].items()}
+        answered = {name: samples for name, samples in every.items() if samples}
         if not answered:
             raise UsageError(f"{', '.join(self.sources)}: reasoning_gym names no answer, so nothing can be shown")
         rng, weights = random.Random(seed), [self._generators[name].weight for name, _ in answered]
-        return [self._demonstrate(rng.choices(list(answered.values()), weights)[0], rng) for _ in range(count)]
-
-    def _demonstrate(self, samples: Sequence[Sample], rng: random.Random) -> Demonstration:
-        sample, right = rng.choice(samples), rng.random() < self.worked_share
-        completion = self._right(sample) if right else mistaken_completion(sample, samples, self.tags, rng)
-        return Demonstration(sample.prompt, completion)
+        shown = []
+        for _ in range(count):
+            samples = rng.choices(list(answered.values()), weights)[0]
+            sample, right = rng.choice(samples), rng.random() < self.worked_share
+            completion = self._right(sample) if right else mistaken_completion(sample, samples, self.tags, rng)
+            shown.append(Demonstration(sample.prompt, completion))
+        return shown
 
     def _right(self, sample: Sample) -> str:
         return right_completion(sample, self.answer_after, self.tags)
@@ -213,9 +217,8 @@ class Gym(SentAsSettings):
     @cached_property
     def _generators(self) -> dict[str, Generator]:
         if bool(self.generator) == bool(self.generators):
-            raise UsageError(
-                'task: set generator = "chain_sum", or a table [task.generators.chain_sum] for each of several'
-            )
+            each = "a table [task.generators.chain_sum] for each of several"
+            raise UsageError(f'task: set generator = "chain_sum", or {each}')
         if self.generators and self.parameters:
             raise UsageError("task.parameters belong to task.generator; write them under [task.generators.NAME]")
         if self.generator:
@@ -252,10 +255,8 @@ class Gym(SentAsSettings):
             samples = self._shuffled("order", distinct_samples(self._generators[name], dataset, level, question))
             for split, members in split_by_prompt(samples, self.heldout_share, separator="\0").items():
                 if not members:
-                    raise UsageError(
-                        f"{self._generators[name].where}: {name} gives too few different problems to hold some out and "
-                        "train on others; raise task.problems, or its parameters"
-                    )
+                    what = f"{self._generators[name].where}: {name} gives too few different problems to hold some out"
+                    raise UsageError(f"{what} and train on others; raise task.problems, or its parameters")
                 splits[split][name, level] = members
         return splits
 
@@ -282,11 +283,103 @@ class Gym(SentAsSettings):
             raise UsageError(f'task.question = {self.question!r}: must be "full" or "short"')
         without = [name for name in self._generators if name not in KNOWN]
         if self.question == "short" and without:
-            raise UsageError(
-                f"task.question = 'short': {', '.join(without)} can only be asked in full; short are {', '.join(KNOWN)}"
-            )
+            what = f"task.question = 'short': {', '.join(without)} can only be asked in full"
+            raise UsageError(f"{what}; short are {', '.join(KNOWN)}")
 
 
 def _seed(*parts: object) -> int:
-    """Make a seed that depends on the parts' text alone."""
     return int(hash_fraction("seed", *parts) * _SEEDS)
+
+
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_LONGEST = 2000  # characters; beyond it even reading an expression takes a while
+_HIGHEST = 1000  # exponents multiplied: sympy works out 9**9**9**9, or tries to
+
+_NUMBERS = (ast.Expression, ast.Constant, ast.UnaryOp, ast.UAdd, ast.USub, ast.BinOp, ast.Add, ast.Sub)
+_LITERAL = (*_NUMBERS, ast.List, ast.Tuple, ast.Name, ast.Load)
+_ARITHMETIC = (*_NUMBERS, ast.Mult, ast.Div, ast.Pow)
+_FORMULA = (*_ARITHMETIC, ast.Name, ast.Load, ast.Call)
+_TRIGONOMETRIC = ("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan")
+_HYPERBOLIC = ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh")
+_FUNCTIONS = frozenset({*_TRIGONOMETRIC, *_HYPERBOLIC, "exp", "log", "ln", "sqrt", "abs", "Abs"})
+
+
+def final_answer(completion: str, after: str, tags: bool) -> str | None:
+    """Find the answer in a completion, stripped: in the last <answer> tags (None if there are none), behind the last
+    `after` (all of it where there is none), or all of it.
+
+    >>> final_answer("12-4=8", "=", False), final_answer("so <answer>8</answer>.", "", True)
+    ('8', '8')
+    """
+    if tags:
+        tagged = _TAGGED.findall(completion)
+        return tagged[-1].strip() if tagged else None
+    return (completion.rsplit(after, 1)[-1] if after else completion).strip()
+
+
+def harmless(generator: str, answer: str) -> bool:
+    """Tell if the generator's scorer may see the answer. Nine scorers hand it to Python's or sympy's evaluation,
+    so that it could do anything; these get an answer only if it is a literal, or a formula of known functions.
+
+    >>> harmless("countdown", "3*(4 + 5)"), harmless("countdown", "__import__('os').abort()")
+    (True, False)
+    """
+    check = _CHECKS.get(generator)
+    return check is None or (len(answer) <= _LONGEST and check(answer))
+
+
+def _is_literal(answer: str) -> bool:
+    """Tell if an answer is a literal, or no Python at all, which evaluation refuses before anything runs."""
+    try:
+        return all(isinstance(node, _LITERAL) for node in ast.walk(ast.parse(answer, mode="eval")))
+    except SyntaxError:
+        return True
+    except (ValueError, MemoryError, RecursionError):
+        return False
+
+
+def _is_formula(answer: str, allowed: tuple[type[ast.AST], ...] = _FORMULA) -> bool:
+    """Tell if an answer is a formula. Sympy reads more than Python (`5!`), so what is no Python is refused."""
+    try:
+        nodes = list(ast.walk(ast.parse(answer, mode="eval")))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return all(isinstance(node, allowed) and _is_tame(node) for node in nodes) and _height(nodes[0]) <= _HIGHEST
+
+
+def _is_tame(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
+    return not isinstance(node, ast.Constant) or type(node.value) in (int, float)
+
+
+def _height(node: ast.AST) -> float:
+    """Find the largest product of nested exponents, 1 where there are none."""
+    operands = (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+    inner = max(map(_height, operands), default=1.0)
+    is_power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
+    return inner * max(1.0, _bound(node.right)) if is_power else inner  # type: ignore[union-attr]
+
+
+def _bound(node: ast.AST) -> float:
+    """Bound the value of an exponent, its symbols taken as 1; a division may only be by a whole number."""
+    if isinstance(node, ast.Constant):
+        return abs(node.value)  # type: ignore[arg-type]
+    if isinstance(node, ast.UnaryOp):
+        return _bound(node.operand)
+    if isinstance(node, ast.BinOp):
+        left, right = _bound(node.left), _bound(node.right)
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        if isinstance(node.op, ast.Div):
+            divisor = node.right.value if isinstance(node.right, ast.Constant) else None
+            return left if type(divisor) is int and divisor > 0 else float("inf")
+        return left + right if isinstance(node.op, (ast.Add, ast.Sub)) else float("inf")
+    return 1.0 if isinstance(node, (ast.Name, ast.Call)) else float("inf")
+
+
+_CHECKS: Mapping[str, Callable[[str], bool]] = {
+    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _is_literal),
+    **dict.fromkeys(("countdown", "puzzle24"), partial(_is_formula, allowed=_ARITHMETIC)),
+    **dict.fromkeys(("intermediate_integration", "polynomial_multiplication", "simple_integration"), _is_formula),
+}

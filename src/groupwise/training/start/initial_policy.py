@@ -24,7 +24,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.numbers.seeds import stream
 from groupwise.core.task import Demonstrates, Demonstration, Identified, Task
-from groupwise.journal.recipe_file import RECIPE
+from groupwise.journal.kept import RECIPE
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat.later_turns import thinking_of

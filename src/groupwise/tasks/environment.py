@@ -18,8 +18,7 @@ from groupwise.environments.adapt import Playable
 from groupwise.environments.game import Game
 from groupwise.tasks.data.settings import DataSettings
 from groupwise.tasks.data.task import Data
-from groupwise.tasks.settings import field_defaults
-from groupwise.tasks.splits import SPLITS, require_split
+from groupwise.tasks.settings import SPLITS, field_defaults, require_split
 
 HISTORIES, FAULTS = ("refuse", "grow", "rewrite"), ("mask", "answer")
 #: The keys that say where problems come from, where the environment has none of its own.
@@ -70,13 +69,19 @@ class EnvironmentTask(DataSettings):
             if getattr(self, key) not in choices:
                 near = nearest(getattr(self, key), choices)
                 raise UsageError(f"task.{key} = {brief(getattr(self, key))}: there is no such choice; {near}")
-        names = {"use": self.use, "tools": tuple(self.tools), "reward": self.reward}
-        for key, value in _with_whole_paths(names, files or NO_FILES).items():
-            object.__setattr__(self, key, value)
+        kept = files or NO_FILES
+
+        def whole(key: str, name: str) -> str:
+            return whole_use(name, f"task.{key} = {brief(name)}", kept)
+
+        # Names of files are made whole, for use from any folder.
+        object.__setattr__(self, "use", whole("use", self.use) if self.use else "")
+        object.__setattr__(self, "tools", tuple(whole("tools", tool) for tool in self.tools))
+        object.__setattr__(self, "reward", whole("reward", self.reward) if self.reward else "")
         if self.path:
             super().__post_init__()
         scorer = self._data if self.path and self._data.has_answers else None
-        game = Game.of(self.use, self.settings, self.tools, files or NO_FILES, scorer, self.reward)
+        game = Game.of(self.use, self.settings, self.tools, kept, scorer, self.reward)
         object.__setattr__(self, "game", game)
         if own_path := self.path and getattr(game.kind, "own_path", ""):
             raise UsageError(f"task.path: {self.use} does not read it; {own_path} names the file of its problems")
@@ -89,10 +94,8 @@ class EnvironmentTask(DataSettings):
         if unread:
             raise UsageError(f"task.{min(unread)}: set, but without task.path nothing reads it; take it out")
         if not callable(getattr(self.game.kind, "samples", None)):
-            raise UsageError(
-                f"task.path is missing: {self.game.description} has no samples(split) of its own; set task.path to a "
-                "file of problems, or give the class the method"
-            )
+            what = f"task.path is missing: {self.game.description} has no samples(split) of its own"
+            raise UsageError(f"{what}; set task.path to a file of problems, or give the class the method")
 
     @property
     def in_processes(self) -> bool:
@@ -127,12 +130,8 @@ class EnvironmentTask(DataSettings):
         """A hash of what its problems and demonstrations are functions of, beside what its name says: its settings, and
         what the files say that the environment and the problems are in.
         """
-        files = [source.sha256 for source in self.game.sources]
-        code = (
-            ""
-            if files or self.game.kind is None
-            else inspect.getsource(inspect.getmodule(self.game.kind) or type(self))
-        )
+        files, kind = [source.sha256 for source in self.game.sources], self.game.kind
+        code = "" if files or kind is None else inspect.getsource(inspect.getmodule(kind) or type(self))
         problems = self._data.contents if self.path else getattr(self._shared, "contents", "")
         return hashlib.sha256(repr((dict(self.settings), self.seed, files, code, problems)).encode()).hexdigest()
 
@@ -155,9 +154,8 @@ class EnvironmentTask(DataSettings):
         """
         show = getattr(self._own, "demonstrations", None)
         if show is None:
-            raise UsageError(
-                f"warm_start.steps: {self.game.description} has no demonstrations(count, seed) to imitate; set it to 0"
-            )
+            what = f"{self.game.description} has no demonstrations(count, seed) to imitate"
+            raise UsageError(f"warm_start.steps: {what}; set it to 0")
         return show(count, seed)
 
     @cached_property
@@ -186,7 +184,6 @@ class EnvironmentTask(DataSettings):
 
     @cached_property
     def _data(self) -> Data:
-        """The problems of `path`, with the check of their answers."""
         return Data(**{key: getattr(self, key) for key in DATA_KEYS})
 
     @cached_property
@@ -194,17 +191,14 @@ class EnvironmentTask(DataSettings):
         if self.path:
             splits = {split: [*self._data.samples(split)] for split in SPLITS}  # a large file is read once
             if begun := [sample.key for samples in splits.values() for sample in samples if sample.prefill]:
-                remedy = "take the assistant's last turn out, or name the column as task.messages"
-                raise UsageError(
-                    f"{begun[0]}: its prompt begins the policy's turn, which no environment reads; {remedy}"
-                )
+                what = f"{begun[0]}: its prompt begins the policy's turn, which no environment reads"
+                raise UsageError(f"{what}; take the assistant's last turn out, or name the column as task.messages")
             return self._playable(splits)
         splits = {split: self._own.samples(split) for split in SPLITS}
         for split, samples in splits.items():
             if not samples or not all(isinstance(sample, Sample) for sample in samples):
-                raise UsageError(
-                    f"task.use = {brief(self.use)}: samples({split!r}) must be a list of groupwise.Sample, one at least"
-                )
+                what = f"task.use = {brief(self.use)}: samples({split!r})"
+                raise UsageError(f"{what} must be a list of groupwise.Sample, one at least")
         return self._playable(splits)
 
     def _playable(self, splits: Mapping[str, Sequence[Sample]]) -> dict[str, Sequence[Sample]]:
@@ -214,23 +208,12 @@ class EnvironmentTask(DataSettings):
                 f"{offering[0]}: it has functions of its own that the policy may call, and no environment answers such "
                 'a call; set task.functions = "" to leave them out of prompts'
             )
-        return {split: [_seeded(sample, self.seed) for sample in samples] for split, samples in splits.items()}
+
+        def seeded(sample: Sample) -> Sample:
+            return dataclasses.replace(sample, seed=sample.seed or derive(self.seed, "environment", sample.key))
+
+        return {split: [seeded(sample) for sample in samples] for split, samples in splits.items()}
 
     def __repr__(self) -> str:
         where = f", problems from {self.path}" if self.path else ""
         return f"environment {self.game.description}{where}, at most {self.max_turns} turns"
-
-
-def _with_whole_paths(names: Mapping[str, Any], files: Files) -> dict[str, Any]:
-    """Make the names of files whole, for use from any folder. Raises UsageError if there is no such file."""
-    use, tools, reward = names["use"], names["tools"], names["reward"]
-    return {
-        "use": whole_use(use, f"task.use = {brief(use)}", files) if use else "",
-        "tools": tuple(whole_use(tool, f"task.tools = {brief(tool)}", files) for tool in tools),
-        "reward": whole_use(reward, f"task.reward = {brief(reward)}", files) if reward else "",
-    }
-
-
-def _seeded(sample: Sample, seed: int) -> Sample:
-    """Give a sample a seed for its environment if it has none."""
-    return sample if sample.seed else dataclasses.replace(sample, seed=derive(seed, "environment", sample.key))

@@ -6,10 +6,11 @@ point, a solution, and a prefix that is put before the completion); without a fi
 """
 
 import hashlib
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from groupwise.core.errors import UsageError, listed, one_line
@@ -19,10 +20,71 @@ from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration, Starting
 from groupwise.rewards.sandbox import ACCEPTED, Layers, Limits, Sandbox, judge, words
 from groupwise.rewards.sandbox.judge import MARGIN, Failure, Test
-from groupwise.tasks.code import generated
 from groupwise.tasks.data.formats import JsonLines
-from groupwise.tasks.settings import SentAsSettings, fewest_and_most, require_shares
-from groupwise.tasks.splits import SPLITS, require_split, split_by_prompt
+from groupwise.tasks.settings import (
+    SPLITS,
+    SentAsSettings,
+    fewest_and_most,
+    in_hash_order,
+    require_shares,
+    require_split,
+    split_by_prompt,
+)
+
+PREFIX = "def f(x):"
+ALPHABET = "0123456789+-*=:; xreturn"
+_STEP = re.compile(r"[-+*][0-9]")
+_STEPS = [sign + str(n) for sign, most in (("+", 9), ("-", 9), ("*", 4)) for n in range(1 + (sign == "*"), most + 1)]
+_INPUTS = (-7, -1, 0, 2, 5)
+
+
+@lru_cache(maxsize=8)
+def chains(steps: tuple[int, int], heldout_share: float, problems: int, seed: int) -> dict[str, tuple[Sample, ...]]:
+    """Return the samples of "train" and "heldout", at most `problems` together."""
+    rng = random.Random(seed)
+    prompts: set[str] = set()
+    counts = range(steps[0], steps[1] + 1)
+    for count in counts:
+        for _ in range(4 * problems // len(counts)):
+            chain = [rng.choice(_STEPS) for _ in range(count)]
+            # Haste fails where a multiplication comes after a sum: Python would do it first.
+            if re.search(r"[-+].*\*", "".join(chain)) and len(prompts) < problems:
+                prompts.add("".join(chain) + ":")
+    samples = []
+    for prompt in in_hash_order(prompts, seed):
+        tests = [{"call": "f", "args": [x], "expected": value(prompt, x)} for x in _INPUTS]
+        samples.append(Sample(prompt, prompt, right(prompt), extra={"prefix": PREFIX, "tests": tests}))
+    return split_by_prompt(samples, heldout_share)
+
+
+def chain_demonstrations(train: Sequence[Sample], worked_share: float, count: int, seed: int) -> list[Demonstration]:
+    """Draw `count` demonstrations on these problems, a `worked_share` of them right."""
+    rng = random.Random(seed)
+    chosen = [(rng.choice(train).prompt, rng.random() < worked_share) for _ in range(count)]
+    return [Demonstration(prompt, right(prompt) if works else hasty(prompt)) for prompt, works in chosen]
+
+
+def right(prompt: str) -> str:
+    """Take step after step: `+3*2:` -> `x+=3;x*=2;return x`."""
+    return "".join(f"x{step[0]}={step[1]};" for step in _STEP.findall(prompt)) + "return x"
+
+
+def hasty(prompt: str) -> str:
+    """Write the steps as they stand: `+3*2:` -> `return x+3*2`, which adds 6."""
+    return "return x" + prompt.rstrip(":")
+
+
+def value(prompt: str, x: int) -> int:
+    """Compute what the steps make of x.
+
+    >>> value("+3*2:", 1)
+    8
+    """
+    for step in _STEP.findall(prompt):
+        sign, number = step[0], int(step[1])
+        x = x + number if sign == "+" else x - number if sign == "-" else x * number
+    return x
+
 
 #: A block in fences, as CommonMark has it: of backticks or tildes, closed by as many at least, and maybe indented.
 _FENCE = re.compile(r"(^[ \t]*)?(`{3,}|~{3,})[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*\2|\Z)", re.DOTALL | re.MULTILINE)
@@ -73,10 +135,8 @@ class Code(SentAsSettings):
             raise UsageError(f'task.sandbox = {self.sandbox!r}: must be empty or, to take the risk, "{ACCEPTED}"')
         require_shares(self.heldout_share, self.worked_share, self.problems)
         if not 0.05 <= self.seconds <= 3600 or not 64 <= self.memory <= 1 << 20:
-            raise UsageError(
-                "task.seconds must be from 0.05 to 3600 and task.memory from 64 to 1048576 (MiB), "
-                f"not {self.seconds} and {self.memory}"
-            )
+            bounds = "task.seconds must be from 0.05 to 3600 and task.memory from 64 to 1048576 (MiB)"
+            raise UsageError(f"{bounds}, not {self.seconds} and {self.memory}")
         object.__setattr__(self, "steps", fewest_and_most("steps", self.steps, limit=6))
         if self.heldout and not self.path:
             raise UsageError("task.heldout names a file and task.path does not; name the training problems too")
@@ -86,7 +146,7 @@ class Code(SentAsSettings):
     @property
     def alphabet(self) -> str:
         """Every character of the generated functions; "" for those of a file."""
-        return "" if self.path else generated.ALPHABET
+        return "" if self.path else ALPHABET
 
     @property
     def longest(self) -> float:
@@ -120,7 +180,7 @@ class Code(SentAsSettings):
         require_split(split, "code")
         if self.path:
             return self._file_splits[split]
-        return generated.splits(self.steps, self.heldout_share, self.problems, self.seed)[split]
+        return chains(self.steps, self.heldout_share, self.problems, self.seed)[split]
 
     def score(self, sample: Sample, completion: str) -> float:
         """Return 1.0 if the completion passes every test, else 0.0; with `partial` the share of tests passed."""
@@ -134,7 +194,6 @@ class Code(SentAsSettings):
         return self._worth(results), "" if first is None else words.in_words(self._box, first, program, called)
 
     def _judged(self, sample: Sample, completion: str) -> tuple[str, Sequence[Test], list[Failure | None]]:
-        """Return the program of a completion, its tests and why each of them failed."""
         extra = sample.extra
         entry = str(extra.get("entry_point", ""))
         program, tests = assemble(completion, str(extra.get("prefix", "")), entry), judge.parse(extra["tests"], entry)
@@ -154,7 +213,7 @@ class Code(SentAsSettings):
         """
         train = self.samples("train")
         if not self.path:
-            return generated.demonstrations(train, self.worked_share, count, seed)
+            return chain_demonstrations(train, self.worked_share, count, seed)
         solved = [Demonstration(s.prompt, s.answer) for s in train if s.answer]
         if not solved and count:
             raise UsageError(f"{self.path} has no column {self.solution!r}, which the warm start would imitate")
@@ -171,7 +230,6 @@ class Code(SentAsSettings):
         return {"train": tuple(self._read(self.path)), "heldout": tuple(self._read(self.heldout))}
 
     def _read(self, path: str) -> Iterator[Sample]:
-        """Return the file's problems, line by line."""
         file = location(path, "task.path")
         require_regular(file, path)
         row, source = None, JsonLines(str(file))
@@ -195,9 +253,8 @@ class Code(SentAsSettings):
             raise UsageError(f"{where}: {self.tests}: {one_line(error)}") from None
         solution = str(row.get(self.solution) or "")
         encoded(prompt + solution + entry_point + prefix, where)
-        return Sample(
-            key, prompt, answer=solution, extra={"tests": tests, "entry_point": entry_point, "prefix": prefix}
-        )
+        extra = {"tests": tests, "entry_point": entry_point, "prefix": prefix}
+        return Sample(key, prompt, answer=solution, extra=extra)
 
 
 def assemble(completion: str, prefix: str, entry_point: str) -> str:

@@ -1,10 +1,14 @@
-"""The user's own code in a run folder: a copy of each file that the run began with, and a hash of it.
+"""The recipe and the user's own code that a run folder keeps, each with a hash of itself.
 
-code/my_parts.py    the file as it was
+recipe.toml         written whole; the hash stands in its last line, because two files cannot be written at the same
+                    moment and a kill between the two would look like an edit
+.recipe.toml        a copy, which only serves to say what was edited
+code/my_parts.py    a file of the user's as it was
 code/files.json     of each: its name here, the path that the recipe names, and the SHA-256 of its content
 """
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +18,63 @@ from pydantic import TypeAdapter, ValidationError
 from groupwise.core.code.live_code import WRITTEN
 from groupwise.core.code.user_code import LARGEST_FILE, NO_FILES, Files, Source
 from groupwise.core.errors import UsageError
-from groupwise.core.files.atomic import open_regular
+from groupwise.core.files.atomic import open_regular, whole_file
 from groupwise.core.settings import Settings
+
+#: The copy is what a recipe that was edited by hand is compared with.
+RECIPE, COPY = "recipe.toml", ".recipe.toml"
+#: The first and the last line: a recipe that lost its end would have defaults for it.
+FIRST, LAST = "# All that this run goes by, down to the line: # end of the recipe\n", "# end of the recipe"
+_HASH = f"{LAST}, sha256 "
+
+
+def create_recipe(folder: Path, recipe: str) -> None:
+    """Write recipe.toml of a new run folder, from a TOML text, with its copy. Raises OSError if the disk refuses."""
+    body = FIRST + recipe
+    text = f"{body}{_HASH}{_hash(body)}\n".encode()
+    for name in (COPY, RECIPE):  # the recipe comes last: a kill between the two leaves one that knows its own hash
+        with whole_file(folder / name) as file:
+            file.write(text)
+
+
+def replace_recipe(folder: Path, recipe: str, remark: str = "") -> None:
+    """Write another recipe in the place of the run's, under the comment that it had, to which a remark is added.
+
+    Raises OSError if the disk refuses.
+    """
+    before = (folder / RECIPE).read_text(encoding="utf-8-sig").removeprefix(FIRST).splitlines(keepends=True)
+    comment = "".join(itertools.takewhile(lambda line: line.startswith("#"), before))
+    create_recipe(folder, comment + (f"# {remark}\n" if remark else "") + recipe)
+
+
+def whole_recipe(folder: Path) -> Path:
+    """Find the recipe of a run folder. Raises UsageError if there is none, or if it is cut off."""
+    path = folder / RECIPE
+    try:
+        text = _text(path, "utf-8-sig")  # edited by hand, it may begin with a byte order mark
+    except OSError as error:
+        raise UsageError(f"{folder}: not a run folder (no {RECIPE}: {error.strerror})") from None
+    if text.startswith(FIRST) and LAST not in text.removeprefix(FIRST):
+        raise UsageError(
+            f"{path}: cut off, its last line is missing; a run would go on with other settings. Restore it"
+        )
+    return path
+
+
+def as_written(path: Path) -> bool:
+    """Tell if a recipe.toml is, to the byte, what groupwise wrote."""
+    body, hashed, digest = _text(path).rpartition(_HASH)
+    return bool(hashed) and digest == f"{_hash(body)}\n"
+
+
+def _hash(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def _text(path: Path, encoding: str = "utf-8") -> str:
+    with open_regular(path) as file:
+        return file.read().decode(encoding, errors="replace")
+
 
 CODE, LIST = "code", "files.json"
 
@@ -39,7 +98,7 @@ def written(sources: Sequence[Source]) -> dict[str, bytes]:
     return {**{name: one.content for name, one in named.items()}, **listed}
 
 
-def kept(folder: Path) -> Files:
+def kept_code(folder: Path) -> Files:
     """Read the files that a run folder keeps, by the path that its recipe names.
 
     Raises UsageError if one is missing, or is not the one that the run began with.
@@ -57,7 +116,7 @@ def kept(folder: Path) -> Files:
 def differences(folder: Path) -> list[str]:
     """Tell, a line each, which of the user's files are gone from where they were, or were changed there."""
     lines = []
-    for path, source in kept(folder).items():
+    for path, source in kept_code(folder).items():
         if _is_ours(source):
             continue
         try:
@@ -86,7 +145,7 @@ def _named(sources: Sequence[Source]) -> dict[str, Source]:
 
 
 def _is_ours(source: Source) -> bool:
-    """Tell whether groupwise wrote the file, of a function that was in none."""
+    """Tell if groupwise wrote the file, of a function that was in none."""
     return source.content.startswith(WRITTEN.encode())
 
 

@@ -1,6 +1,5 @@
 """A run's page on loopback, fresh while the run goes on: one page, one address that says what is new, nothing else."""
 
-import dataclasses
 import gzip
 import hashlib
 import re
@@ -8,58 +7,109 @@ import signal
 import socketserver
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 from groupwise.core.errors import GroupwiseError, UsageError
-from groupwise.reports.page.page import as_json
-from groupwise.reports.records import Live, Page
+from groupwise.reports.folder.read import (
+    HELDOUT,
+    LOCK,
+    LOG,
+    MACHINE,
+    METRICS,
+    PROBLEMS,
+    ROLLOUTS,
+    SUMMARY,
+    RunFolder,
+    is_held,
+    read,
+)
+from groupwise.reports.folder.sample import sample, with_heldout
+from groupwise.reports.page.page import as_json, html, page_of
+from groupwise.reports.records import Live, Page, Rollouts
 
 HOST = "127.0.0.1"
-
 #: A page asks this often, in seconds.
 SECONDS = 2.0
-
 #: Names by which a browser may call this server. Any other is a foreign name that was made to point here, by whoever
 #: wants to read the page from a site of their own. The port may differ: ssh -L gives it another one.
 LOCAL = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.IGNORECASE)
-
 #: Smaller answers are sent as they are.
 WORTH_PACKING = 1400
-
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
+    "Vary": "Accept-Encoding",
 }
+#: Groups that are kept for pages that ask late.
+MOST_GROUPS = 200
+#: Groups that one look adds at most, and their bytes.
+NEW_GROUPS, NEW_BYTES = 40, 200_000
+#: Making the page anew while the run goes on takes at most this share of a core, however long the run is.
+SHARE = 1 / 10
 
 
-class WatchedPage(Protocol):
-    """A run that is watched; one call at a time. GroupwiseError and OSError, as of a folder that is gone, are shown.
+class Watched:
+    """A run's page, made anew while the run goes on: `page` begins a page, `fresh` tells how it is now.
 
-    page   the page as it is now
-    fresh  the same, with the groups of steps after step `rollout` alone; -1 is "none yet"
+    The groups of a step are shown once the step has its row in metrics.jsonl. Pages of one edition show one run without
+    a break; a resume, which cuts the run's files back, begins another, and older pages have to be loaded again.
     """
 
-    def page(self) -> Page: ...
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._edition = folder, 0
+        self._seen: tuple[dict[str, tuple[int, int]], bool] = {}, False
+        self.page()
 
-    def fresh(self, rollout: int) -> Page: ...
+    def page(self) -> Page:
+        """Begin a page. Raises UsageError if the folder is none of a run, or no longer."""
+        self._is_new()
+        run = read(self.folder)
+        self._first, self._end = sample(self.folder / ROLLOUTS, last=_last_whole(run))
+        self._groups = self._first.groups[-MOST_GROUPS:]
+        self._page, self._next = self._made(run), 0.0
+        return _showing(self._page, with_heldout(self._first, self.folder / HELDOUT))
+
+    def fresh(self, rollout: int) -> Page:
+        """Tell how the page is now, with the groups of steps after step `rollout` alone; -1 is all of them."""
+        if not self.folder.is_dir():
+            raise UsageError(f"{self.folder}: the run folder is gone")
+        if time.monotonic() >= self._next and self._is_new():
+            began = time.thread_time()
+            run = read(self.folder)
+            more, self._end = sample(self.folder / ROLLOUTS, NEW_BYTES, NEW_GROUPS, _last_whole(run), self._end)
+            self._groups = [*self._groups, *more.groups][-MOST_GROUPS:]
+            self._page = self._made(run)
+            self._next = time.monotonic() + (time.thread_time() - began) / SHARE
+        late = [group for group in self._groups if group.step > rollout]
+        return _showing(self._page, Rollouts(self._first.words, late) if late else None)
+
+    def _is_new(self) -> bool:
+        """Look if the run went on; a file of rows that was cut back or replaced begins an edition."""
+        before, self._seen = self._seen, (_files(self.folder), is_held(self.folder / LOCK))
+        old, new = before[0], self._seen[0]
+        kept = [(old[name], new[name]) for name in (METRICS, ROLLOUTS) if name in old and name in new]
+        self._edition += any(inode != was or size < had for (was, had), (inode, size) in kept)
+        return self._seen != before
+
+    def _made(self, run: RunFolder) -> Page:
+        return replace(page_of(run, self._first.groups or self._groups, None), edition=self._edition)
 
 
 def watch(
-    source: WatchedPage,
+    source: Watched,
     port: int,
     ready: Callable[[str], None],
     stop: threading.Event | None = None,
-    *,
-    html: Callable[[Page], str],
     seconds: float = SECONDS,
 ) -> None:
     """Serve the page on 127.0.0.1 until `stop` is set, Ctrl-C or SIGTERM; `ready` gets the address.
@@ -67,7 +117,7 @@ def watch(
     Port 0 is any free one. Raises UsageError if the port is taken or not allowed.
     """
     stopped = stop or threading.Event()
-    with _listen(port, Desk(source, html, seconds)) as server, _signals() as signals:
+    with _listen(port, Desk(source, seconds)) as server, _signals() as signals:
         ready(f"http://{HOST}:{server.server_port}/")
         while not signals and not stopped.is_set():
             server.handle_request()
@@ -84,29 +134,29 @@ class HttpReply:
 
 
 class Desk:
-    """Answers a request's target; knows nothing of sockets."""
+    """The answers to requests, one at a time; knows nothing of sockets."""
 
-    def __init__(self, source: WatchedPage, html: Callable[[Page], str], seconds: float) -> None:
-        self.source, self.html, self.seconds = source, html, seconds
+    def __init__(self, source: Watched, seconds: float) -> None:
+        self.source, self.seconds = source, seconds
         self._one_at_a_time = threading.Lock()
 
     def reply(self, target: str) -> HttpReply:
+        """Answer a request's target. An error, as of a folder that is gone, is one line of text."""
         path, _, query = target.partition("?")
-        answer = {"/": self._page, "/fresh": partial(self._fresh, query)}.get(path)
-        if answer is None:
+        if path not in ("/", "/fresh"):
             return line(404, f"{path[:80]}: there is nothing here; the page is at /")
         try:
             # Also while it is written out: a source may go on with the lists that it handed over.
             with self._one_at_a_time:
-                return answer()
+                return self._fresh(query) if path == "/fresh" else self._page()
         except (GroupwiseError, OSError) as error:
             return line(503, str(error))
         except Exception as error:  # the server outlives whatever one answer ran into, and the page says what it was
             return line(500, f"{type(error).__name__}: {error}")
 
     def _page(self) -> HttpReply:
-        page = dataclasses.replace(self.source.page(), live=Live("/fresh", self.seconds))
-        return HttpReply(200, "text/html; charset=utf-8", self.html(page).encode("utf-8", "replace"))
+        page = replace(self.source.page(), live=Live("/fresh", self.seconds))
+        return HttpReply(200, "text/html; charset=utf-8", html(page).encode("utf-8", "replace"))
 
     def _fresh(self, query: str) -> HttpReply:
         try:
@@ -144,10 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host", [])
-        if len(hosts) != 1 or not LOCAL.fullmatch(hosts[0].strip()):
-            self._send(line(403, "only for localhost and 127.0.0.1"))
-        else:
-            self._send(self.server.desk.reply(self.path))
+        local = len(hosts) == 1 and LOCAL.fullmatch(hosts[0].strip())
+        self._send(self.server.desk.reply(self.path) if local else line(403, "only for localhost and 127.0.0.1"))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer what could not be read as a request, and other methods than GET."""
@@ -162,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         packed = not unchanged and len(reply.body) > WORTH_PACKING and "gzip" in headers.get("Accept-Encoding", "")
         body = b"" if unchanged else gzip.compress(reply.body, 1) if packed else reply.body
         self.send_response(304 if unchanged else reply.code)
-        fields = {**HEADERS, "Vary": "Accept-Encoding"}
+        fields = dict(HEADERS)
         if not unchanged:
             fields |= {"Content-Type": reply.kind, "Content-Length": str(len(body))}
         fields |= {"Content-Encoding": "gzip"} if packed else {}
@@ -183,9 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 def line(code: int, text: str) -> HttpReply:
     """Reply with one line of text, whatever was in it."""
-    return HttpReply(
-        code, "text/plain; charset=utf-8", (" ".join(text.split())[:1000] + "\n").encode("utf-8", "replace")
-    )
+    body = (" ".join(text.split())[:1000] + "\n").encode("utf-8", "replace")
+    return HttpReply(code, "text/plain; charset=utf-8", body)
 
 
 def _listen(port: int, desk: Desk) -> _Server:
@@ -202,12 +249,10 @@ def _listen(port: int, desk: Desk) -> _Server:
 def _signals() -> Iterator[list[int]]:
     """Collect Ctrl-C and SIGTERM in a list that is looked at; nothing is done inside a signal handler."""
     signals: list[int] = []
-
-    def remember(number: int, frame: object) -> None:
-        signals.append(number)
-
     try:
-        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            n: signal.signal(n, lambda number, _: signals.append(number)) for n in (signal.SIGINT, signal.SIGTERM)
+        }
     except ValueError:  # not in the main thread: whoever owns it decides about signals
         before = {}
     try:
@@ -215,3 +260,24 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Find inode and size of each file that a page is made of."""
+    found = {}
+    for name in (METRICS, ROLLOUTS, MACHINE, PROBLEMS, LOG, SUMMARY):
+        with suppress(OSError):  # not written yet, or gone
+            status = (folder / name).stat()
+            found[name] = status.st_ino, status.st_size
+    return found
+
+
+def _last_whole(run: RunFolder) -> int | None:
+    """Find the last step whose rollouts are all written; None if nothing more is written."""
+    if run.status.state != "going":
+        return None
+    return run.step_rows[-1]["step"] if run.step_rows else 0
+
+
+def _showing(page: Page, rollouts: Rollouts | None) -> Page:
+    return replace(page, runs=tuple(replace(run, rollouts=rollouts) for run in page.runs))

@@ -1,1 +1,0 @@
-"""A page that is fresh while a run goes on."""

@@ -1,1 +1,0 @@
-"""Problems whose answers are programs."""

@@ -1,1 +1,0 @@
-"""The task `environment`: problems that are played turn after turn."""
