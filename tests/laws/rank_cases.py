@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import groupwise
 from groupwise.algorithms.settings import CATALOG
@@ -44,6 +43,7 @@ from groupwise.training.ranks.parts import sha256_of, stored
 from groupwise.training.ranks.reward_scorer import RewardScorer
 from tests.laws import moe_models
 from tests.laws.test_split import make_batch
+from tests.tiny_models import causal
 
 #: No multiple of the number of ranks: of a tied head and embedding the last rank has a row less.
 VOCABULARY = 15
@@ -55,24 +55,12 @@ Measured = dict[str, Any]
 
 def policy(dtype: torch.dtype = torch.float64, tied: bool = True) -> Any:
     """A tiny dense policy of odd sizes with uneven distributions."""
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=20,
-        intermediate_size=27,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        head_dim=6,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=tied,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-    )
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 20, "intermediate_size": 27, "initializer_range": 0.3}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Qwen3ForCausalLM(config).to(dtype).eval()
+        model = causal("qwen3", tie_word_embeddings=tied, **sizes, **heads)
+    return model.to(dtype)
 
 
 def bare_batch(rows: int = 32) -> Batch:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import groupwise
 from groupwise.core.errors import UsageError
@@ -15,6 +14,7 @@ from tests.models.turn_templates import QWEN3_MAKE, tokenizer_of
 from tests.runs.test_environment_run import CHANGES
 from tests.runs.test_run import assert_goes_on
 from tests.runs.tiny_runs import rollouts, step_rows
+from tests.tiny_models import causal
 
 ENVIRONMENT = '''
 import groupwise
@@ -43,17 +43,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     tokenizer = tokenizer_of(QWEN3_MAKE)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        head_dim=16,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=0,
-        **sizes,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    ends = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
+    causal("qwen3", max_position_embeddings=1024, initializer_range=0.02, **ends).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
