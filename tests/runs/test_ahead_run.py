@@ -12,7 +12,6 @@ import groupwise
 from groupwise.commands.build import engine
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
-from groupwise.core.errors import UsageError
 from groupwise.engines.make import make_engine
 from groupwise.reports.folder.columns import steps as curves
 from tests.rollout.test_batches import Slow
@@ -65,14 +64,6 @@ def test_dapos_filter_and_refill_ahead(tmp_path: Path) -> None:
     whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", **changes)).folder
     assert_goes_on(whole, 3)
     assert all(row["version"] <= max(0, row["step"] - 2) for row in rollouts(whole))
-
-
-def test_an_algorithm_without_trust_region_or_correction_is_refused_with_the_remedy() -> None:
-    words = r"^rollout.ahead = 1: the completions are an older policy's, and reinforce .* set algorithm.mismatch.kind"
-    with pytest.raises(UsageError, match=words):
-        resolve(recipe.load("quickstart", {"algorithm.name": "reinforce", "rollout.ahead": 1}))
-    for remedy in ({"algorithm.mismatch.kind": "tis"}, {"logp_old": "engine"}, {"rollout.ahead": 0}):
-        resolve(recipe.load("quickstart", {"algorithm.name": "reinforce", "rollout.ahead": 1, **remedy}))
 
 
 def test_the_plan_says_which_policy_samples_and_from_which_ratios_start() -> None:

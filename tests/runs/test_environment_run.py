@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.core.errors import UsageError
 from tests.runs.test_run import assert_goes_on, assert_same_run, kill_again_and_again
 from tests.runs.tiny_runs import rollouts, step_rows
 
@@ -89,30 +88,6 @@ def test_a_fault_is_counted_by_cause_and_nothing_else_of_the_step_is_lost(
             assert (line["completion"], line["turns"][-1]["stop"]) == (other["completion"], other["turns"][-1]["stop"])
             assert [t["reward"] for t in line["turns"]] == [t["reward"] for t in other["turns"]]
     assert (run / "log.txt").read_text().count(f"step 1: {cause} in ") == 1, "one kind, and the environment's"
-
-
-@pytest.mark.parametrize(
-    ("task", "words"),
-    [
-        ({"use": "nowhere.py:Sum"}, "no file .*nowhere.py"),
-        ({"use": ENVIRONMENT.replace("Sum", "Some")}, "has no 'Some'"),
-        ({"use": "groupwise.core.samples:Attempt"}, "samples|reset|step"),
-        ({"use": ENVIRONMENT, "max_turns": 0}, "task.max_turns must be 1 or more"),
-        ({"use": ENVIRONMENT, "on_fault": "wait"}, "task.on_fault = 'wait': there is no such choice"),
-        ({"use": ENVIRONMENT, "prompt": "question"}, "task.prompt: set, but without task.path nothing reads it"),
-        ({"use": ENVIRONMENT, "settings": {"falt": 1}}, "falt"),
-        ({}, "task.use is missing"),
-    ],
-)
-def test_an_environment_that_cannot_be_is_one_line(task: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=words) as refused:
-        groupwise.train("quickstart", {**changes(tmp_path), "task": {"name": "environment", **task}})
-    assert "\n" not in str(refused.value)
-
-
-def test_episodes_are_whole(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^rollout.turn_tokens = 4: .* take it out"):
-        groupwise.train("quickstart", changes(tmp_path, rollout__turn_tokens=4))
 
 
 @pytest.mark.parametrize("rollout", [{"rollout.ahead": 1}, {"rollout.free": 2}])

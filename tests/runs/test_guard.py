@@ -302,37 +302,6 @@ def test_another_guard_may_be_chosen_when_a_run_goes_on(returned, tmp_path):
     assert recipe.read_table(folder / "recipe.toml")["rollback"] == {"most": 5, "rate_factor": 0.3}
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"guard": "halt"}, r"guard = 'halt': input should be 'warn', 'stop' or 'rollback'"),
-        ({"guard": "rollback", "rollback.most": 0}, r"rollback.most = 0: input should be greater than or equal to 1"),
-        (
-            {"guard": "rollback", "rollback.rate_factor": 1.0},
-            r"rollback.rate_factor = 1.0: input should be less than 1",
-        ),
-        (
-            {"guard": "rollback", "rollback.factor": 0.5},
-            r"rollback.factor: there is no such key; did you mean 'rate_factor'\? known: most, rate_factor",
-        ),
-        ({"rollback.most": 3}, r"^rollback.most: set, but nothing in this run reads it; take it out$"),
-        (
-            {"guard": "stop", "rollback.rate_factor": 0.5},
-            r"^rollback.rate_factor: set, but nothing in this run reads it",
-        ),
-        (
-            {"guard": "rollback", "checkpoint.every": 4, "checkpoint.keep": 3},
-            r"^guard = 'rollback': a warning speaks of the last 10 steps, and checkpoint.keep = 3 with "
-            r"checkpoint.every = 4 does not always reach back to before them; set checkpoint.keep = 4$",
-        ),
-    ],
-)
-def test_what_a_guard_cannot_do_is_refused_in_one_line(changes: dict[str, Any], words: str):
-    with pytest.raises(UsageError, match=words) as error:
-        resolve(recipe.load("quickstart", changes))
-    assert "\n" not in str(error.value)
-
-
 def every_and_keep() -> Iterator[tuple[int, int]]:
     for every in range(1, 14):
         yield every, next(keep for keep in range(1, 20) if accepted(every, keep))

@@ -131,18 +131,6 @@ def test_a_run_in_bfloat16_has_the_limits_of_one_process(tmp_path: Path) -> None
     require_near(*first)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"learner__compile": True}, r"^learner.ranks = 2 with learner.compile: "),
-    ],
-)
-def test_what_is_not_there_yet_is_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        trained(tmp_path, "refused", learner__ranks=2, **changes)
-    assert not (tmp_path / "runs" / "refused").exists()
-
-
 @pytest.mark.slow
 def test_an_engine_ends_with_a_run_whose_ranks_cannot_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

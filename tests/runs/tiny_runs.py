@@ -52,6 +52,11 @@ def tiny_run(place: Path, **changes: Any) -> dict[str, Any]:
     return {**TINY_RUN, "model": str(model), "runs": str(place / "runs"), **dotted}
 
 
+def laid_over(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Settings with changes, of which a whole table takes the place of its dotted keys."""
+    return {key: value for key, value in settings.items() if key.partition(".")[0] not in changes} | changes
+
+
 def rollouts(run: Path, step: int | None = None) -> list[dict[str, Any]]:
     """Read the rows of a run's rollouts.jsonl, or those of a step."""
     return list(jsonl.rows(run / "rollouts.jsonl", step))
