@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import groupwise
-from groupwise.algorithms.laws.draws import Draw, draw
+from groupwise.algorithms.laws.draws import Draw
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
 from groupwise.core.errors import UsageError
 
@@ -70,12 +70,6 @@ def test_used_as_it_is_within_the_limit_and_clamped_without_gradient_beyond(part
         value.sum().backward()
         torch.testing.assert_close(value.detach(), sign * expected * mask.double(), rtol=1e-14, atol=0)
         assert ((live.grad != 0) == (mask if moves else torch.zeros_like(mask))).all()
-
-
-@pytest.mark.parametrize("part", ALL, ids=repr)
-def test_on_policy_every_log_ratio_is_exactly_zero(part):
-    b = draw(0)
-    assert (part(b.old, b.old, b.mask) == 0).all()
 
 
 def test_with_one_turn_the_turns_ratio_is_the_sequences_in_value_and_gradient(batch):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 from groupwise.algorithms.laws.draws import Draw, draw
-from groupwise.algorithms.parts.ratio import SequenceRatio, TokenRatio
+from groupwise.algorithms.parts.ratio import TokenRatio
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate, Surrogate
 
 PER_TOKEN = [
@@ -42,31 +40,6 @@ def test_cispo_by_its_two_names_is_one():
     counted, _ = apply(Cispo(cap=0.0, epsilon_high=0.2), b, per_token(b))
     assert torch.equal(absolute.value, counted.value)
     assert torch.equal(absolute.share, counted.share)
-
-
-def test_geometric_is_its_equation(batch):
-    """exp(mean_t clipped log r_t) A; gradient gm A / |o| at the tokens that are not clipped; asymmetric band."""
-    part = Geometric(0.1, 0.3)
-    out, gradient = apply(part, batch, batch.advantage[:, None].expand_as(batch.mask))
-    for i in range(len(batch.mask)):
-        at, a = batch.mask[i].nonzero()[:, 0].tolist(), float(batch.advantage[i])
-        logs = [float(batch.live[i, t] - batch.old[i, t]) for t in at]
-        clipped = [min(x, 0.3) if a > 0 else max(x, -0.1) for x in logs]
-        for t, x, z in zip(at, logs, clipped, strict=True):
-            value = math.exp(sum(clipped) / len(at)) * a
-            assert out.value[i, t].item() == pytest.approx(value, rel=1e-12)
-            assert out.share[i, t].item() == float(x == z)
-            assert gradient[i, t].item() == pytest.approx(value * (x == z), rel=1e-12)
-
-
-def test_geometric_without_a_band_is_the_sequence_ratio(batch):
-    advantage = batch.advantage[:, None].expand_as(batch.mask)
-    out, gradient = apply(Geometric(99.0, 99.0), batch, advantage)
-    live = batch.live.clone().requires_grad_(True)
-    sequence = NoTrust()(SequenceRatio()(live, batch.old, batch.mask), advantage, live, batch.mask)
-    sequence.value.sum().backward()
-    torch.testing.assert_close(out.value, sequence.value.detach(), rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(gradient, live.grad, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(
