@@ -83,19 +83,6 @@ def test_every_row_trains(name: str, small):
     assert unpicked(again) == plan
 
 
-def test_ppos_critic_is_measured_in_every_step(small):
-    folder = groupwise.train("quickstart", small(algorithm__name="ppo", steps=2)).folder
-    first, second = (row["explained_variance"] for row in step_rows(folder))
-    assert first == pytest.approx(0, abs=1e-6), "a head of zeros explains nothing"
-    assert abs(second) > 1e-6
-    assert all(row["value_loss"] > 0 for row in step_rows(folder))
-
-
-def test_dr_grpos_limit_is_the_runs_own(small):
-    folder = groupwise.train("quickstart", small(algorithm__name="dr-grpo", steps=1)).folder
-    assert tomllib.loads((folder / "recipe.toml").read_text())["algorithm"]["aggregate"]["limit"] == 12
-
-
 def test_a_row_that_can_use_steps_goes_without_them_where_the_task_has_none():
     """PPO's step_scale can do without step scores: the plan only says that there are none."""
     task = {"use": f"{Path(__file__).parent / 'task_of_a_run.py'}:Sums"}

@@ -121,20 +121,6 @@ def test_the_command_says_it_in_one_line_and_fails(stopped, tmp_path):
     assert said.splitlines()[-1].startswith("groupwise: an early warning of collapse at step ")
 
 
-def test_a_return_gives_back_the_bits_of_the_checkpoint(returned, warned):
-    """Every step up to the checkpoint is that of the run that was only warned, and so are the checkpoint's tensors."""
-    (first, *_) = returned.summary["rollbacks"]
-    to = first["to_step"]
-    assert 0 < to <= first["from_step"] - 10
-    rows = [{k: v for k, v in row.items() if k != "rollbacks"} for row in timeless(returned.folder)]
-    assert [r for r in rows if r["step"] <= to] == [r for r in timeless(warned) if r["step"] <= to]
-    a, b = (checkpoint.folder_of(run / "checkpoints", to) for run in (returned.folder, warned))
-    if a.exists():  # a later return may have gone further back
-        assert {k: v for k, v in files(a).items() if not k.startswith("reference")} == {
-            k: v for k, v in files(b).items() if not k.startswith("reference")
-        }
-
-
 def test_after_a_return_the_learning_rate_alone_is_another(given, warned, tmp_path):
     """It goes on as the run that was only warned would have from that checkpoint at half of its rate."""
     settings = given("once", **{**BACK, "rollback.most": 1})
@@ -148,7 +134,10 @@ def test_after_a_return_the_learning_rate_alone_is_another(given, warned, tmp_pa
     resume(other, {"learner.learning_rate": RISING["learner.learning_rate"] / 2})
     rows = [{k: v for k, v in row.items() if k != "rollbacks"} for row in timeless(once)]
     assert rows == [row for row in timeless(other) if row["step"] <= end]
+    assert 0 < first["to_step"] <= first["from_step"] - 10
     assert first["to_step"] < end
+    state = checkpoint.read_state(checkpoint.newest_good(once / "checkpoints")[0])
+    assert state["rollbacks"] == [first]
     lines = (other / "rollouts.jsonl").read_text().splitlines()
     kept = [line for line in lines if json.loads(line)["step"] <= end]
     assert (once / "rollouts.jsonl").read_text().splitlines() == kept
@@ -186,16 +175,6 @@ def test_the_seconds_of_steps_that_were_taken_back_are_not_lost(returned):
     assert any(row["seconds"].get("lost", 0) > 0 for row in rows)
     total = sum(sum(row["seconds"].values()) for row in rows) + returned.summary["seconds_after"]
     assert total == pytest.approx(returned.summary["seconds_total"], rel=0.01, abs=0.05)
-
-
-def test_it_goes_back_so_often_and_stops_at_the_next_warning(given):
-    settings = given("often", **{**BACK, "rollback.most": 1, "rollback.rate_factor": 0.99})
-    with pytest.raises(RunError, match=r"after going back from step \d+ to \d+: \w+"):
-        groupwise.train("quickstart", settings)
-    folder = Path(settings["runs"]) / "often"
-    assert len(returns(folder)) == 1
-    state = checkpoint.read_state(checkpoint.newest_good(folder / "checkpoints")[0])
-    assert state["rollbacks"] == returns(folder)
 
 
 class Killed(BaseException):
@@ -260,9 +239,8 @@ def armed(patched: pytest.MonkeyPatch) -> list[bool]:
 def test_a_stop_that_a_person_asks_for_moves_no_return(given, returned):
     """Its checkpoint is an extra one: it is gone on from, and takes no other's place."""
     settings = given("asked", **{**BACK, "rollback.most": 9})
-    run = groupwise.train("quickstart", settings, callbacks=[lambda record: record.step % 5 == 4])
-    while not run.finished:
-        run = resume(run.folder, callbacks=[lambda record: record.step % 7 == 6])
+    run = groupwise.train("quickstart", settings, callbacks=[lambda record: record.step == 14])
+    resume(run.folder)
     assert_same_run(run.folder, returned.folder)
 
 
