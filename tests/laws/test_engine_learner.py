@@ -113,7 +113,7 @@ def test_engine_and_learner_agree_on_mixtures_of_experts(name: str, experts: str
     model = moe_models.build(name, seed=4, initializer_range=0.2, experts_implementation=experts, **window)
     engine = LocalEngine(model, frozenset({3}), 0, max_rows=20, routes=True)
     prompts = [Prompt(Sample("", "", ""), tuple(4 + (i * 5 + j) % 25 for j in range(1 + 3 * i))) for i in range(8)]
-    answers = engine.generate([Request(p.tokens, 6, i) for i, p in enumerate(prompts)], Sampling(max_new_tokens=24))
+    answers = engine.generate([Request(p.tokens, 3, i) for i, p in enumerate(prompts)], Sampling(max_new_tokens=12))
     assert all(map(is_recorded, engine._step._forward.values()))
     scored = [tuple(type(c)(**{**vars(c), "score": 0.0}) for c in group) for group in answers]
     batch = collate([Group(p, group) for p, group in zip(prompts, scored, strict=True)], 0)

@@ -24,7 +24,7 @@ from groupwise.models.load import digest, load_policy
 from groupwise.training import checkpoint
 from tests.conftest import SMALL
 from tests.moe_policy import save_moe
-from tests.runs.test_run import kill_again_and_again, timeless
+from tests.runs.test_run import timeless
 from tests.runs.tiny_runs import cut_back, step_rows
 
 ADAPTED: dict[str, Any] = {"adapter.rank": 4, "evaluation.every": 2}
@@ -145,17 +145,6 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(run: groupwis
         export(taken, tmp_path / "new", None, print)
     assert list(tmp_path.iterdir()) == [taken]
     assert not list(taken.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dense", "moe"])
-def test_kills_and_resumes_give_the_same_bits(name: str, small, tmp_path: Path):
-    changes = small(steps=8, adapter__rank=4)
-    if name == "moe":
-        policy = save_moe(tmp_path / "policy", initializer_range=0.1)
-        changes = {**changes, **MOE, "model": str(policy), "warm_start.steps": 30}
-    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
-    assert_same(whole, kill_again_and_again({**changes, "name": "cut"}, 4, 1))
 
 
 @pytest.mark.slow

@@ -354,7 +354,7 @@ def test_an_engine_that_does_not_say_which_experts_it_chose(check: Check, monkey
     assert told.startswith("model: routing.replay = 'engine': LocalEngine does not return the experts it chose")
 
 
-@pytest.mark.parametrize("recipe", ["quickstart", "reasoning-gym", "rlhf"])
+@pytest.mark.parametrize("recipe", ["quickstart", pytest.param("reasoning-gym", marks=pytest.mark.slow), "rlhf"])
 def test_the_recipes_that_need_no_file_have_no_fault(check: Check, recipe: str) -> None:
     code, lines, _ = check(recipe=recipe, load=recipe == "quickstart")
     assert (code, lines[-1]) == (0, "no faults found")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +16,11 @@ import groupwise
 from groupwise.commands.train.run import Run
 from groupwise.commands.train.train import resume
 from groupwise.config import recipe
+from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import RunError, UsageError
+from groupwise.health.symptoms.base import BAD, WARN, History
+from groupwise.health.watch import findings
 from groupwise.journal.journal import Journal, read_metrics
 from groupwise.journal.output import Output
 from groupwise.reports.folder import facts
@@ -307,3 +312,24 @@ def test_the_fewest_checkpoints_that_are_accepted_always_reach_back(every: int, 
 
     assert reaches(keep)
     assert keep == 1 or not reaches(keep - 1)
+
+
+def warnings(folder: Path) -> list[str]:
+    return re.findall(r"^step \d+: warning, ([^:]+): ", (folder / "log.txt").read_text(), re.MULTILINE)
+
+
+def test_a_learning_rate_of_a_tenth_is_named(small: Callable[..., dict[str, Any]], capsys) -> None:
+    settings = small(learner__learning_rate=0.1, steps=6, name="wild")
+    with contextlib.suppress(RunError):  # three updates in a row that are not finite end it, which is as good
+        groupwise.train("quickstart", settings)
+    folder = Path(settings["runs"]) / "wild"
+    told = warnings(folder)
+    assert "few effective samples" in told
+    assert len(told) == len(set(told))
+    shown = capsys.readouterr().out
+    assert all(f"warning, {name}: " in shown for name in told)
+    assert "learner.learning_rate = 3e-02 (it is 0.1)" in shown
+    recipe = load(str(folder / "recipe.toml")).model_dump(exclude_none=True)
+    rows = [row for row in read_metrics(folder) if "evaluation" not in row]
+    found = {f.name for f in findings(History(rows, recipe=recipe)) if f.tone in (WARN, BAD)}
+    assert "few effective samples" in found

@@ -43,7 +43,8 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     newest, _ = checkpoint.newest_good(folder / "checkpoints")
     assert newest is not None
-    return load_file(newest / "policy" / "model.safetensors")
+    (file,) = (newest / "policy").glob("*.safetensors")  # of the model, or of its adapters
+    return load_file(file)
 
 
 def assert_same_run(a: Path, b: Path) -> None:
@@ -254,50 +255,6 @@ def test_sigterm_saves_at_the_next_step_and_says_how_to_go_on(small):
     told = process.communicate(timeout=60)
     assert process.returncode == 0, told
     assert_same_run(groupwise.train("quickstart", {**changes, "name": "whole"}).folder, folder)
-
-
-def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int, threads: int | None = None) -> Path:
-    """kill -9 at moments drawn from `seed`, every second one inside a save; then to the end."""
-    folder = Path(changes["runs"]) / changes["name"]
-    generator = torch.Generator().manual_seed(seed)
-    killed = 0
-    while killed < kills:
-        process = go_on(folder, threads) if (folder / "recipe.toml").is_file() else start(changes, threads)
-        if killed % 2:
-            wait_for(lambda: list((folder / "checkpoints").glob(".partial-*")), process)
-        else:
-            begun = len(read_metrics(folder))
-            wait_for(lambda begun=begun: len(read_metrics(folder)) > begun, process)
-            time.sleep(0.15 * float(torch.rand((), generator=generator)))
-        process.kill()
-        output = process.communicate()
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, output
-        killed += 1
-    process = go_on(folder, threads)
-    output = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    assert killed == kills, f"the run ended after {killed} kills; make it longer"
-    assert not list((folder / "checkpoints").glob(".partial-*"))
-    return folder
-
-
-@pytest.mark.parametrize(("name", "kills"), [("dapo", 2)])
-def test_kill_and_resume_gives_the_same_bits(name: str, kills: int, small):
-    changes = small(algorithm__name=name, steps=8)
-    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
-    assert_same_run(whole, kill_again_and_again({**changes, "name": "cut"}, kills, 1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["grpo", "dapo"])
-def test_ten_kills_and_resumes_give_the_same_bits(name: str, small):
-    changes = small(algorithm__name=name, steps=40, prompts_per_step=16, threads=CORES)
-    whole = start({**changes, "name": "whole"}, CORES)
-    whole.communicate(timeout=300)
-    cut = kill_again_and_again({**changes, "name": "cut"}, 10, 2, CORES)
-    assert_same_run(Path(changes["runs"]) / "whole", cut)
 
 
 @pytest.mark.slow
