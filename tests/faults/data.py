@@ -103,15 +103,8 @@ def _rows(draw: st.DrawFn) -> Mutant:
     else:
         rows[at][column] = value
         no_text = not isinstance(value, str) or value in (
-            "@digits400",
-            "@digits5000",
-            "@deep",
-            "@nan",
-            "@inf",
-            "@-inf",
-            "@date",
-            "\ud800",
-        )
+            "@digits400", "@digits5000", "@deep", "@nan", "@inf", "@-inf", "@date", "\ud800",
+        )  # fmt: skip
         no_answer = value is None or isinstance(value, (bool, list, dict))
         left_out = "level" in reading.get("filter", {}) and rows[at]["level"] == 0
         wrong = value in ("@digits5000", "@deep") or (not left_out and (

@@ -32,41 +32,21 @@ LINES: list[tuple[str, ...]] = [
 ]
 VERBS = ("train", "eval", "check", "model", "report", "watch", "explain")
 OPTIONS = (
-    "--set",
-    "--resume",
-    "--recipe",
-    "--step",
-    "--no-model",
-    "--rows",
-    "--out",
-    "--port",
-    "--against",
-    "--help",
+    "--set", "--resume", "--recipe", "--step", "--no-model", "--rows", "--out", "--port", "--against", "--help",
     "--no-such",
-)
+)  # fmt: skip
 PLACES = (
-    "runs/done",
-    "runs/half",
-    "runs",
-    "recipe.toml",
-    "model",
-    "keep",
-    "keep/notes.txt",
-    "nowhere",
-    "nowhere/x",
+    "runs/done", "runs/half", "runs", "recipe.toml", "model", "keep", "keep/notes.txt", "nowhere", "nowhere/x",
     "data.jsonl",
-)
+)  # fmt: skip
 #: What `report --out` may not replace, as it is laid over the box.
 TARGETS: list[tuple[str, str, Content]] = [
-    ("a FIFO", "page.html", "fifo"),
-    ("a socket", "page.html", "socket"),
-    ("a folder", "page.html", "folder"),
+    ("a FIFO", "page.html", "fifo"), ("a socket", "page.html", "socket"), ("a folder", "page.html", "folder"),
     ("a dangling link", "page.html", "link nowhere/x"),
     ("a link to what is no page", "page.html", "link keep/notes.txt"),
-    ("a file of another", "keep/page.html", b"<p>mine</p>"),
-    ("a missing folder", "nowhere/page.html", None),
+    ("a file of another", "keep/page.html", b"<p>mine</p>"), ("a missing folder", "nowhere/page.html", None),
     ("a file as a folder", "keep/notes.txt/page.html", None),
-]
+]  # fmt: skip
 
 
 @st.composite

@@ -20,28 +20,17 @@ COMMANDS = (
 )
 #: Sizes that the weights' shapes follow from: any other value than the one that is there is wrong.
 SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
     "vocab_size",
-)
+)  # fmt: skip
 NO_SIZE = [0, -1, 1.5, "no", "@nan", "@inf", "@digits400", "@digits5000", [], {}, 3, 2**31, 10**6, True]
 #: Templates that never end, take all memory, or are none.
 TEMPLATES = [
-    "{{ 'a' * 10**10 }}",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 'a' * 10**10 }}", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
-    "{{ [0] * 10**10 }}",
-    "{{ 9 ** 9 ** 9 }}",
-    "{{ '%1000000000d' % 1 }}",
-    "{{ raise_exception('\x1b[31mno') }}",
-    "{{ messages[0]['content'].__class__.__mro__ }}",
-    "{% for",
-    "{{ nothing.x.y }}",
-]
+    "{{ [0] * 10**10 }}", "{{ 9 ** 9 ** 9 }}", "{{ '%1000000000d' % 1 }}", "{{ raise_exception('\x1b[31mno') }}",
+    "{{ messages[0]['content'].__class__.__mro__ }}", "{% for", "{{ nothing.x.y }}",
+]  # fmt: skip
 #: A pickle that would write a file beside the box's own.
 PICKLE = b"cos\nsystem\n(S'touch pwned'\ntR."
 
@@ -180,16 +169,9 @@ def _fields(draw: st.DrawFn, ground: Ground) -> Mutant:
     place, changed = draw(odd_table(json.loads(ground.files("model")[name])))
     if draw(st.integers(0, 9)) == 0:
         further = [
-            "auto_map",
-            "quantization_config",
-            "model_type",
-            "tie_word_embeddings",
-            "torch_dtype",
-            "chat_template",
-            "architectures",
-            "sliding_window",
-            "layer_types",
-        ]
+            "auto_map", "quantization_config", "model_type", "tie_word_embeddings", "torch_dtype", "chat_template",
+            "architectures", "sliding_window", "layer_types",
+        ]  # fmt: skip
         place = f"added {draw(st.sampled_from(further))}"
         changed = {**json.loads(ground.files("model")[name]), place.split()[1]: draw(odd_json())}
     key = ".".join(part for part in place.split(maxsplit=1)[1].split(".") if not part.isdigit())

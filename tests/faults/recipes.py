@@ -25,18 +25,9 @@ from tests.faults.mutant import NO_FILES, RAW, TEXTS, Mutant, damaged, one, text
 
 #: Keys whose value is a path or names a folder.
 PATHS = {
-    "name",
-    "runs",
-    "model",
-    "start",
-    "reference.model",
-    "chat.template",
-    "critic.start",
-    "preference.model",
-    "preference.path",
-    "task.path",
-    "task.heldout",
-}
+    "name", "runs", "model", "start", "reference.model", "chat.template", "critic.start", "preference.model",
+    "preference.path", "task.path", "task.heldout",
+}  # fmt: skip
 #: Keys that decide how long an accepted run takes; `train` gets small values of them, or impossible ones.
 COSTS = re.compile(
     r"steps|prompts_per_step|samples_per_prompt|(updates|passes)_per_batch|warm_start\.|preference\.|evaluation\.(problems|samples)"
@@ -123,20 +114,9 @@ _WHOLE_SMALL = [0, 1, 2, 3, -1, -(2**31)]
 _WHOLE_LARGE = [10, 64, 1000, 10**6, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 2**70]
 _NUMBERS = [0.0, -0.0, 1.0, 0.5, -1.0, 1e-320, 1e-12, 1e6, 1e38, 1e308, -1e308, 1, 2**60]
 _LISTS = [
-    [],
-    [2, 2],
-    [2, 12],
-    [12, 12],
-    [3, 2],
-    [-1, 2],
-    [2],
-    [2, 2, 2],
-    [0.5, 1],
-    [2**70, 2**70],
-    ["a", "b"],
-    [[2], [3]],
+    [], [2, 2], [2, 12], [12, 12], [3, 2], [-1, 2], [2], [2, 2, 2], [0.5, 1], [2**70, 2**70], ["a", "b"], [[2], [3]],
     ["x"] * 300,
-]
+]  # fmt: skip
 
 
 @st.composite
@@ -227,23 +207,10 @@ def _structure(draw: st.DrawFn, ground: Ground) -> Mutant:
         ):
             value = draw(
                 one(
-                    0,
-                    1,
-                    2,
-                    0.5,
-                    1.0,
-                    "none",
-                    "clip",
-                    "token",
-                    "sequence",
-                    "k3",
-                    "loss",
-                    "reward",
-                    "gae",
-                    "return",
+                    0, 1, 2, 0.5, 1.0, "none", "clip", "token", "sequence", "k3", "loss", "reward", "gae", "return",
                     True,
                 )
-            )
+            )  # fmt: skip
             put(row, key.removeprefix("algorithm."), value)
         table["algorithm"] = row
     else:

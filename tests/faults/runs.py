@@ -105,14 +105,10 @@ def _forged(draw: st.DrawFn, ground: Ground, command: str) -> Mutant:
     files = {n.removeprefix(f"{NEWEST}/"): c for n, c in ground.files("runs/half").items() if n.startswith(NEWEST)}
     name = draw(
         one(
-            "state.json",
-            "state.json",
-            "manifest.json",
-            "policy/config.json",
-            "optimizer.safetensors",
+            "state.json", "state.json", "manifest.json", "policy/config.json", "optimizer.safetensors",
             "policy/model.safetensors",
         )
-    )
+    )  # fmt: skip
     if name.endswith(".json"):
         place, changed = draw(odd_table(json.loads(files[name])))
         content = as_json(changed)

@@ -247,27 +247,12 @@ def running(pid: int) -> bool:
 
 def test_choice():
     right = (
-        "B",
-        "(B)",
-        "B.",
-        "b",
-        "**B**",
-        "B. Paris",
-        "A is wrong. The answer is B",
-        r"\boxed{\text{(B)}}",
-        "Answer: B",
-    )
+        "B", "(B)", "B.", "b", "**B**", "B. Paris", "A is wrong. The answer is B", r"\boxed{\text{(B)}}", "Answer: B",
+    )  # fmt: skip
     wrong = (
-        "A",
-        "A or B",
-        "A, B",
-        "(A) (B)",
-        "The answer is A or B",
-        r"\boxed{A} \boxed{B}",
-        "Both",
-        "",
+        "A", "A or B", "A, B", "(A) (B)", "The answer is A or B", r"\boxed{A} \boxed{B}", "Both", "",
         "A is it, not B",
-    )
+    )  # fmt: skip
     assert [text for text in right if Choice()(text, "B") != 1.0] == []
     assert [text for text in wrong if Choice()(text, "(B)") != 0.0] == []
     assert Choice(letters="AB")("C", "C") == 0.0

@@ -152,20 +152,10 @@ def _stops(record: StepRecord) -> bool:
 
 #: Those that say nothing that another one does not say as well.
 SLOW = (
-    "one sample, reinforce",
-    "ppo, all right",
-    "critic alone at first",
-    "one sample, reinforce++",
-    "a constant reward, ppo",
-    "nothing votes",
-    "rloo, all wrong",
-    "all wrong, nothing beside",
-    "dapo, all solved",
-    "a constant reward alone",
-    "measured by a constant",
-    "one problem",
-    "no checkpoint before the last",
-)
+    "one sample, reinforce", "ppo, all right", "critic alone at first", "one sample, reinforce++",
+    "a constant reward, ppo", "nothing votes", "rloo, all wrong", "all wrong, nothing beside", "dapo, all solved",
+    "a constant reward alone", "measured by a constant", "one problem", "no checkpoint before the last",
+)  # fmt: skip
 every_run = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNS]
 )
