@@ -76,7 +76,6 @@ def fork_ranks(module: str, folder: str, ranks: str, port: str, *arguments: str)
 
 
 def live(main: Callable[[], None], said: Path) -> NoReturn:
-    """The life of a rank, and the end of its process."""
     with said.open("w", buffering=1) as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)

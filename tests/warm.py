@@ -109,7 +109,6 @@ class _Server:
             ctypes.CDLL(None).prctl(_SUBREAPER, 0, 0, 0, 0)
 
     def close(self) -> None:
-        """End the server, and wait for its end."""
         self._channel.close()
         self._process.wait()
 

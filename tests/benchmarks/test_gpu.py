@@ -28,7 +28,6 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Module:
 
 
 def command(folder: Path, *words: str) -> list[str]:
-    """The measurement on a CPU, with all that it writes in a folder."""
     own = ["--rows", str(folder / "gpu.jsonl"), "--page", str(folder / "gpu.md"), "--models", str(folder / "models")]
     return [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--small", *own, *words]
 
@@ -127,7 +126,6 @@ def test_an_engine_whose_weights_differ_is_not_timed(module: Module) -> None:
     ],
 )
 def test_sizes_are_those_of_the_published_models(module: Module, name: str, kind: Any, parameters: int) -> None:
-    """By the number of their weights, which the models' own files have."""
     sizes = module("gpu_parts.sizes")
     (size,) = [size for size in sizes.WHOLE_AMOUNTS.sizes if size.name == name]
     model = size.model("meta", torch.bfloat16)

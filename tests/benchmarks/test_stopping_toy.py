@@ -18,7 +18,6 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def share(toy: ModuleType, words: str) -> list[float]:
-    """Of each toy, what the credit whose words begin so expects over the true gradient."""
     row = next(row for name, row in toy.CREDITS.items() if name.startswith(words))
     return [toy.expected(one, row) / toy.truth(one) for one in toy.TOYS]
 

@@ -51,13 +51,11 @@ TARGETS: list[tuple[str, str, Content]] = [
 
 @st.composite
 def line(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """One of all."""
     return draw(st.one_of(_settings(), _settings(), _words(), _words(), _values(), _targets()))
 
 
 @st.composite
 def _settings(draw: st.DrawFn) -> Mutant:
-    """`--set` with keys and values that are known to be wrong, and with any."""
     verb = draw(one(("train", "recipe.toml"), NO_MODEL, ("eval", "model", "--recipe", "recipe.toml")))
     how = draw(one("no key", "unknown key", "wrong value", "a second line", "any value", "any text", "twice"))
     plain = [
@@ -115,7 +113,6 @@ def _toml(value: Any) -> str:
 
 @st.composite
 def _words(draw: st.DrawFn) -> Mutant:
-    """A sound line whose words were moved about."""
     words = list(draw(st.sampled_from(LINES)))
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(words)))
@@ -140,7 +137,6 @@ def _known(words: tuple[str, ...]) -> str:
 
 @st.composite
 def _values(draw: st.DrawFn) -> Mutant:
-    """Options and arguments with values that cannot be."""
     odd = draw(word())
     number = draw(one("-1", "65536", "x", "", "1.5", "9" * 400, "9" * 5000, "1e3", "NaN", "٣x"))
     nowhere = f"zz{odd}"
@@ -181,7 +177,6 @@ def _values(draw: st.DrawFn) -> Mutant:
 
 @st.composite
 def _targets(draw: st.DrawFn) -> Mutant:
-    """`report --out` where something stands, and a page of its own where one may."""
     what, out, content = draw(st.sampled_from(TARGETS))
     runs = draw(one(("runs/done",), ("runs/half",), ("runs/done", "runs/half")))
     files = ((out, content),) if content is not None else ()

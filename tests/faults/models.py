@@ -37,7 +37,6 @@ PICKLE = b"cos\nsystem\n(S'touch pwned'\ntR."
 
 @st.composite
 def model(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """One of all, evaluated, checked or trained."""
     return draw(
         st.one_of(
             _tensors(ground),
@@ -61,7 +60,6 @@ def _mutant(draw: st.DrawFn, what: str, files: tuple[tuple[str, Content], ...], 
 
 
 def parts(weights: bytes) -> tuple[dict[str, Any], bytes]:
-    """A safetensors file's header and data."""
     (size,) = struct.unpack("<Q", weights[:8])
     return json.loads(weights[8 : 8 + size]), weights[8 + size :]
 
@@ -89,7 +87,6 @@ def packed(named: dict[str, tuple[dict[str, Any], bytes]]) -> bytes:
 
 @st.composite
 def _tensors(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """A sound file of other tensors than the model has."""
     named = tensors(ground.files("model")[WEIGHTS])
     name = draw(st.sampled_from(sorted(named)))
     entry, data = named[name]
@@ -127,7 +124,6 @@ def _tensors(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 @st.composite
 def _header(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """A header that does not say what is in the file."""
     weights = ground.files("model")[WEIGHTS]
     header, body = parts(weights)
     how = draw(one("its length", "its JSON", "a value", "offsets", "the end"))
@@ -152,7 +148,6 @@ def _header(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 @st.composite
 def _sizes(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """A configuration whose sizes are not the weights', or are none."""
     config = json.loads(ground.files("model")["config.json"])
     key = draw(st.sampled_from(SIZES))
     value = draw(st.sampled_from(NO_SIZE))
@@ -164,7 +159,6 @@ def _sizes(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 @st.composite
 def _fields(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """Any field of a JSON file of another kind."""
     name = draw(one("config.json", "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"))
     place, changed = draw(odd_table(json.loads(ground.files("model")[name])))
     if draw(st.integers(0, 9)) == 0:
@@ -181,7 +175,6 @@ def _fields(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 @st.composite
 def _bytes(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """A file's bytes; JSON that is none is known to be wrong."""
     files = ground.files("model")
     name = draw(st.sampled_from(sorted(files)))
     how, content = draw(damaged(files[name]))
@@ -238,7 +231,6 @@ def _beside(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 @st.composite
 def _templates(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """A chat template that is no good, in the tokenizer's folder."""
     template = draw(st.sampled_from(TEMPLATES))
     config = {**json.loads(ground.files("model")["tokenizer_config.json"]), "chat_template": template}
     files = draw(one((("tokenizer_config.json", as_json(config)),), (("chat_template.jinja", template.encode()),)))

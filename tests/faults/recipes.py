@@ -121,14 +121,12 @@ _LISTS = [
 
 @st.composite
 def recipe(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """One of all, run by `check --no-model` or by `train`."""
     return draw(
         st.one_of(_values(ground), _values(ground), _values(ground), _structure(ground), _texts(ground), _files())
     )
 
 
 def section(key: str) -> str:
-    """The first part of a key."""
     return key.split(".")[0]
 
 
@@ -227,7 +225,6 @@ def _structure(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 @st.composite
 def _texts(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """The TOML text itself."""
     clean = toml(RECIPE)
     ends = [
         b"\nx = " + b"[" * 3000, b"\n" + b".".join([b"a"] * 3000) + b" = 1\n", b"\nseed = 1\n", b"\n[task]\n", b"\x00",
@@ -268,7 +265,6 @@ def _mutant(what: str, content: bytes, train: bool, expects: str) -> Mutant:
 
 
 def costs_too_much(table: Mapping[str, Any]) -> bool:
-    """Whether a noise of bytes asks for a run that is sound and long."""
     from tests.faults.oracle import flat
 
     known = keys()
@@ -279,7 +275,6 @@ def costs_too_much(table: Mapping[str, Any]) -> bool:
 
 
 def written(table: Mapping[str, Any]) -> bytes:
-    """TOML with the words of RAW as they stand there."""
     out = toml(dict(table)).decode()
     for mark, raw in RAW.items():
         out = out.replace(f'"{mark}"', raw)
@@ -287,7 +282,6 @@ def written(table: Mapping[str, Any]) -> bytes:
 
 
 def put(table: dict[str, Any], key: str, value: Any) -> None:
-    """A dotted key's value, whatever stood there."""
     *sections, last = key.split(".")
     for section in sections:
         if not isinstance(table.get(section), dict):

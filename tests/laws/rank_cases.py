@@ -56,7 +56,6 @@ Measured = dict[str, Any]
 
 
 def policy(dtype: torch.dtype = torch.float64, tied: bool = True) -> Any:
-    """A tiny dense policy of odd sizes with uneven distributions."""
     heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6}
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 20, "intermediate_size": 27, "initializer_range": 0.3}
     with torch.random.fork_rng(devices=[]):
@@ -97,7 +96,6 @@ def learner_of(reference: Any = None, routing: RoutingSettings = RoutingSettings
 
 
 def annotated(alone: Learner, over: Learner, algo: Any, batch: Batch) -> tuple[Batch, Measured]:
-    """The batch with its columns and weights, and whether both gave the same bits."""
     columns, same = columns_of(alone, over, batch)
     return algo.weigh(algo.credit(columns)), same
 
@@ -187,7 +185,6 @@ def catalog(mesh: Mesh, dtype: torch.dtype, names: Iterable[str] = CATALOG) -> M
 
 
 def updates(mesh: Mesh, tied: bool) -> Measured:
-    """Three updates, clipped, and then the weights: each row of the embedding by itself."""
     algo = groupwise.algorithm("dapo")
     alone, over = learners(learner_of(clip_norm=0.1), policy(tied=tied), mesh)
     before = unsharded(over.model.get_output_embeddings().weight).clone()
@@ -278,7 +275,6 @@ def adapted(mesh: Mesh, folder: Path) -> Measured:
 
 
 def saved(mesh: Mesh, folder: Path) -> Measured:
-    """A checkpoint of both ranks has the tensors of one process's, and either goes back into either."""
     algo = groupwise.algorithm("dapo")
     alone, over = learners(learner_of(), policy(torch.float32), mesh)
     minibatch, _ = annotated(alone, over, algo, bare_batch())
@@ -337,7 +333,6 @@ def twice(learner: Learner, minibatch: Batch, algo: Any) -> Tensor:
 
 
 def critic(mesh: Mesh, folder: Path) -> Measured:
-    """Values, gradient and an update of the critic, and back from its checkpoint."""
     model = from_policy(policy())
     with torch.no_grad():
         for parameter in model.score.parameters():
@@ -372,7 +367,6 @@ def critic(mesh: Mesh, folder: Path) -> Measured:
 
 
 def scoring_model() -> RewardModel:
-    """A reward model of the tiny policy, whose scores differ."""
     own = Policy(policy(torch.float32), SimpleNamespace(pad_token_id=0), frozenset({1}), 0)
     reward = dataclasses.replace(reward_model_of(own), tokens_per_batch=30)
     moved(reward.model, size=0.3)
@@ -417,7 +411,6 @@ def not_finite(mesh: Mesh) -> Measured:
 
 
 def rounded(mesh: Mesh) -> Measured:
-    """bfloat16 over float32 masters."""
     algo, model = groupwise.algorithm("dapo"), policy(torch.float32)
     moved(model)
     alone, over = learners(learner_of(precision="bf16"), model, mesh)
@@ -480,7 +473,6 @@ def held(mesh: Mesh) -> Measured:
 
 
 def cases(folder: Path) -> Mapping[str, Callable[[Mesh], Measured]]:
-    """Every case by its name; those that save something do so in a folder of theirs."""
     return {
         "catalog float64": lambda mesh: catalog(mesh, torch.float64),
         "catalog float32": lambda mesh: catalog(mesh, torch.float32, FLOAT32),

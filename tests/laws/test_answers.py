@@ -39,7 +39,6 @@ GUESSES = (
 
 @pytest.fixture(scope="module")
 def math() -> Math:
-    """One checker, its child warm."""
     check = Math(deadline=1.0)
     assert check(*LATEX) == 1.0
     return check

@@ -18,8 +18,6 @@ from tests.laws import closed_forms as cf
 
 @dataclass(frozen=True)
 class Row:
-    """What the paper behind a catalog row says its loss is."""
-
     form: cf.Form
     weights: cf.Weights
     penalty: tuple[float, cf.Penalty] | None = None

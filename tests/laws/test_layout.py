@@ -167,7 +167,6 @@ def test_rows_whose_prompts_took_other_experts_do_not_share_them() -> None:
 
 
 def prefixes(tokens: Tensor, length: Tensor) -> set[tuple[int, ...]]:
-    """Of the tokens that are run."""
     rows = zip(tokens.tolist(), length.tolist(), strict=True)
     return {tuple(row[:stop]) for row, n in rows for stop in range(1, n)}
 

@@ -37,8 +37,6 @@ def test_a_row_without_an_advantage_has_no_gradient(name, batch):
 
 
 class NaiveRatio:
-    """What a user might write: no thought given to masks or limits."""
-
     per_completion = False
 
     def __call__(self, logp_live, logp_old, mask):

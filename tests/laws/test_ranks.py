@@ -28,7 +28,6 @@ OVER_THREE = ("updates tied", "updates untied", "1 row", "saved")
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks wrote down, by case."""
     return ran(tmp_path_factory.mktemp("ranks"), 2)
 
 

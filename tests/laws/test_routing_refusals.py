@@ -28,8 +28,6 @@ def refusal(model: Any, routes: Tensor = ROUTES, present: Tensor | None = None, 
 
 
 class Toy(nn.Module):
-    """Embedding, one router, and what it answered."""
-
     def __init__(self, router: nn.Module) -> None:
         super().__init__()
         self.embed, self.router = nn.Embedding(32, 8), router
@@ -64,8 +62,6 @@ class TwiceTopKRouter(PlainTopKRouter):
 
 
 class DeafTopKRouter(PlainTopKRouter):
-    """Asks, and chooses others."""
-
     def forward(self, hidden: Tensor) -> Any:
         logits, weights, indices = super().forward(hidden)
         return logits, weights, (indices + 1) % EXPERTS
@@ -83,8 +79,6 @@ class NamelessTopKRouter(PlainTopKRouter):
 
 
 class HalfTopKRouter(PlainTopKRouter):
-    """Sees half of the tokens."""
-
     def forward(self, hidden: Tensor) -> Any:
         return super().forward(hidden[::2])
 

@@ -20,7 +20,6 @@ NAMES = ("task", "form")
 
 
 def batch_of(parts, rewards: RewardWeights):
-    """Two groups of four completions with these scores [8,2]."""
     groups = []
     for g in range(2):
         rows = []

@@ -33,7 +33,6 @@ MOE: dict[str, Any] = {"routing.replay": "engine", "learner.learning_rate": 3e-4
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> groupwise.Run:
-    """Four steps, all checkpoints kept."""
     runs = tmp_path_factory.mktemp("adapters") / "runs"
     runs.mkdir()
     (runs / ".cache").symlink_to(warm_cache)
@@ -42,8 +41,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> groupwise
 
 @pytest.fixture
 def other(run: groupwise.Run, tmp_path: Path) -> Callable[[int], Path]:
-    """The run as it was after a step, somewhere else."""
-
     def copied(step: int) -> Path:
         folder = tmp_path / "runs" / run.folder.name
         shutil.copytree(run.folder.parent, folder.parent, symlinks=True)
@@ -54,7 +51,6 @@ def other(run: groupwise.Run, tmp_path: Path) -> Callable[[int], Path]:
 
 
 def saved(folder: Path) -> dict[str, bytes]:
-    """Every file of the newest checkpoint but its state, which has times in it."""
     newest, _ = checkpoint.newest_good(folder / "checkpoints")
     assert newest is not None
     files = (path for path in newest.rglob("*") if path.suffix == ".safetensors")

@@ -361,7 +361,6 @@ def test_the_recipes_that_need_no_file_have_no_fault(check: Check, recipe: str) 
 
 
 def blocks() -> list[list[str]]:
-    """The page's indented blocks, line by line."""
     found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", DOCS.read_text(), re.MULTILINE)
     return [[line[4:] for line in block.strip("\n").split("\n")] for block in found]
 

@@ -30,7 +30,6 @@ def _forked() -> Iterator[None]:
 
 
 def engine_processes() -> list[int]:
-    """The engines' processes that this one has started and that live."""
     return own_processes(SERVER)
 
 

@@ -157,7 +157,6 @@ def test_the_policy_waits_while_the_critic_learns_alone(changes):
 
 
 def test_critic_updates_that_are_not_finite_stop_the_run(changes, monkeypatch):
-    """However sound the policy's own updates are."""
     monkeypatch.setattr(Critic, "gradients", lambda self, minibatch, tokens: (math.nan, 0))
     with pytest.raises(RunError, match=r"step 1: 3 updates in a row .* lower learner.learning_rate or critic.learn"):
         groupwise.train("quickstart", {**changes, "name": "broken"})
@@ -196,7 +195,6 @@ def test_every_key_of_the_critic_changes_it(key: str, changes):
 
 
 def test_a_critic_without_a_rate_of_its_own_learns_ten_times_as_fast(small):
-    """And the resolved recipe says the number."""
     plan = resolve(recipe.load("quickstart", small(algorithm__name="over-value", learner__learning_rate=3e-4)))
     assert plan.recipe.critic is not None
     assert plan.recipe.critic.learning_rate == pytest.approx(3e-3)

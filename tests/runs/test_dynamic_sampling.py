@@ -127,7 +127,6 @@ def test_a_task_that_nobody_can_solve_ends_the_command_in_one_line(changes, monk
 
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A person stops the run while this step is made."""
     real = loop.train_step
 
     def stopping(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -139,7 +138,6 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def end_state(folder: Path) -> dict[str, Any]:
-    """What the last checkpoint says of the run, but for its times."""
     newest, _ = checkpoint.newest_good(folder / "checkpoints")
     assert newest is not None
     return {k: v for k, v in checkpoint.read_state(newest).items() if not k.startswith("seconds")}

@@ -47,7 +47,6 @@ def changes(place: Path, **more: Any) -> dict[str, Any]:
 
 
 def test_a_run_of_a_users_own_environment_goes_on_to_the_bit(tmp_path: Path) -> None:
-    """With the file that it began with, whatever becomes of it."""
     own = tmp_path / "mine.py"
     shutil.copy(ENVIRONMENT.rpartition(":")[0], own)
     task = {**CHANGES["task"], "use": f"{own}:Sum"}

@@ -29,7 +29,6 @@ from tests.tasks.test_nested_columns import FLAT, verl_row, write
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> groupwise.Run:
-    """Two steps, both checkpoints kept."""
     return groupwise.train("quickstart", tiny_run(tmp_path_factory.mktemp("evaluated")))
 
 
@@ -41,7 +40,6 @@ def pair(run: groupwise.Run, tmp_path_factory: pytest.TempPathFactory) -> Result
 
 
 def test_two_folders_on_the_same_problems_and_what_is_kept(run: groupwise.Run, tmp_path: Path, monkeypatch):
-    """The command, as a person types it."""
     monkeypatch.chdir(tmp_path)
     tiny_policy(tmp_path / "before")
     shutil.copytree(run.folder / "checkpoints" / "step-000002" / "policy", tmp_path / "after")

@@ -43,7 +43,6 @@ def first_checks(folder: Path) -> dict[str, str]:
 
 
 def unpicked(plan: Plan) -> Plan:
-    """The plan with "auto" where a run picks by itself."""
     learner = plan.recipe.learner.replace(tokens_per_microbatch=AUTO, chunk_logits=AUTO, held_logits=AUTO)
     critic = plan.recipe.critic and plan.recipe.critic.replace(tokens_per_microbatch=AUTO)
     return dataclasses.replace(plan, recipe=plan.recipe.replace(learner=learner, critic=critic, threads=AUTO))

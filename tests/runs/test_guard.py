@@ -59,13 +59,11 @@ def given(place: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def warned(given) -> Path:
-    """The run that is only warned."""
     return groupwise.train("quickstart", given("warned", **{"checkpoint.keep": 99})).folder
 
 
 @pytest.fixture(scope="module")
 def stopped(given) -> tuple[Path, str]:
-    """The run that stops, and what it said."""
     settings = given("stopped", guard="stop")
     with pytest.raises(RunError) as error:
         groupwise.train("quickstart", settings)
@@ -74,12 +72,10 @@ def stopped(given) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def returned(given) -> Run:
-    """The run that goes back once or twice, and comes to its end."""
     return groupwise.train("quickstart", given("returned", **{**BACK, "rollback.most": 9}))
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The tensors of a checkpoint."""
     return {path.name: path.read_bytes() for path in folder.rglob("*.safetensors")}
 
 

@@ -30,7 +30,6 @@ Row = dict[str, Any]
 def written(
     folder: Path, function: str, rows: list[Row], more: str = "", pass_at: float | None = None, steps: int = 2
 ) -> Path:
-    """A recipe of one small run, with its prompts beside it: nothing else is needed."""
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "mine.toml").write_text(f"""
         steps = {steps}
@@ -59,8 +58,6 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 @dataclass(frozen=True)
 class Done:
-    """A run, and what it told in the terminal."""
-
     folder: Path
     summary: Row
     told: str
@@ -80,7 +77,6 @@ PROMPTS: list[Row] = [{"prompt": f"Say {i}"} for i in range(60)]
 
 
 def said(folder: Path) -> str:
-    """All that the run's log and its page say in words."""
     (run,) = page(folder).runs
     words = [f"{answer.question} {answer.answer}" for answer in run.answers]
     words += [finding.words for finding in run.findings]

@@ -43,7 +43,6 @@ FILE = "def even(sample, completion):\n    return float(completion[-1:] in list(
 
 
 def quickstart() -> dict[str, Any]:
-    """The recipe's table, without its name."""
     return recipes.read_table(recipes.find("quickstart"))
 
 
@@ -54,7 +53,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(place: Path) -> groupwise.Run:
-    """The recipe by its name."""
     return groupwise.train("quickstart", tiny_run(place, evaluation__every=2, steps=3))
 
 

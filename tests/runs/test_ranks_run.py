@@ -38,7 +38,6 @@ RENEWED: dict[str, Any] = {"algorithm__name": "grpo", "algorithm__kl__beta": 0.1
 
 
 def other_ranks() -> list[int]:
-    """The processes of other ranks that this one has started and that live."""
     return own_processes(MODULE)
 
 
@@ -67,7 +66,6 @@ def trained(place: Path, name: str, callbacks: Any = (), **changes: Any) -> Path
 
 
 def numbers(value: Any) -> Any:
-    """What a row of metrics.jsonl says, without the time that it took."""
     if isinstance(value, dict):
         return {key: numbers(entry) for key, entry in value.items() if key not in ("seconds", "scoring_seconds")}
     return value
@@ -181,7 +179,6 @@ def test_a_rank_that_stalls_is_named_within_the_deadline(tmp_path: Path) -> None
 
 
 def scoring_model(place: Path) -> Path:
-    """The folder of a reward model of the tiny policy, whose scores differ."""
     folder = place / "reward_model"
     reward = reward_model_of(load_policy(tiny_policy(place / "scored")))
     with torch.random.fork_rng():

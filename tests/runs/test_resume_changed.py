@@ -36,8 +36,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(run: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """The run again, in a place of this test's own."""
-
     def copied(name: str = "again") -> Path:
         shutil.copytree(run, tmp_path / name)
         return tmp_path / name
@@ -46,7 +44,6 @@ def copy(run: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 def rates(folder: Path) -> list[float]:
-    """The learning rate of each step, the last update's."""
     return [row["learning_rate"] for row in read_metrics(folder) if "learning_rate" in row]
 
 

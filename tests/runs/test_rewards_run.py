@@ -36,7 +36,6 @@ def own(name: str, function: str, **more: object) -> dict[str, object]:
 
 
 def children() -> set[int]:
-    """Processes below this one that are alive."""
     found = set()
     for status in Path("/proc").glob("[0-9]*/status"):
         try:

@@ -40,7 +40,6 @@ def changes(small) -> dict[str, Any]:
 
 @pytest.fixture
 def grpo(changes) -> dict[str, Any]:
-    """The quickstart's algorithm, scored by a reward model."""
     return {k: v for k, v in changes.items() if k != "algorithm.kl.beta"}
 
 
@@ -53,7 +52,6 @@ def spelled(tokenizer: Any, folder: Path) -> list[tuple[dict[str, Any], list[int
 
 
 def instead(settings: dict[str, Any], preference: dict[str, Any]) -> dict[str, Any]:
-    """The settings with another [preference] in place of the pairs."""
     return {**{k: v for k, v in settings.items() if not k.startswith("preference.")}, "preference": preference}
 
 
@@ -85,7 +83,6 @@ def test_the_reward_model_in_the_run_folder_gives_the_runs_scores_again(changes)
 
 
 def reference_logp(model: Any, prompt: list[int], completion: list[int]) -> float:
-    """log pi_ref(completion | prompt), nats."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
     picked = logits.double().log_softmax(-1).gather(1, torch.tensor(completion)[:, None])

@@ -36,7 +36,6 @@ CORES = os.cpu_count() or 1
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without its times."""
     return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in read_metrics(folder)]
 
 
@@ -79,7 +78,6 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def cut(whole: groupwise.Run, tmp_path: Path) -> Path:
-    """A copy of the run, to be cut back or damaged."""
     (tmp_path / ".cache").symlink_to(whole.folder.parent / ".cache")
     return Path(shutil.copytree(whole.folder, tmp_path / "cut"))
 
@@ -189,7 +187,6 @@ def test_a_phase_has_the_seconds_between_its_switch_and_the_next(monkeypatch):
 
 
 def accounted(folder: Path, summary: dict[str, Any]) -> float:
-    """The seconds of every line of metrics.jsonl, and those after the last."""
     return sum(sum(row["seconds"].values()) for row in read_metrics(folder)) + summary["seconds_after"]
 
 

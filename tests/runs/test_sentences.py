@@ -106,12 +106,10 @@ class Told:
         return {int(one.name.rpartition("-")[2]) for one in (self.folder / "checkpoints").glob("step-*")}
 
     def mean(self, name: str) -> float:
-        """Over the recent steps, as findings take it."""
         values = [row[name] for row in self.steps[-RECENT:] if row.get(name) is not None]
         return fmean(values) if values else math.nan
 
     def sentences(self) -> Iterator[str]:
-        """Those of the report that are made of numbers."""
         yield from (answer.answer for answer in self.page.answers)
         yield from (f"{finding.words} Try: {finding.advice}" for finding in self.page.findings)
 
@@ -300,7 +298,6 @@ def test_no_advice_is_refused(name: str, told: Callable[[str], Told]) -> None:
 
 
 def _settings_in(advice: str) -> Mapping[str, Any]:
-    """KEY = VALUE of a sentence of advice."""
     pairs = re.findall(r"([a-z_]+(?:\.[a-z_0-9]+)*) = (\"[^\"]*\"|[\d.e+-]*\d)", advice)
     return {key: json.loads(value) for key, value in pairs if "." in key or key in KEYS}
 

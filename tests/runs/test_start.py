@@ -30,13 +30,11 @@ CHECK = "KL to the reference is 0 at step 0"
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps, both checkpoints kept."""
     return groupwise.train("quickstart", tiny_run(tmp_path_factory.mktemp("source"))).folder
 
 
 @pytest.fixture
 def few(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Overrides for a run in a folder of this test's own."""
     return partial(tiny_run, tmp_path)
 
 
