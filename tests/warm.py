@@ -30,7 +30,11 @@ from groupwise.core.channel import Channel
 from groupwise.core.processes import children
 
 #: The modules whose children are forked: each is imported once, before the first of them.
-MODULES = ("groupwise.engines.outside.server", "groupwise.claims.training_process")
+MODULES = (
+    "groupwise.engines.outside.server",
+    "groupwise.claims.training_process",
+    "groupwise.commands.build.learner",
+)
 #: What every other process that is forked has imported.
 COMMANDS = "groupwise.commands.train.train"
 _SUBREAPER, _HIGH = 36, 512  # descriptors from _HIGH on are nobody's

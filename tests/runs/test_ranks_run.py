@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from groupwise.training import checkpoint
 from tests.moe_policy import save_moe
 from tests.runs.test_run import weights
 from tests.runs.tiny_runs import cut_back, own_processes, rollouts, tiny_policy, tiny_run
+from tests.warm import warm_starts
 
 #: A rate at which rounding does not grow from step to step.
 CHANGES: dict[str, Any] = {"steps": 3, "learner__learning_rate": 1e-3, "algorithm__name": "ppo"}
@@ -96,6 +98,13 @@ def resumed_entries(run: Path) -> list[dict[str, Any]]:
     return json.loads((run / "about.json").read_text())["resumed"]
 
 
+@pytest.fixture
+def forked() -> Iterator[None]:
+    with warm_starts():
+        yield
+
+
+@pytest.mark.usefixtures("forked")
 def test_a_killed_rank_is_named_and_the_run_goes_on_by_itself_to_the_metrics_of_one_process(tmp_path: Path) -> None:
     """PPO: policy, reference and critic are in shards; killed after the second step, it goes on from a checkpoint."""
     alone = trained(tmp_path, "alone")
