@@ -116,31 +116,6 @@ def test_no_text_takes_long():
     assert time.perf_counter() - begin < 10
 
 
-@pytest.mark.parametrize(
-    ("gold", "completion", "right"),
-    [
-        ("x^2+2x+1", "(x+1)^2", 1),
-        ("x^2+2x+1", r"Hence it is $(x+1)^2$.", 1),
-        (r"\{1,2\}", r"\boxed{\{2,1\}}", 1),
-        ("[0,1)", r"\boxed{[0,1]}", 0),
-        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\boxed{\begin{bmatrix}1\\2\end{bmatrix}}", 1),
-        ("5", r"\boxed{5 \text{ cm}^2}", 1),
-        (r"5\text{ cm}", r"\boxed{5}", 1),
-        ("90", r"\boxed{90^\circ}", 1),
-        (r"10\%", r"\boxed{10}", 1),
-        (r"10\%", r"\boxed{0.1}", 0),
-        (r"\text{Evelyn}", r"\boxed{Evelyn}", 1),
-        ("listen", r"\boxed{silent}", 0),
-        ("(1,2)", r"\boxed{(2,1)}", 0),
-        ("2", r"\boxed{2\pi}", 0),
-        ("32", r"\boxed{2^5}", 1),
-        (r"\sqrt2", r"\boxed{\sqrt{2}} or \boxed{\sqrt3}", 0),
-    ],
-)
-def test_expressions_are_compared_by_what_they_mean(math: Math, gold: str, completion: str, right: int):
-    assert math(completion, gold) == right
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_a_polynomial_is_equal_exactly_when_it_is_so_everywhere(seed: int):
     import sympy

@@ -17,7 +17,7 @@ from tests.runs.test_run import CORES, assert_same_run, go_on, start, wait_for
 from tests.runs.tiny_runs import laid_over
 
 LONG: dict[str, Any] = {"steps": 40, "prompts_per_step": 16}
-TURNS: dict[str, Any] = {"rollout.turn_tokens": 3, "steps": 24}
+TURNS: dict[str, Any] = {**LONG, "rollout.turn_tokens": 3}
 EXPERTS: dict[str, Any] = {"model": "tiny-moe", "steps": 20}
 #: What each run has that others do not, and how often it is killed.
 RUNS: dict[str, tuple[dict[str, Any], int]] = {
@@ -27,7 +27,7 @@ RUNS: dict[str, tuple[dict[str, Any], int]] = {
     "grpo, ahead": ({**LONG, "rollout.ahead": 1}, 10),
     "dapo, ahead": ({**LONG, "rollout.ahead": 1, "algorithm.name": "dapo"}, 10),
     "turns": (TURNS, 10),
-    "episodes": ({**EPISODES, "steps": 24, "prompts_per_step": 16}, 10),
+    "episodes": ({**EPISODES, **LONG}, 10),
     "adapters": ({"steps": 8, "adapter.rank": 4}, 4),
     "adapters of experts": ({"steps": 8, "adapter.rank": 4, "model": "EXPERTS", "routing.replay": "engine"}, 4),
     "the learner's routes": ({**EXPERTS, "routing.replay": "learner"}, 5),
