@@ -16,12 +16,7 @@ from groupwise.core.samples import Sample
 from groupwise.models.load import digest, save_policy
 from groupwise.models.reward import load_reward_model, reward_model_of
 from groupwise.training.start.pairs import Comparison, flip, ranked, split_by_prompt
-from groupwise.training.start.reward_model import (
-    PreferenceSettings,
-    bradley_terry,
-    gradients,
-    rate,
-)
+from groupwise.training.start.reward_model import PreferenceSettings, bradley_terry, gradients, rate
 from groupwise.training.start.reward_report import calibration, calibration_error, report_on
 from tests.tiny_models import causal
 

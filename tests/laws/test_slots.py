@@ -225,22 +225,10 @@ def careful(real: Any, *given: Any) -> Any:
 
 #: A part whose answer is none of its slot's, and what is said of it.
 UNDUE: list[tuple[Any, str]] = [
-    (
-        changed(Clip, lambda real, ratio, a, *others: ratio.exp() * a),
-        "it answers with Tensor. Return value, share: tensors [N,T] of floating-point numbers.",
-    ),
-    (
-        changed(Clip, lambda real, log_ratio, advantage: Surrogate(log_ratio, advantage)),
-        "It is called as part(log_ratio, advantage, logp_live, mask), on batches of any size: mend the line",
-    ),
-    (
-        changed(Clip, lambda real, *given: Surrogate(real(*given).value, given[-1])),
-        "share is of torch.bool; floating-point numbers are due. Write mask.to(log_ratio.dtype), say.",
-    ),
-    (
-        changed(TokenRatio, lambda real, *given: real(*given).long()),
-        "log_ratio is of torch.int64; floating-point numbers are due. Write ",
-    ),
+    (changed(Clip, lambda real, ratio, a, *others: ratio.exp() * a), "it answers with Tensor. Return value, share: "),
+    (changed(Clip, lambda real, log_ratio, advantage: Surrogate(log_ratio, advantage)), "It is called as part("),
+    (changed(Clip, lambda real, *given: Surrogate(real(*given).value, given[-1])), "share is of torch.bool; "),
+    (changed(TokenRatio, lambda real, *given: real(*given).long()), "log_ratio is of torch.int64; floating-point"),
     (changed(GroupMean, lambda real, reward, *others: reward), "Return advantage, returns: tensors [N,T] of"),
     (changed(K2, lambda real, *given: None), "it answers with NoneType. Return kl: tensors [N,T] of floating"),
     (changed(Clip, careful), "it raised ValueError: never again"),

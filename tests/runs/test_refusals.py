@@ -34,16 +34,10 @@ def episodes(**task: Any) -> dict[str, Any]:
 #: A change of a sound run, and the beginning of a line or what stands in it; PLACE is the folder of these tests.
 CASES: list[tuple[dict[str, Any], str]] = [
     # An algorithm and what it reads.
-    (
-        {"algorithm.name": "grpo-process", "task": {"use": f"{HERE / 'task_of_a_run.py'}:Sums"}},
-        "it needs scores of steps",
-    ),
+    ({"algorithm.name": "grpo-process", "task": {"use": f"{HERE / 'task_of_a_run.py'}:Sums"}}, "needs scores of steps"),
     ({"critic.learning_rate": 1e-3}, "critic.learning_rate: set, but nothing in this run reads it"),
     ({"logp_old": "engine", "algorithm.mismatch.kind": "tis"}, "logp_old = 'engine': then pi_old / pi_engine is 1"),
-    (
-        {"logp_old": "engine", "algorithm.rejection.kind": "veto"},
-        'corrects nothing; set algorithm.rejection.kind = "none"',
-    ),
+    ({"logp_old": "engine", "algorithm.rejection.kind": "veto"}, "corrects nothing; set algorithm.rejection.kind"),
     ({"algorithm.name": "gspo", "algorithm.mismatch.kind": "icepop"}, "mismatch.kind (IcePop"),
     ({"algorithm.name": "reinforce", "rollout.ahead": 1}, "rollout.ahead = 1: the completions are an older policy's"),
     ({"algorithm.name": "reinforce", "rollout.turn_tokens": 1}, "rollout.turn_tokens = 1: the completions are"),
@@ -51,15 +45,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
     *(({"rollout.turn_tokens": n}, f"rollout.turn_tokens = {n!r}: input should be") for n in (0, -1, 2.5, "4")),
     # A critic.
     ({"algorithm.name": "ppo", "critic.start": "/nowhere"}, "critic.start = '/nowhere': no such folder"),
-    (
-        {"algorithm.name": "ppo", "critic.warmup_steps": 2},
-        "critic.warmup_steps = 2: the policy would wait through all 2",
-    ),
+    ({"algorithm.name": "ppo", "critic.warmup_steps": 2}, "critic.warmup_steps = 2: the policy would wait"),
     ({"algorithm.name": "ppo", "critic.clp": 0.1}, "critic.clp: there is no such key; did you mean 'clip'?"),
-    (
-        {"algorithm.name": "ppo", "critic.start": "reward-model"},
-        "critic.start = 'reward-model': this run has no reward",
-    ),
+    ({"algorithm.name": "ppo", "critic.start": "reward-model"}, "critic.start = 'reward-model': this run has"),
     # A guard.
     ({"guard": "halt"}, "guard = 'halt': input should be 'warn', 'stop' or 'rollback'"),
     ({"guard": "rollback", "rollback.most": 0}, "rollback.most = 0: input should be greater than or equal to 1"),
@@ -73,10 +61,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"preference.model": "PLACE/empty"}, "empty': no config.json"),
     ({"preference.model": "PLACE/judge"}, "its tokenizer is not the policy's"),
     ({"preference.path": "/nowhere.jsonl"}, "/nowhere.jsonl: cannot be read as a file of pairs: there is no such file"),
-    (
-        {"preference.path": "PLACE/pairs.jsonl", "preference.noise": 0.1},
-        "preference.noise: set, but nothing in this run",
-    ),
+    ({"preference.path": "PLACE/pairs.jsonl", "preference.noise": 0.1}, "preference.noise: set, but nothing"),
     (
         {"preference.path": "PLACE/pairs.jsonl", "preference.pairs": 5, "preference.samples": 3},
         "preference.pairs, preference.samples: set, but nothing in this run reads it",
@@ -96,16 +81,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"rewards.mine": {"use": f"{MINE}:shor"}}, "did you mean 'short'"),
     ({"rewards.mine": {"use": "nowhere.py:f"}}, "nowhere.py"),
     ({"task": {"name": "data", "path": __file__}}, "test_refusals.py"),
-    (
-        {**{k: v for k, v in ALONE.items() if k != "rewards.mine.use"}},
-        "task.check = 'none': there are no right answers",
-    ),
+    ({**{k: v for k, v in ALONE.items() if k != "rewards.mine.use"}}, "task.check = 'none': there are no right"),
     ({**ALONE, "rewards.task": {}}, "rewards.task: the task has no score of its own here"),
     ({**ALONE, "evaluation.metric": "correctness"}, "evaluation.metric = 'correctness': the task has no right answers"),
-    (
-        {**ALONE, "evaluation.metric": "mime"},
-        "evaluation.metric = 'mime': no such reward in this run; did you mean 'mine'",
-    ),
+    ({**ALONE, "evaluation.metric": "mime"}, "no such reward in this run; did you mean 'mine'"),
     ({**ALONE, "algorithm.name": "dapo", "algorithm.filter.metric": "acc"}, "algorithm.filter.metric = 'acc': no such"),
     ({**ALONE, "algorithm.filter.metric": "reward"}, "algorithm.filter.metric: filter 'none' has no such key"),
     ({**ALONE, "evaluation.pass_at": "1"}, "evaluation.pass_at"),
@@ -131,10 +110,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"reference.every": 2, "reference.model": "PLACE/large"}, "its weights have other shapes"),
     # Sampling, precision and processes.
     ({"sampling.stop": ["\n"]}, "sampling.stop = '\\n': the model's tokenizer cannot read it"),
-    (
-        {"adapter.rank": 4, "adapter.targets": ["qproj"]},
-        "'qproj' matches no linear layer of Qwen3ForCausalLM; did you mean",
-    ),
+    ({"adapter.rank": 4, "adapter.targets": ["qproj"]}, "'qproj' matches no linear layer of Qwen3ForCausalLM"),
     ({"learner.ranks": 2, "learner.compile": True}, "learner.ranks = 2 with learner.compile: "),
 ]
 

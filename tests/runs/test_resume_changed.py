@@ -196,9 +196,5 @@ def test_a_kill_between_the_copy_and_the_recipe_is_no_edit(copy):
 def test_differences_of_tables():
     assert [
         str(c) for c in differences({"a": {"b": [1, 2], "c": "x"}, "d": None}, {"a": {"b": [1, 3]}, "e": True})
-    ] == [
-        "a.b [1, 2] -> [1, 3]",
-        "e unset -> true",
-        'a.c "x" -> unset',
-    ]
+    ] == ["a.b [1, 2] -> [1, 3]", "e unset -> true", 'a.c "x" -> unset']
     assert differences({"a": (1, 2)}, {"a": [1, 2]}) == ()
