@@ -1,6 +1,5 @@
 """The measurement of a GPU, on a CPU: all of its lines run, nothing is lost where it is killed, tables are of rows."""
 
-import importlib
 import json
 import signal
 import subprocess
@@ -18,13 +17,6 @@ from transformers import Qwen2Config, Qwen3Config
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 Module = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Module:
-    for folder in ("trl", "."):
-        monkeypatch.syspath_prepend(str(BENCHMARKS / folder))
-    return importlib.import_module
 
 
 def command(folder: Path, *words: str) -> list[str]:
