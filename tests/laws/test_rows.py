@@ -60,12 +60,6 @@ def test_a_limit_is_laid_over_dr_grpos_own():
     assert groupwise.algorithm("dr-grpo", {"aggregate.limit": 64}).aggregate.limit == 64
 
 
-def test_parts_of_two_papers_go_together():
-    row = groupwise.algorithm("dapo", {"trust.kind": "soft", "aggregate.kind": "token-mean"})
-    assert row.trust == groupwise.algorithm("sapo").trust
-    assert row.aggregate == groupwise.algorithm("dapo").aggregate
-
-
 def test_a_cap_and_an_epsilon_for_one_ceiling_are_refused_in_the_recipes_words():
     with pytest.raises(UsageError, match=r"algorithm\.trust\.cap = 5\.0 and epsilon_high = 4\.0: set one of them"):
         groupwise.algorithm("cispo", {"trust.epsilon_high": 4.0})

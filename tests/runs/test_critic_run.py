@@ -17,7 +17,7 @@ import groupwise
 from groupwise.algorithms import settings as catalog
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.advantage import Advantage, outcome
-from groupwise.algorithms.parts.aggregate import Constant, TokenMean
+from groupwise.algorithms.parts.aggregate import TokenMean
 from groupwise.algorithms.parts.filters import KeepAll
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.ratio import TokenRatio
@@ -214,11 +214,3 @@ def test_the_policys_schedule_is_as_long_as_the_updates_it_makes(changes):
 def test_an_overlong_penalty_takes_the_samplings_limit(shaping: dict[str, Any], limit: int):
     settings = {"algorithm": {"name": "dapo", "shaping": shaping}, "sampling.max_new_tokens": 7}
     assert resolve(recipe.load("quickstart", settings)).algorithm.shaping.limit == limit  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("aggregate", "limit"), [({}, 7), ({"limit": 5}, 5), ({"kind": "constant"}, 7)])
-def test_a_row_with_a_constant_limit_takes_the_samplings(aggregate: dict[str, Any], limit: int, monkeypatch):
-    made = groupwise.algorithm("grpo", {"aggregate.kind": "constant", "aggregate.limit": 3000})
-    monkeypatch.setitem(catalog.CATALOG, "with-limit", made)  # type: ignore[arg-type]
-    settings = {"algorithm": {"name": "with-limit", "aggregate": aggregate}, "sampling.max_new_tokens": 7}
-    assert resolve(recipe.load("quickstart", settings)).algorithm.aggregate == Constant(limit)
