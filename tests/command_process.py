@@ -6,77 +6,54 @@ That a fresh interpreter does the same is shown by the slow tests and by the two
 from __future__ import annotations
 
 import os
-import resource
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from multiprocessing import get_context
-from pathlib import Path
-from typing import Any
 
 import torch
 
-_CONTEXT = get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["groupwise.cli", "groupwise.commands.train.train"])
+from tests.warm import WarmPopen
+
+#: What such a process runs: threads of torch, bytes of the largest file or "", and the command's words.
+CODE = """
+import resource, sys
+import torch
+from groupwise.cli import main
+_, threads, file_size, *words = sys.argv
+sys.stdout.reconfigure(line_buffering=True)
+torch.set_num_threads(int(threads))
+if file_size:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(file_size), int(file_size)))
+sys.argv = ["groupwise", *words]
+main()
+"""
+WarmPopen.codes.add(CODE)
 
 
-class CommandProcess:
-    """`groupwise WORDS` in a process of its own; used as a subprocess.Popen is.
+class CommandProcess(WarmPopen):
+    """`groupwise WORDS` in a process of its own.
 
     threads    of torch; as many as this process has unless it is given, so that both compute the same bits
     file_size  bytes of the largest file that the system lets it write; None sets no limit
     """
 
     def __init__(self, *words: str, threads: int | None = None, file_size: int | None = None) -> None:
-        handle, name = tempfile.mkstemp(prefix="command-")
-        os.close(handle)
-        self._output = Path(name)
-        self._process: Any = _CONTEXT.Process(
-            target=_run, args=(words, name, threads or torch.get_num_threads(), file_size)
-        )
-        self._process.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self._process.kill()
+        self._output, name = tempfile.mkstemp()
+        os.unlink(name)
+        given = [str(threads or torch.get_num_threads()), str(file_size or "")]
+        super().__init__([sys.executable, "-c", CODE, *given, *words], stdout=self._output, stderr=subprocess.STDOUT)
 
     def said(self) -> str:
         """All that it has said so far."""
-        return self._output.read_text()
+        return os.pread(self._output, os.fstat(self._output).st_size, 0).decode()
 
-    def communicate(self, timeout: float = 60) -> str:
-        """All that was said, stdout and stderr, after its end. Raises TimeoutError where it does not end."""
-        self._process.join(timeout)
-        if self.returncode is None:
+    def communicate(self, timeout: float = 60) -> str:  # type: ignore[override]
+        """Wait for its end -> all that was said, stdout and stderr. Raises TimeoutError if it does not end."""
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired:
             self.kill()
-            raise TimeoutError(f"still running after {timeout:g} s: {self.said()[-2000:]}")
+            raise TimeoutError(f"still running after {timeout:g} s: {self.said()[-2000:]}") from None
         said = self.said()
-        self._output.unlink(missing_ok=True)
+        os.close(self._output)
         return said
-
-
-def _run(words: Sequence[str], output: str, threads: int, file_size: int | None) -> None:
-    from groupwise.cli import main
-
-    with open(output, "w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    torch.set_num_threads(threads)
-    if file_size is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    sys.argv = ["groupwise", *words]
-    main()

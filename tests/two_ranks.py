@@ -1,6 +1,6 @@
 """Processes of a test that find one another, two where no number is said: started together, and ended together.
 
-What they import is imported once, in the process that they are forked from: that takes as long as many of their cases.
+They are forked from a process that has imported what they run, and that is forked from the warm one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from groupwise.training.mesh import rendezvous
+from tests.warm import WarmPopen
 
 ROOT = Path(__file__).parents[1]
+CODE = """
+import json, sys, warnings
+from tests.two_ranks import fork_ranks
+warnings.simplefilter("error")
+print(json.dumps(fork_ranks(*sys.argv[1:])))
+"""
+WarmPopen.codes.add(CODE)
 
 
 def ran(
@@ -33,9 +41,13 @@ def ran(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
     with TemporaryDirectory() as folder:
         own = [module, folder, str(ranks), str(store.port), *arguments]
-        command = [sys.executable, "-W", "error", "-m", "tests.two_ranks", *own]
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        process = WarmPopen(
+            [sys.executable, "-c", CODE, *own],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         try:
             codes = json.loads(process.communicate(timeout=seconds)[0])
@@ -64,7 +76,6 @@ def fork_ranks(module: str, folder: str, ranks: str, port: str, *arguments: str)
 
 
 def live(main: Callable[[], None], said: Path) -> NoReturn:
-    """The life of a rank, and the end of its process."""
     with said.open("w", buffering=1) as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
@@ -76,7 +87,3 @@ def live(main: Callable[[], None], said: Path) -> NoReturn:
             os._exit(1)
         sys.stdout.flush()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    print(json.dumps(fork_ranks(*sys.argv[1:])))

@@ -30,30 +30,40 @@ from groupwise.core.channel import Channel
 from groupwise.core.processes import children
 
 #: The modules whose children are forked: each is imported once, before the first of them.
-MODULES = ("groupwise.engines.outside.server", "groupwise.claims.training_process")
+MODULES = (
+    "groupwise.engines.outside.server",
+    "groupwise.claims.training_process",
+    "groupwise.commands.build.learner",
+)
+#: What every other process that is forked has imported.
+COMMANDS = "groupwise.commands.train.train"
 _SUBREAPER, _HIGH = 36, 512  # descriptors from _HIGH on are nobody's
 
 
 class WarmPopen(subprocess.Popen):
-    """A subprocess.Popen that forks the children of MODULES from a warm process, and starts all others as usual.
+    """A subprocess.Popen that forks children from a warm process: those of MODULES, and what runs a code of ours.
 
+    codes   each is the argument of -c in a command that is forked
     forked  what each forked process would have as its command line, by its id: /proc says that of the warm process
     """
 
+    codes: ClassVar[set[str]] = set()
     forked: ClassVar[dict[int, str]] = {}
 
     def _execute_child(self, args: Any, *others: Any) -> None:
         given = dict(zip(_NAMES, others, strict=True))
-        if _module(args) is None or given["preexec_fn"] or given["shell"]:
+        module = _module(args)
+        if module is None or given["preexec_fn"] or given["shell"]:
             super()._execute_child(args, *others)
             return
         ours = [given[end] for end in ("p2cread", "c2pwrite", "errwrite")]
         streams = {number: number if end == -1 else end for number, end in enumerate(ours)}
+        code = args.index("-c") + 1
         self.pid = _server().start(
             {**streams, **{number: number for number in given["pass_fds"]}},
-            words=["-c", *args[4:]],
-            code=args[3],
-            module=_module(args),
+            words=["-c", *args[code + 1 :]],
+            code=args[code],
+            module=module,
             environment=dict(os.environ if given["env"] is None else given["env"]),
             folder=os.fspath(given["cwd"] or os.getcwd()),
             session=given["start_new_session"],
@@ -68,7 +78,9 @@ _NAMES = subprocess.Popen._execute_child.__code__.co_varnames[2 : subprocess.Pop
 
 
 def _module(args: Any) -> str | None:
-    """Find which of MODULES a Child of this interpreter is to run; None of every other process."""
+    """Find what is imported before a process of this command is forked; None of every process that is not."""
+    if list(args[:2]) == [sys.executable, "-c"] and args[2] in WarmPopen.codes:
+        return COMMANDS
     if list(args[:4]) != [sys.executable, "-P", "-c", children._BOOT]:
         return None
     module = json.loads(args[4])["module"]
@@ -101,7 +113,6 @@ class _Server:
             ctypes.CDLL(None).prctl(_SUBREAPER, 0, 0, 0, 0)
 
     def close(self) -> None:
-        """End the server, and wait for its end."""
         self._channel.close()
         self._process.wait()
 

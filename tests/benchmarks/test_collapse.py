@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,19 +10,15 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+@pytest.fixture
+def score(module: Any) -> ModuleType:
+    return module("collapse_score")
 
 
 @pytest.fixture
-def score(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("collapse_score")
-
-
-@pytest.fixture
-def collapse(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("collapse")
+def collapse(module: Any) -> ModuleType:
+    return module("collapse")
 
 
 def row(*rates: float, tails_from: int = 99, **more: Any) -> dict[str, Any]:
@@ -113,8 +108,8 @@ def test_a_seed_on_which_conditions_were_chosen_does_not_score(collapse: ModuleT
     assert not collapse.wanted(file, "warn", ["stale engine"], [100])
 
 
-def test_sound_runs_are_twenty(collapse: ModuleType, tmp_path: Path) -> None:
-    kinds = importlib.import_module("collapse_kinds")
+def test_sound_runs_are_twenty(module: Any, collapse: ModuleType, tmp_path: Path) -> None:
+    kinds = module("collapse_kinds")
     jobs = collapse.wanted(tmp_path / "none.jsonl", "warn", list(kinds.KINDS), kinds.SEEDS)
     assert sum(job.kind in kinds.SOUND for job in jobs) == 20
     assert all(sum(job.kind == name for job in jobs) == 10 for name in kinds.COLLAPSES)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
 RUNS = 150
 #: Of as many runs a rate of 0.025 is seen as at most this, but for one case in a thousand.
 MOST = 0.08
 
 
 @pytest.fixture
-def gains(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("gains")
+def gains(module: Any) -> ModuleType:
+    return module("gains")
 
 
 @pytest.mark.parametrize(("problems", "samples"), [(12, 1), (12, 4), (50, 4)])

@@ -1,6 +1,5 @@
 """The measurement of a GPU, on a CPU: all of its lines run, nothing is lost where it is killed, tables are of rows."""
 
-import importlib
 import json
 import signal
 import subprocess
@@ -20,15 +19,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 Module = Callable[[str], ModuleType]
 
 
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Module:
-    for folder in ("trl", "."):
-        monkeypatch.syspath_prepend(str(BENCHMARKS / folder))
-    return importlib.import_module
-
-
 def command(folder: Path, *words: str) -> list[str]:
-    """The measurement on a CPU, with all that it writes in a folder."""
     own = ["--rows", str(folder / "gpu.jsonl"), "--page", str(folder / "gpu.md"), "--models", str(folder / "models")]
     return [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--small", *own, *words]
 
@@ -127,7 +118,6 @@ def test_an_engine_whose_weights_differ_is_not_timed(module: Module) -> None:
     ],
 )
 def test_sizes_are_those_of_the_published_models(module: Module, name: str, kind: Any, parameters: int) -> None:
-    """By the number of their weights, which the models' own files have."""
     sizes = module("gpu_parts.sizes")
     (size,) = [size for size in sizes.WHOLE_AMOUNTS.sizes if size.name == name]
     model = size.model("meta", torch.bfloat16)

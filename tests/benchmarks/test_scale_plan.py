@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def scale(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("scale_plan")
+def scale(module: Any) -> ModuleType:
+    return module("scale_plan")
 
 
 @pytest.mark.slow
@@ -32,9 +29,8 @@ def test_ranks_hold_what_their_plan_says(scale: ModuleType, tmp_path: Path, name
         assert (seconds > 0) == (seen["seconds"][phase] > 0), phase
 
 
-def test_published_figures_are_met_within_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_figures_are_met_within_a_quarter(module: Any) -> None:
     """Tokens a second of FSDP2 on 8 to 128 GPUs, two models and two devices, as others have them."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    published = importlib.import_module("scale_published")
+    published = module("scale_published")
     for row in published.ROWS:
         assert published.tokens_per_second(row) == pytest.approx(row.tokens, rel=0.25), row

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -12,13 +12,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("stopping_toy")
+def toy(module: Any) -> ModuleType:
+    return module("stopping_toy")
 
 
 def share(toy: ModuleType, words: str) -> list[float]:
-    """Of each toy, what the credit whose words begin so expects over the true gradient."""
     row = next(row for name, row in toy.CREDITS.items() if name.startswith(words))
     return [toy.expected(one, row) / toy.truth(one) for one in toy.TOYS]
 

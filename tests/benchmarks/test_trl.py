@@ -1,6 +1,5 @@
 """The benchmark against TRL: lengths that a model has by construction, operations, and which runs are done again."""
 
-import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,14 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3ForCausalLM
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "trl"
 Module = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Module:
-    monkeypatch.syspath_prepend(str(BENCHMARK))
-    return importlib.import_module
 
 
 @pytest.mark.parametrize(("mean", "limit"), [(22, 48), (53, 192), (5, 8)])

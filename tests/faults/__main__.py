@@ -24,11 +24,7 @@ from pathlib import Path
 # A recipe may name a model or data set that would be looked for on a hub. To record the engine's steps would take
 # longer than all else that a command does here.
 os.environ.update(
-    HF_HUB_OFFLINE="1",
-    HF_DATASETS_OFFLINE="1",
-    TOKENIZERS_PARALLELISM="false",
-    OMP_NUM_THREADS="1",
-    PYTORCH_JIT="0",
+    HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", PYTORCH_JIT="0"
 )
 
 

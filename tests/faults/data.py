@@ -34,12 +34,10 @@ READINGS: list[dict[str, Any]] = [
 
 @st.composite
 def data(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """One of all, looked at by `check`, which reads every row."""
     return draw(st.one_of(_rows(), _rows(), _bytes(), _columns(), _files(), _trained()))
 
 
 def written(rows: Sequence[Any], ending: str) -> bytes:
-    """Rows as a file of that kind."""
     if ending == ".json":
         return as_json(list(rows))
     if ending in (".csv", ".tsv"):
@@ -77,7 +75,6 @@ def _mutant(what: str, ending: str, content: Content, reading: dict[str, Any], *
 
 @st.composite
 def _rows(draw: st.DrawFn) -> Mutant:
-    """JSON rows with one value that is odd, gone, or of another kind."""
     ending = draw(one(".jsonl", ".json", ".jsonl.gz"))
     reading = draw(st.sampled_from(READINGS))
     rows: list[Any] = [dict(row) for row in ROWS]
@@ -103,15 +100,8 @@ def _rows(draw: st.DrawFn) -> Mutant:
     else:
         rows[at][column] = value
         no_text = not isinstance(value, str) or value in (
-            "@digits400",
-            "@digits5000",
-            "@deep",
-            "@nan",
-            "@inf",
-            "@-inf",
-            "@date",
-            "\ud800",
-        )
+            "@digits400", "@digits5000", "@deep", "@nan", "@inf", "@-inf", "@date", "\ud800",
+        )  # fmt: skip
         no_answer = value is None or isinstance(value, (bool, list, dict))
         left_out = "level" in reading.get("filter", {}) and rows[at]["level"] == 0
         wrong = value in ("@digits5000", "@deep") or (not left_out and (
@@ -253,7 +243,6 @@ def _files(draw: st.DrawFn) -> Mutant:
 
 @st.composite
 def _trained(draw: st.DrawFn) -> Mutant:
-    """A run on odd texts: they go through tokenizer, rollouts.jsonl and scores."""
     rows = [
         {"question": draw(text())[:400] + f" {i}", "answer": draw(text()) or "1", "solution": draw(text())}
         for i in range(8)

@@ -68,7 +68,6 @@ class Outcome:
 
 
 def command() -> None:
-    """`groupwise`, as its entry point."""
     from groupwise.cli import main
 
     main()
@@ -109,7 +108,6 @@ def run(words: Sequence[str], folder: Path, limits: Limits = Limits(), entry: Ca
 def _become(
     words: Sequence[str], folder: Path, limits: Limits, out: int, err: int, begins: mmap.mmap, entry: Callable[[], Any]
 ) -> None:
-    """The child: never returns."""
     code = 70
     try:
         begins[:] = _resident().to_bytes(8, "little")
@@ -143,7 +141,6 @@ def _become(
 
 
 def _called(entry: Callable[[], Any]) -> int:
-    """The exit code, as the interpreter makes one."""
     try:
         entry()
     except SystemExit as leaving:
@@ -187,7 +184,6 @@ def _follow(
 
 
 def _visit(port: int) -> tuple[tuple[int, str], ...]:
-    """What a browser gets."""
     replies = []
     for target in ("/", "/fresh?step=-1&evaluation=-1&rollout=-1"):
         try:

@@ -67,7 +67,6 @@ class Ground:
     policy: bytes
 
     def copy(self, kind: str, to: Path) -> None:
-        """A box for one mutant."""
         (to / "tmp").mkdir(parents=True)
         (to / "home").mkdir()
         for name in NEEDS[kind]:
@@ -75,7 +74,6 @@ class Ground:
             (shutil.copytree if whole.is_dir() else shutil.copy2)(whole, to / name, **_links(whole))
 
     def files(self, folder: str) -> dict[str, bytes]:
-        """Every file below a folder of the box, by its name there."""
         root = self.box / folder
         return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
@@ -89,7 +87,6 @@ def toml(table: dict[str, Any]) -> bytes:
 
 
 def final_policy(run_folder: Path) -> bytes:
-    """The weights of a run's newest checkpoint."""
     return sorted(run_folder.glob("checkpoints/step-??????/policy/model.safetensors"))[-1].read_bytes()
 
 
@@ -140,7 +137,6 @@ def without_place(evaluation: str) -> str:
 
 
 def _call(*words: str) -> str:
-    """What a command prints."""
     from groupwise.cli import app
 
     with contextlib.redirect_stdout(io.StringIO()) as out:

@@ -35,8 +35,6 @@ KINDS: dict[str, Callable[[Ground], st.SearchStrategy[Mutant]]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """A mutant, what became of it, and what the oracle says."""
-
     mutant: Mutant
     outcome: Outcome
     verdict: Verdict
@@ -52,8 +50,6 @@ class Result:
 
 @dataclass
 class Tally:
-    """What became of the mutants of a kind, and an example of each failure."""
-
     mutants: int = 0
     refused: int = 0
     accepted: int = 0
@@ -95,7 +91,6 @@ def heading() -> str:
 
 
 def tried(mutant: Mutant, ground: Ground, limits: Limits) -> Result:
-    """One mutant in a box of its own, which is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         box = Path(folder) / "outer" / "inner" / "box"
         ground.copy(mutant.kind, box)
@@ -120,7 +115,6 @@ def in_box(
 
 
 def _beside(box: Path) -> list[str]:
-    """What stands beside the box, and beside its folder."""
     return sorted(str(path) for folder in box.parents[:2] for path in folder.iterdir())
 
 
@@ -193,7 +187,6 @@ def keep(result: Result, folder: Path, ground: Ground) -> None:
 
 
 def pieces(count: int, kinds: Sequence[str], seed: int, size: int = 250) -> list[Piece]:
-    """`count` mutants in pieces of a size, the kinds in turn."""
     seeds = random.Random(seed)
     shares = {kind: count // len(kinds) + (i < count % len(kinds)) for i, kind in enumerate(kinds)}
     starts = range(0, max(shares.values()), size)

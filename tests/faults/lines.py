@@ -32,52 +32,30 @@ LINES: list[tuple[str, ...]] = [
 ]
 VERBS = ("train", "eval", "check", "model", "report", "watch", "explain")
 OPTIONS = (
-    "--set",
-    "--resume",
-    "--recipe",
-    "--step",
-    "--no-model",
-    "--rows",
-    "--out",
-    "--port",
-    "--against",
-    "--help",
+    "--set", "--resume", "--recipe", "--step", "--no-model", "--rows", "--out", "--port", "--against", "--help",
     "--no-such",
-)
+)  # fmt: skip
 PLACES = (
-    "runs/done",
-    "runs/half",
-    "runs",
-    "recipe.toml",
-    "model",
-    "keep",
-    "keep/notes.txt",
-    "nowhere",
-    "nowhere/x",
+    "runs/done", "runs/half", "runs", "recipe.toml", "model", "keep", "keep/notes.txt", "nowhere", "nowhere/x",
     "data.jsonl",
-)
+)  # fmt: skip
 #: What `report --out` may not replace, as it is laid over the box.
 TARGETS: list[tuple[str, str, Content]] = [
-    ("a FIFO", "page.html", "fifo"),
-    ("a socket", "page.html", "socket"),
-    ("a folder", "page.html", "folder"),
+    ("a FIFO", "page.html", "fifo"), ("a socket", "page.html", "socket"), ("a folder", "page.html", "folder"),
     ("a dangling link", "page.html", "link nowhere/x"),
     ("a link to what is no page", "page.html", "link keep/notes.txt"),
-    ("a file of another", "keep/page.html", b"<p>mine</p>"),
-    ("a missing folder", "nowhere/page.html", None),
+    ("a file of another", "keep/page.html", b"<p>mine</p>"), ("a missing folder", "nowhere/page.html", None),
     ("a file as a folder", "keep/notes.txt/page.html", None),
-]
+]  # fmt: skip
 
 
 @st.composite
 def line(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """One of all."""
     return draw(st.one_of(_settings(), _settings(), _words(), _words(), _values(), _targets()))
 
 
 @st.composite
 def _settings(draw: st.DrawFn) -> Mutant:
-    """`--set` with keys and values that are known to be wrong, and with any."""
     verb = draw(one(("train", "recipe.toml"), NO_MODEL, ("eval", "model", "--recipe", "recipe.toml")))
     how = draw(one("no key", "unknown key", "wrong value", "a second line", "any value", "any text", "twice"))
     plain = [
@@ -135,7 +113,6 @@ def _toml(value: Any) -> str:
 
 @st.composite
 def _words(draw: st.DrawFn) -> Mutant:
-    """A sound line whose words were moved about."""
     words = list(draw(st.sampled_from(LINES)))
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(words)))
@@ -160,7 +137,6 @@ def _known(words: tuple[str, ...]) -> str:
 
 @st.composite
 def _values(draw: st.DrawFn) -> Mutant:
-    """Options and arguments with values that cannot be."""
     odd = draw(word())
     number = draw(one("-1", "65536", "x", "", "1.5", "9" * 400, "9" * 5000, "1e3", "NaN", "٣x"))
     nowhere = f"zz{odd}"
@@ -201,7 +177,6 @@ def _values(draw: st.DrawFn) -> Mutant:
 
 @st.composite
 def _targets(draw: st.DrawFn) -> Mutant:
-    """`report --out` where something stands, and a page of its own where one may."""
     what, out, content = draw(st.sampled_from(TARGETS))
     runs = draw(one(("runs/done",), ("runs/half",), ("runs/done", "runs/half")))
     files = ((out, content),) if content is not None else ()

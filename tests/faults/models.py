@@ -20,35 +20,23 @@ COMMANDS = (
 )
 #: Sizes that the weights' shapes follow from: any other value than the one that is there is wrong.
 SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
     "vocab_size",
-)
+)  # fmt: skip
 NO_SIZE = [0, -1, 1.5, "no", "@nan", "@inf", "@digits400", "@digits5000", [], {}, 3, 2**31, 10**6, True]
 #: Templates that never end, take all memory, or are none.
 TEMPLATES = [
-    "{{ 'a' * 10**10 }}",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 'a' * 10**10 }}", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
-    "{{ [0] * 10**10 }}",
-    "{{ 9 ** 9 ** 9 }}",
-    "{{ '%1000000000d' % 1 }}",
-    "{{ raise_exception('\x1b[31mno') }}",
-    "{{ messages[0]['content'].__class__.__mro__ }}",
-    "{% for",
-    "{{ nothing.x.y }}",
-]
+    "{{ [0] * 10**10 }}", "{{ 9 ** 9 ** 9 }}", "{{ '%1000000000d' % 1 }}", "{{ raise_exception('\x1b[31mno') }}",
+    "{{ messages[0]['content'].__class__.__mro__ }}", "{% for", "{{ nothing.x.y }}",
+]  # fmt: skip
 #: A pickle that would write a file beside the box's own.
 PICKLE = b"cos\nsystem\n(S'touch pwned'\ntR."
 
 
 @st.composite
 def model(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """One of all, evaluated, checked or trained."""
     return draw(
         st.one_of(
             _tensors(ground),
@@ -72,7 +60,6 @@ def _mutant(draw: st.DrawFn, what: str, files: tuple[tuple[str, Content], ...], 
 
 
 def parts(weights: bytes) -> tuple[dict[str, Any], bytes]:
-    """A safetensors file's header and data."""
     (size,) = struct.unpack("<Q", weights[:8])
     return json.loads(weights[8 : 8 + size]), weights[8 + size :]
 
@@ -100,7 +87,6 @@ def packed(named: dict[str, tuple[dict[str, Any], bytes]]) -> bytes:
 
 @st.composite
 def _tensors(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """A sound file of other tensors than the model has."""
     named = tensors(ground.files("model")[WEIGHTS])
     name = draw(st.sampled_from(sorted(named)))
     entry, data = named[name]
@@ -138,7 +124,6 @@ def _tensors(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 @st.composite
 def _header(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """A header that does not say what is in the file."""
     weights = ground.files("model")[WEIGHTS]
     header, body = parts(weights)
     how = draw(one("its length", "its JSON", "a value", "offsets", "the end"))
@@ -163,7 +148,6 @@ def _header(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 @st.composite
 def _sizes(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """A configuration whose sizes are not the weights', or are none."""
     config = json.loads(ground.files("model")["config.json"])
     key = draw(st.sampled_from(SIZES))
     value = draw(st.sampled_from(NO_SIZE))
@@ -175,21 +159,13 @@ def _sizes(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 @st.composite
 def _fields(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """Any field of a JSON file of another kind."""
     name = draw(one("config.json", "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"))
     place, changed = draw(odd_table(json.loads(ground.files("model")[name])))
     if draw(st.integers(0, 9)) == 0:
         further = [
-            "auto_map",
-            "quantization_config",
-            "model_type",
-            "tie_word_embeddings",
-            "torch_dtype",
-            "chat_template",
-            "architectures",
-            "sliding_window",
-            "layer_types",
-        ]
+            "auto_map", "quantization_config", "model_type", "tie_word_embeddings", "torch_dtype", "chat_template",
+            "architectures", "sliding_window", "layer_types",
+        ]  # fmt: skip
         place = f"added {draw(st.sampled_from(further))}"
         changed = {**json.loads(ground.files("model")[name]), place.split()[1]: draw(odd_json())}
     key = ".".join(part for part in place.split(maxsplit=1)[1].split(".") if not part.isdigit())
@@ -199,7 +175,6 @@ def _fields(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 @st.composite
 def _bytes(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """A file's bytes; JSON that is none is known to be wrong."""
     files = ground.files("model")
     name = draw(st.sampled_from(sorted(files)))
     how, content = draw(damaged(files[name]))
@@ -256,7 +231,6 @@ def _beside(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 @st.composite
 def _templates(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """A chat template that is no good, in the tokenizer's folder."""
     template = draw(st.sampled_from(TEMPLATES))
     config = {**json.loads(ground.files("model")["tokenizer_config.json"]), "chat_template": template}
     files = draw(one((("tokenizer_config.json", as_json(config)),), (("chat_template.jinja", template.encode()),)))

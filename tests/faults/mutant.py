@@ -47,7 +47,6 @@ class Mutant:
         return hashlib.blake2b(repr(self).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
     def lay(self, box: Path) -> None:
-        """Change the box's files."""
         for name, content in self.files:
             path = box / name
             if not (isinstance(content, str) and content.startswith("move ")):
@@ -88,7 +87,6 @@ TEXTS = [
 
 
 def one(*values: Any) -> st.SearchStrategy[Any]:
-    """One of the values."""
     return st.sampled_from(values)
 
 
@@ -157,7 +155,6 @@ def odd_table(draw: st.DrawFn, table: Any) -> tuple[str, Any]:
 
 
 def paths(table: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a JSON document, tables and what is in them."""
     entries = table.items() if isinstance(table, dict) else enumerate(table) if isinstance(table, list) else ()
     for key, value in entries:
         yield (*before, key)

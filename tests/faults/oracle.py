@@ -59,7 +59,6 @@ KINDS = ("traceback", "unforeseen", "late", "memory", "died", "streams", "outsid
 
 
 def judge(mutant: Mutant, outcome: Outcome, box: Path, before: Snapshot, ground: Ground, limits: Limits) -> Verdict:
-    """Everything that is wrong about what a command did to a box."""
     mutant = replace(mutant, words=command_words(mutant.words))
     faults = [*_bounds(outcome, limits), *_streams(mutant, outcome), *_outside(mutant, outcome, box, before)]
     if not faults and outcome.code == 0 and (wrong := _result(mutant, outcome, box, ground)):
@@ -95,7 +94,6 @@ def _bounds(outcome: Outcome, limits: Limits) -> list[str]:
 
 
 def _streams(mutant: Mutant, outcome: Outcome) -> list[str]:
-    """What stdout and stderr say, where the command came to an end."""
     if "Traceback" in outcome.out + outcome.err:
         return [f"traceback: {place(outcome.err or outcome.out)}"]
     if outcome.late or outcome.code < 0:
@@ -128,7 +126,6 @@ def _check_says_it(mutant: Mutant, outcome: Outcome) -> bool:
 
 
 def place(text: str) -> str:
-    """The error of a traceback, and where in groupwise it came from."""
     frames = re.findall(r'File "[^"]*/(groupwise/[^"]+)", line (\d+)', text)
     last = next(
         (line for line in reversed(text.splitlines()) if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)", line)), ""
@@ -137,7 +134,6 @@ def place(text: str) -> str:
 
 
 def _outside(mutant: Mutant, outcome: Outcome, box: Path, before: Snapshot) -> list[str]:
-    """What changed and is not the command's own to change."""
     after = snapshot(box)
     own = _own(mutant, outcome, before)
     changed = [
@@ -158,7 +154,6 @@ def _change(before: Snapshot, after: Snapshot, name: str) -> str:
 
 
 def _own(mutant: Mutant, outcome: Outcome, before: Snapshot) -> list[str]:
-    """The places that a command may change."""
     words = tuple(word for word in mutant.words if word != "--")
     verb = words[0] if words else ""
     if outcome.late or outcome.code < 0:  # a killed process leaves its temporary files
@@ -191,7 +186,6 @@ def _new_runs(runs: str, before: Snapshot, outcome: Outcome) -> list[str]:
 
 
 def outcome_names(outcome: Outcome, runs: str) -> list[str]:
-    """Names of runs that the command said it makes."""
     return re.findall(rf"^run +{re.escape(runs)}/(\S+), seed", outcome.out, re.M)
 
 
@@ -274,7 +268,6 @@ def _trained(mutant: Mutant, outcome: Outcome, box: Path, ground: Ground) -> str
 
 
 def _losses(folder: Path, after: int) -> dict[int, object]:
-    """Step -> its loss, of the steps that a command itself has made."""
     losses: dict[int, object] = {}
     for line in (folder / "metrics.jsonl").read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -338,14 +331,12 @@ def _watched(outcome: Outcome) -> str:
 
 
 def same(ran: object, asked: object) -> bool:
-    """Whether a value is the one that was asked for; a whole number may stand for a number."""
     if isinstance(ran, bool) or isinstance(asked, bool):
         return ran is asked
     return ran == asked
 
 
 def flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested tables as one: dotted key -> value."""
     values: dict[str, Any] = {}
     for key, value in table.items():
         values |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
@@ -353,7 +344,6 @@ def flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def option(words: tuple[str, ...], name: str) -> str | None:
-    """An option's value on a command line, the last one."""
     value = None
     for i, word in enumerate(words):
         if word == name and i + 1 < len(words):
@@ -364,5 +354,4 @@ def option(words: tuple[str, ...], name: str) -> str | None:
 
 
 def clean(path: str) -> str:
-    """A path as a snapshot names it."""
     return "/".join(part for part in path.split("/") if part not in ("", "."))

@@ -25,18 +25,9 @@ from tests.faults.mutant import NO_FILES, RAW, TEXTS, Mutant, damaged, one, text
 
 #: Keys whose value is a path or names a folder.
 PATHS = {
-    "name",
-    "runs",
-    "model",
-    "start",
-    "reference.model",
-    "chat.template",
-    "critic.start",
-    "preference.model",
-    "preference.path",
-    "task.path",
-    "task.heldout",
-}
+    "name", "runs", "model", "start", "reference.model", "chat.template", "critic.start", "preference.model",
+    "preference.path", "task.path", "task.heldout",
+}  # fmt: skip
 #: Keys that decide how long an accepted run takes; `train` gets small values of them, or impossible ones.
 COSTS = re.compile(
     r"steps|prompts_per_step|samples_per_prompt|(updates|passes)_per_batch|warm_start\.|preference\.|evaluation\.(problems|samples)"
@@ -123,32 +114,19 @@ _WHOLE_SMALL = [0, 1, 2, 3, -1, -(2**31)]
 _WHOLE_LARGE = [10, 64, 1000, 10**6, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 2**70]
 _NUMBERS = [0.0, -0.0, 1.0, 0.5, -1.0, 1e-320, 1e-12, 1e6, 1e38, 1e308, -1e308, 1, 2**60]
 _LISTS = [
-    [],
-    [2, 2],
-    [2, 12],
-    [12, 12],
-    [3, 2],
-    [-1, 2],
-    [2],
-    [2, 2, 2],
-    [0.5, 1],
-    [2**70, 2**70],
-    ["a", "b"],
-    [[2], [3]],
+    [], [2, 2], [2, 12], [12, 12], [3, 2], [-1, 2], [2], [2, 2, 2], [0.5, 1], [2**70, 2**70], ["a", "b"], [[2], [3]],
     ["x"] * 300,
-]
+]  # fmt: skip
 
 
 @st.composite
 def recipe(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """One of all, run by `check --no-model` or by `train`."""
     return draw(
         st.one_of(_values(ground), _values(ground), _values(ground), _structure(ground), _texts(ground), _files())
     )
 
 
 def section(key: str) -> str:
-    """The first part of a key."""
     return key.split(".")[0]
 
 
@@ -227,23 +205,10 @@ def _structure(draw: st.DrawFn, ground: Ground) -> Mutant:
         ):
             value = draw(
                 one(
-                    0,
-                    1,
-                    2,
-                    0.5,
-                    1.0,
-                    "none",
-                    "clip",
-                    "token",
-                    "sequence",
-                    "k3",
-                    "loss",
-                    "reward",
-                    "gae",
-                    "return",
+                    0, 1, 2, 0.5, 1.0, "none", "clip", "token", "sequence", "k3", "loss", "reward", "gae", "return",
                     True,
                 )
-            )
+            )  # fmt: skip
             put(row, key.removeprefix("algorithm."), value)
         table["algorithm"] = row
     else:
@@ -260,7 +225,6 @@ def _structure(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 @st.composite
 def _texts(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """The TOML text itself."""
     clean = toml(RECIPE)
     ends = [
         b"\nx = " + b"[" * 3000, b"\n" + b".".join([b"a"] * 3000) + b" = 1\n", b"\nseed = 1\n", b"\n[task]\n", b"\x00",
@@ -301,7 +265,6 @@ def _mutant(what: str, content: bytes, train: bool, expects: str) -> Mutant:
 
 
 def costs_too_much(table: Mapping[str, Any]) -> bool:
-    """Whether a noise of bytes asks for a run that is sound and long."""
     from tests.faults.oracle import flat
 
     known = keys()
@@ -312,7 +275,6 @@ def costs_too_much(table: Mapping[str, Any]) -> bool:
 
 
 def written(table: Mapping[str, Any]) -> bytes:
-    """TOML with the words of RAW as they stand there."""
     out = toml(dict(table)).decode()
     for mark, raw in RAW.items():
         out = out.replace(f'"{mark}"', raw)
@@ -320,7 +282,6 @@ def written(table: Mapping[str, Any]) -> bytes:
 
 
 def put(table: dict[str, Any], key: str, value: Any) -> None:
-    """A dotted key's value, whatever stood there."""
     *sections, last = key.split(".")
     for section in sections:
         if not isinstance(table.get(section), dict):

@@ -43,7 +43,6 @@ def _mutant(
 
 @st.composite
 def run_folder(draw: st.DrawFn, ground: Ground) -> Mutant:
-    """One of all, by each command that reads a run folder."""
     command = draw(st.sampled_from(COMMANDS))
     return draw(
         st.one_of(
@@ -105,14 +104,10 @@ def _forged(draw: st.DrawFn, ground: Ground, command: str) -> Mutant:
     files = {n.removeprefix(f"{NEWEST}/"): c for n, c in ground.files("runs/half").items() if n.startswith(NEWEST)}
     name = draw(
         one(
-            "state.json",
-            "state.json",
-            "manifest.json",
-            "policy/config.json",
-            "optimizer.safetensors",
+            "state.json", "state.json", "manifest.json", "policy/config.json", "optimizer.safetensors",
             "policy/model.safetensors",
         )
-    )
+    )  # fmt: skip
     if name.endswith(".json"):
         place, changed = draw(odd_table(json.loads(files[name])))
         content = as_json(changed)
@@ -140,7 +135,6 @@ def _stray(draw: st.DrawFn, ground: Ground, command: str) -> Mutant:
 
 @st.composite
 def _names(draw: st.DrawFn, command: str) -> Mutant:
-    """The folder under another name; its resumption is the same run."""
     name = draw(word()).replace("/", "").strip("-")[:80].replace("~", "t")
     name = name if name not in ("", ".", "..", "done", "half") else "a b"
     return _mutant("another name", command, (("runs/half", f"move runs/{name}"),), "same", run=f"runs/{name}")
@@ -148,7 +142,6 @@ def _names(draw: st.DrawFn, command: str) -> Mutant:
 
 @st.composite
 def _recipes(draw: st.DrawFn, ground: Ground, command: str) -> Mutant:
-    """The resolved recipe with an odd value in one line."""
     lines = ground.files("runs/half")["recipe.toml"].decode().splitlines()
     at = draw(
         st.sampled_from(
@@ -177,5 +170,4 @@ def _recipes(draw: st.DrawFn, ground: Ground, command: str) -> Mutant:
 
 @st.composite
 def _full(draw: st.DrawFn, command: str) -> Mutant:
-    """A disk that is full."""
     return _mutant("a full disk", command, (), "same", disk=draw(st.integers(0, 60_000)))

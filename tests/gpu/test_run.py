@@ -21,7 +21,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def tensors_after(run: Path, step: int) -> dict[str, bytes]:
-    """Every file of tensors of a checkpoint: weights, adapters, moments, the critic's."""
     folder = checkpoint.folder_of(run / "checkpoints", step)
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.safetensors"))}
 
@@ -82,7 +81,6 @@ def test_recipes_run_and_agree_with_themselves(recipe: str, changes: dict[str, A
 
 @pytest.mark.parametrize("shape", [0, 1, 2, 3, 4])
 def test_memory_is_as_planned(shape: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what torch's allocator held at most."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     memory_plan = importlib.import_module("memory_plan")
     memory_plan.make_models(tmp_path)

@@ -2,59 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
 
-VOCABULARY, EXPERTS, CHOSEN, LAYERS = 32, 8, 2, 3
+from tests.tiny_models import SIZES, causal
 
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
+VOCABULARY, EXPERTS, CHOSEN, LAYERS = SIZES["vocab_size"], 8, 2, 3
+
+_SIZES: dict[str, Any] = {
     "intermediate_size": 32,
     "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
     "max_position_embeddings": 128,
     "initializer_range": 0.5,
     "num_experts_per_tok": CHOSEN,
-    "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-
-
-def _qwen3_moe(**changes: Any) -> Any:
-    own = {"num_experts": EXPERTS, "moe_intermediate_size": 16, "norm_topk_prob": True}
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**_COMMON, **own, **changes}))
-
-
-def _mixtral(**changes: Any) -> Any:
-    return MixtralForCausalLM(MixtralConfig(**{**_COMMON, "num_local_experts": EXPERTS, **changes}))
-
-
-def _olmoe(**changes: Any) -> Any:
-    return OlmoeForCausalLM(OlmoeConfig(**{**_COMMON, "num_experts": EXPERTS, "norm_topk_prob": False, **changes}))
-
-
-def _deepseek_v3(**changes: Any) -> Any:
-    """Four layers, the first dense; a choice limited to 2 of 4 groups, by scores with a bias that is not zero."""
-    own = {
+#: Architecture -> what it has beside these.
+BUILD: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 16, "norm_topk_prob": True},
+    "mixtral": {"num_local_experts": EXPERTS},
+    "olmoe": {"num_experts": EXPERTS, "norm_topk_prob": False},
+    # Four layers, the first dense; a choice limited to 2 of 4 groups, by scores with a bias that is not zero.
+    "deepseek_v3": {
         "num_hidden_layers": LAYERS + 1,
         "first_k_dense_replace": 1,
         "num_key_value_heads": 4,
@@ -70,30 +42,8 @@ def _deepseek_v3(**changes: Any) -> Any:
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 8,
         "v_head_dim": 8,
-    }
-    model = DeepseekV3ForCausalLM(DeepseekV3Config(**{**_COMMON, **own, **changes}))
-    for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            buffer.copy_(0.2 * torch.randn(buffer.shape))
-    return model
-
-
-def _gpt_oss(**changes: Any) -> Any:
-    own = {"num_local_experts": EXPERTS, "sliding_window": 4, "attn_implementation": "eager"}
-    model = GptOssForCausalLM(GptOssConfig(**{**_COMMON, **own, **changes}))
-    for name, weight in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(weight, std=0.2)
-    return model
-
-
-#: Architecture -> a builder; keyword arguments change its configuration.
-BUILD: dict[str, Callable[..., Any]] = {
-    "qwen3_moe": _qwen3_moe,
-    "mixtral": _mixtral,
-    "olmoe": _olmoe,
-    "deepseek_v3": _deepseek_v3,
-    "gpt_oss": _gpt_oss,
+    },
+    "gpt_oss": {"num_local_experts": EXPERTS, "sliding_window": 4, "attn_implementation": "eager"},
 }
 
 
@@ -101,7 +51,13 @@ def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
     """A tiny model with random weights, in eval mode; without touching anyone else's random numbers."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = BUILD[name](**changes)
+        model = causal(name, **{**_SIZES, **BUILD[name], **changes})
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape))
+        for key, weight in model.named_parameters():
+            if name == "gpt_oss" and key.endswith("bias"):
+                torch.nn.init.normal_(weight, std=0.2)
     return model.to(dtype).eval()
 
 

@@ -11,14 +11,13 @@ import copy
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import groupwise
 from groupwise.algorithms.settings import CATALOG
@@ -42,9 +41,12 @@ from groupwise.training.ranks.parts import sha256_of, stored
 from groupwise.training.ranks.sharded import RewardScorer
 from tests.laws import moe_models
 from tests.laws.test_split import make_batch
+from tests.tiny_models import causal
 
 #: No multiple of the number of ranks: of a tied head and embedding the last rank has a row less.
 VOCABULARY = 15
+#: Rows whose columns are, between them, those of all rows.
+FLOAT32 = ("ppo", "grpo", "gspo")
 #: Tokens of a microbatch, of which the batch is then an odd number.
 BUDGET = 70
 
@@ -52,25 +54,12 @@ Measured = dict[str, Any]
 
 
 def policy(dtype: torch.dtype = torch.float64, tied: bool = True) -> Any:
-    """A tiny dense policy of odd sizes with uneven distributions."""
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=20,
-        intermediate_size=27,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        head_dim=6,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=tied,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-    )
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 20, "intermediate_size": 27, "initializer_range": 0.3}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Qwen3ForCausalLM(config).to(dtype).eval()
+        model = causal("qwen3", tie_word_embeddings=tied, **sizes, **heads)
+    return model.to(dtype)
 
 
 def bare_batch(rows: int = 32) -> Batch:
@@ -105,7 +94,6 @@ def learner_of(reference: Any = None, routing: RoutingSettings = RoutingSettings
 
 
 def annotated(alone: Learner, over: Learner, algo: Any, batch: Batch) -> tuple[Batch, Measured]:
-    """The batch with its columns and weights, and whether both gave the same bits."""
     columns, same = columns_of(alone, over, batch)
     return algo.weigh(algo.credit(columns)), same
 
@@ -179,14 +167,14 @@ def moved(*models: Any, size: float = 0.02) -> None:
                 set_unsharded(parameter, other + noise.to(other.device, other.dtype))
 
 
-def catalog(mesh: Mesh, dtype: torch.dtype) -> Measured:
+def catalog(mesh: Mesh, dtype: torch.dtype, names: Iterable[str] = CATALOG) -> Measured:
     """Every row of the catalog, over a tied head with an uneven vocabulary."""
     model = policy(dtype)
     alone, over = learners(learner_of(reference=model), model, mesh)
     moved(alone.model, over.model, size=0.005)
     columns, same = columns_of(alone, over, bare_batch())  # which no algorithm has a part in
     measured = {}
-    for name in CATALOG:
+    for name in names:
         algo = groupwise.algorithm(name)
         minibatch = algo.weigh(algo.credit(columns))
         minibatch = dataclasses.replace(minibatch, logp_old=minibatch.need("logp_old") + 0.05 * minibatch.mask)
@@ -195,7 +183,6 @@ def catalog(mesh: Mesh, dtype: torch.dtype) -> Measured:
 
 
 def updates(mesh: Mesh, tied: bool) -> Measured:
-    """Three updates, clipped, and then the weights: each row of the embedding by itself."""
     algo = groupwise.algorithm("dapo")
     alone, over = learners(learner_of(clip_norm=0.1), policy(tied=tied), mesh)
     before = unsharded(over.model.get_output_embeddings().weight).clone()
@@ -286,7 +273,6 @@ def adapted(mesh: Mesh, folder: Path) -> Measured:
 
 
 def saved(mesh: Mesh, folder: Path) -> Measured:
-    """A checkpoint of both ranks has the tensors of one process's, and either goes back into either."""
     algo = groupwise.algorithm("dapo")
     alone, over = learners(learner_of(), policy(torch.float32), mesh)
     minibatch, _ = annotated(alone, over, algo, bare_batch())
@@ -345,7 +331,6 @@ def twice(learner: Learner, minibatch: Batch, algo: Any) -> Tensor:
 
 
 def critic(mesh: Mesh, folder: Path) -> Measured:
-    """Values, gradient and an update of the critic, and back from its checkpoint."""
     model = from_policy(policy())
     with torch.no_grad():
         for parameter in model.score.parameters():
@@ -380,7 +365,6 @@ def critic(mesh: Mesh, folder: Path) -> Measured:
 
 
 def scoring_model() -> RewardModel:
-    """A reward model of the tiny policy, whose scores differ."""
     own = Policy(policy(torch.float32), SimpleNamespace(pad_token_id=0), frozenset({1}), 0)
     reward = dataclasses.replace(reward_model_of(own), tokens_per_batch=30)
     moved(reward.model, size=0.3)
@@ -425,7 +409,6 @@ def not_finite(mesh: Mesh) -> Measured:
 
 
 def rounded(mesh: Mesh) -> Measured:
-    """bfloat16 over float32 masters."""
     algo, model = groupwise.algorithm("dapo"), policy(torch.float32)
     moved(model)
     alone, over = learners(learner_of(precision="bf16"), model, mesh)
@@ -488,10 +471,9 @@ def held(mesh: Mesh) -> Measured:
 
 
 def cases(folder: Path) -> Mapping[str, Callable[[Mesh], Measured]]:
-    """Every case by its name; those that save something do so in a folder of theirs."""
     return {
         "catalog float64": lambda mesh: catalog(mesh, torch.float64),
-        "catalog float32": lambda mesh: catalog(mesh, torch.float32),
+        "catalog float32": lambda mesh: catalog(mesh, torch.float32, FLOAT32),
         "updates tied": lambda mesh: updates(mesh, tied=True),
         "updates untied": lambda mesh: updates(mesh, tied=False),
         "3 rows": lambda mesh: few_rows(mesh, rows=3),

@@ -14,7 +14,6 @@ NOTHING = math.nan
 
 
 def own(row: Row) -> np.ndarray:
-    """Which tokens of the row the policy sampled."""
     one = [{"start": 0, "stop": row["tokens"], "own": True}]
     return np.concatenate([np.full(s["stop"] - s["start"], s["own"]) for s in row.get("spans", one)])
 
@@ -128,7 +127,6 @@ def of_passes(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def of_logged(rows: Sequence[Row]) -> dict[str, float]:
-    """The means of the numbers that reward functions log of completions."""
     names = {name for r in rows for name, value in r.get("logged", {}).items() if isinstance(value, float | int)}
     return {
         f"logged.{name}": mean(r["logged"][name] for r in rows if isinstance(r["logged"].get(name), float | int))
@@ -323,7 +321,6 @@ def of_episodes(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def recomputed(step: int, rows: Sequence[Row], waiting: int, recipe: dict[str, Any]) -> dict[str, float]:
-    """Every metric of the step that its rollouts decide."""
     algorithm, rewards = recipe["algorithm"], recipe.get("rewards", {})
     trained = [r for r in rows if r["fate"] == "trained"]
     return {

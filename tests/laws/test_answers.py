@@ -39,7 +39,6 @@ GUESSES = (
 
 @pytest.fixture(scope="module")
 def math() -> Math:
-    """One checker, its child warm."""
     check = Math(deadline=1.0)
     assert check(*LATEX) == 1.0
     return check
@@ -115,31 +114,6 @@ def test_no_text_takes_long():
         assert Choice()(text, "B") == 0.0
         assert Exact()(text, "B") == 0.0
     assert time.perf_counter() - begin < 10
-
-
-@pytest.mark.parametrize(
-    ("gold", "completion", "right"),
-    [
-        ("x^2+2x+1", "(x+1)^2", 1),
-        ("x^2+2x+1", r"Hence it is $(x+1)^2$.", 1),
-        (r"\{1,2\}", r"\boxed{\{2,1\}}", 1),
-        ("[0,1)", r"\boxed{[0,1]}", 0),
-        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\boxed{\begin{bmatrix}1\\2\end{bmatrix}}", 1),
-        ("5", r"\boxed{5 \text{ cm}^2}", 1),
-        (r"5\text{ cm}", r"\boxed{5}", 1),
-        ("90", r"\boxed{90^\circ}", 1),
-        (r"10\%", r"\boxed{10}", 1),
-        (r"10\%", r"\boxed{0.1}", 0),
-        (r"\text{Evelyn}", r"\boxed{Evelyn}", 1),
-        ("listen", r"\boxed{silent}", 0),
-        ("(1,2)", r"\boxed{(2,1)}", 0),
-        ("2", r"\boxed{2\pi}", 0),
-        ("32", r"\boxed{2^5}", 1),
-        (r"\sqrt2", r"\boxed{\sqrt{2}} or \boxed{\sqrt3}", 0),
-    ],
-)
-def test_expressions_are_compared_by_what_they_mean(math: Math, gold: str, completion: str, right: int):
-    assert math(completion, gold) == right
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -247,27 +221,12 @@ def running(pid: int) -> bool:
 
 def test_choice():
     right = (
-        "B",
-        "(B)",
-        "B.",
-        "b",
-        "**B**",
-        "B. Paris",
-        "A is wrong. The answer is B",
-        r"\boxed{\text{(B)}}",
-        "Answer: B",
-    )
+        "B", "(B)", "B.", "b", "**B**", "B. Paris", "A is wrong. The answer is B", r"\boxed{\text{(B)}}", "Answer: B",
+    )  # fmt: skip
     wrong = (
-        "A",
-        "A or B",
-        "A, B",
-        "(A) (B)",
-        "The answer is A or B",
-        r"\boxed{A} \boxed{B}",
-        "Both",
-        "",
+        "A", "A or B", "A, B", "(A) (B)", "The answer is A or B", r"\boxed{A} \boxed{B}", "Both", "",
         "A is it, not B",
-    )
+    )  # fmt: skip
     assert [text for text in right if Choice()(text, "B") != 1.0] == []
     assert [text for text in wrong if Choice()(text, "(B)") != 0.0] == []
     assert Choice(letters="AB")("C", "C") == 0.0

@@ -18,8 +18,6 @@ from tests.laws import closed_forms as cf
 
 @dataclass(frozen=True)
 class Row:
-    """What the paper behind a catalog row says its loss is."""
-
     form: cf.Form
     weights: cf.Weights
     penalty: tuple[float, cf.Penalty] | None = None
@@ -167,6 +165,14 @@ MIXES = [
     ("dapo", {"trust.dual_clip": 3.0}, Row(cf.clip(0.2, 0.28, 3.0), cf.token_mean)),
     ("ppo", {"trust.dual_clip": 3.0, "trust.epsilon_high": 0.4}, Row(cf.clip(0.2, 0.4, 3.0), cf.token_mean)),
     ("dapo", {"aggregate.kind": "constant", "aggregate.limit": 7}, Row(cf.clip(0.2, 0.28), cf.constant(7))),
+    *(
+        (
+            "gmpo",
+            {"trust.epsilon_low": low, "trust.epsilon_high": high},
+            Row(cf.gmpo(low, high), cf.sequence_mean, per_token=False),
+        )
+        for low, high in ((0.1, 0.3), (99.0, 99.0))
+    ),
     ("grpo", {"kl.estimator": "k1", "kl.beta": 0.3}, Row(cf.clip(0.2, 0.2), cf.sequence_mean, (0.3, cf.k1))),
     ("grpo", {"kl.estimator": "k2"}, Row(cf.clip(0.2, 0.2), cf.sequence_mean, (0.04, cf.k2))),
     ("grpo", {"kl.estimator": "k3-ratio"}, Row(cf.clip(0.2, 0.2), cf.sequence_mean, (0.04, cf.k3_ratio))),
@@ -183,7 +189,7 @@ def test_mixes_are_the_equations_put_together(name, settings, row):
     algo = groupwise.algorithm(name, settings)
     for seed, spread in ((0, 0.0005), (1, 0.5), (2, 5.0), (3, 50.0)):
         c = columns(seed, spread)
-        for advantage in (c.advantage, c.token_advantage):
+        for advantage in [c.advantage, c.token_advantage] if row.per_token else [c.advantage]:
             expected = cf.loss(row.form, row.weights, c.live, c.old, advantage, c.mask, row.penalty, c.ref)
             agree(algo, c, expected, advantage, logp_ref=c.ref)
 

@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 import groupwise
@@ -33,13 +24,14 @@ from groupwise.models.precision import operand
 from groupwise.planning.activations import LiveBytes
 from groupwise.training.learner import Learner, LearnerSettings
 from tests.laws import moe_models
-from tests.laws.test_layout import SIZES, gradient, in_double, make_batch, require_same
+from tests.laws.test_layout import gradient, in_double, make_batch, require_same
+from tests.tiny_models import SIZES, causal
 
 MODELS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, mlp_bias=True)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, hidden_activation="silu")),
+    "llama": lambda: causal("llama"),
+    "llama with biases": lambda: causal("llama", mlp_bias=True),
+    "qwen3": lambda: causal("qwen3"),
+    "gemma2": lambda: causal("gemma2", hidden_activation="silu"),
     "qwen3-moe": lambda: moe_models.build("qwen3_moe", experts_implementation="eager"),
 }
 #: What a layer has of each: norms before attention and MLP (and of queries and keys, or behind both), and an MLP.
@@ -55,7 +47,7 @@ def double(shape: tuple[int, ...], seed: int) -> Tensor:
 
 def model_of(name: str) -> Any:
     torch.manual_seed(0)
-    model = MODELS[name]().eval()
+    model = MODELS[name]()
     with torch.no_grad():  # norms that are all ones would hide a weight that is left out
         for weight in model.parameters():
             if weight.dim() == 1:
@@ -173,7 +165,7 @@ def test_only_what_gives_the_same_is_replaced() -> None:
         Between(config),
         LlamaMLP(LlamaConfig(**SIZES, hidden_act="gelu")),
         nn.LayerNorm(8),
-        GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2)),
+        causal("gpt2", num_hidden_layers=1),
     ]
     assert parts_of(*others) == []
     assert len(parts_of(LlamaRMSNorm(8), LlamaMLP(config))) == 2

@@ -29,7 +29,6 @@ WHITE: list[Advantage] = [
 
 
 def columns(batch, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Rewards and values [N,T] for a drawn batch."""
     g = torch.Generator().manual_seed(seed)
     rewards = torch.randn(batch.mask.shape, generator=g, dtype=torch.float64)
     return rewards, torch.randn(batch.mask.shape, generator=g, dtype=torch.float64)

@@ -12,16 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
 
 import groupwise
 from groupwise.core.prefixes import prefix_microbatches, prefix_order
@@ -33,22 +23,12 @@ from groupwise.models.forward.logprobs import token_logprobs
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
 from groupwise.training.learner import Learner, LearnerSettings
 from tests.laws import moe_models
+from tests.tiny_models import causal
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 32,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.4,
-}
 MODELS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "mistral, window 5": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=5)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
+    "llama": lambda: causal("llama"),
+    "mistral, window 5": lambda: causal("mistral", sliding_window=5),
+    "gpt2": lambda: causal("gpt2"),
     "qwen3-moe": lambda: moe_models.build("qwen3_moe", experts_implementation="eager"),
     "deepseek-v3": lambda: moe_models.build("deepseek_v3", experts_implementation="eager"),
 }
@@ -72,7 +52,7 @@ def in_double(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def model_of(name: str) -> Any:
     """In float64 throughout: norms, routers and rotary angles of transformers compute in float32 of themselves."""
     torch.manual_seed(0)
-    model = MODELS[name]().double().eval()
+    model = MODELS[name]().double()
     for module in model.modules():
         if re.search("Norm|Router|Rotary", type(module).__name__):
             module.forward = partial(in_double, module.forward)
@@ -187,7 +167,6 @@ def test_rows_whose_prompts_took_other_experts_do_not_share_them() -> None:
 
 
 def prefixes(tokens: Tensor, length: Tensor) -> set[tuple[int, ...]]:
-    """Of the tokens that are run."""
     rows = zip(tokens.tolist(), length.tolist(), strict=True)
     return {tuple(row[:stop]) for row, n in rows for stop in range(1, n)}
 
@@ -273,8 +252,7 @@ def test_an_update_of_rows_without_any_gradient_has_a_gradient_of_zero() -> None
 def test_dropout_reaches_attention_in_a_line() -> None:
     """A model that drops out where it must not is seen by the checks in a line as in rows."""
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=32, n_layer=1, n_head=4, n_positions=64, resid_pdrop=0.0))
-    model.train()
+    model = causal("gpt2", num_hidden_layers=1, resid_pdrop=0.0).train()
     model.transformer.drop.p = 0.0
     batch = make_batch()
     line = packed(batch.tokens, batch.length)
@@ -289,14 +267,14 @@ def test_dropout_reaches_attention_in_a_line() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, attn_logit_softcapping=2.0, query_pre_attn_scalar=8)),
+        lambda: causal("gemma2", attn_logit_softcapping=2.0, query_pre_attn_scalar=8),
         lambda: moe_models.build("gpt_oss"),
     ],
     ids=["softcapping", "sinks"],
 )
 def test_a_model_whose_attention_is_another_runs_in_rows(build: Any) -> None:
     torch.manual_seed(0)
-    model = build().eval()
+    model = build()
     assert not runs_in_line(model.base_model)
     before = model.config._attn_implementation
     with pytest.raises(NotImplementedError), in_line(model.base_model):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 import groupwise
 
-GROUPED = ["rloo", "grpo", "dr-grpo", "dapo", "gspo", "gspo-token", "sapo", "cispo", "gmpo"]
 NEEDED: dict[str, dict[str, object]] = {"dr-grpo": {"aggregate.limit": 1}}
 
 
@@ -75,18 +74,6 @@ def random_columns(seed: int, spread: float = 3e-4, n: int = 8, width: int = 10)
     return log_ratio, torch.randn(n, width, generator=g, dtype=torch.float64), mask
 
 
-@pytest.mark.parametrize("name", ["gspo", "gspo-token"])
-def test_sequence_ratio_is_the_ratio_of_perplexities(name):
-    """s_i = PPL_old / PPL_live, PPL = exp(-mean log p)."""
-    log_ratio, advantage, mask = random_columns(0, spread=0.5)
-    out, _ = run(row(name), log_ratio, advantage[:, 0], mask)
-    for i, inside in enumerate(mask):
-        old, live = torch.full((int(inside.sum()),), -1.0, dtype=torch.float64), -1.0 + log_ratio[i, inside]
-        perplexities = [math.exp(-math.fsum(x.tolist()) / len(x)) for x in (old, live)]
-        s = out.log_ratio[i, inside].exp()
-        torch.testing.assert_close(s, torch.full_like(s, perplexities[0] / perplexities[1]), rtol=1e-12, atol=0)
-
-
 def test_gspo_token_is_gspo_exactly_where_advantages_are_equal():
     """In value, clip condition and gradient at A_it = A_i; with the same mean but unequal A_it, in none of them."""
     log_ratio, advantage, mask = random_columns(1, spread=1e-3)
@@ -102,19 +89,6 @@ def test_gspo_token_is_gspo_exactly_where_advantages_are_equal():
     assert abs(out.value.item() - whole.value.item()) > 1e-6
     assert not torch.equal(out.share, whole.share)
     assert (gradient - whole_gradient).abs().max() > 1e-3
-
-
-def test_equation_17_with_an_advantage_of_its_own_for_every_token():
-    """Unclipped: grad J = 1/N sum_i s_i 1/|y_i| sum_t A_it grad log pi; a tool's tokens count in neither mean."""
-    log_ratio, advantage, mask = random_columns(2)
-    algo = row("gspo-token", trust__epsilon_low=0.5, trust__epsilon_high=0.5)
-    out, gradient = run(algo, log_ratio, advantage, mask)
-    assert torch.equal(out.share, mask.double())
-    for i, inside in enumerate(mask):
-        length = int(inside.sum())
-        s = math.exp(math.fsum(log_ratio[i, inside].tolist()) / length)
-        expected = torch.where(inside, -s * advantage[i] / (len(mask) * length), 0.0)
-        torch.testing.assert_close(gradient[i], expected, rtol=1e-12, atol=1e-16)
 
 
 def shares_of_tied_groups(name: str, size: int, right: Tensor) -> Tensor:
@@ -156,24 +130,6 @@ def test_without_the_deviation_the_policy_gradient_is_shrunk_by_a_known_factor(s
             scores = (torch.arange(size) < k).double()
             expected += float(probability[k]) * float((row(name).advantages(scores, groups) * scores).mean())
         assert expected == pytest.approx(factor * p * (1 - p), rel=1e-10)
-
-
-@pytest.mark.parametrize(("size", "factor"), [(2, 0.707), (8, 0.935), (16, 0.968), (64, 0.992)])
-def test_sample_and_population_deviation(size, factor):
-    """A_sample = A_population sqrt((G-1)/G)."""
-    rewards = 1000 * torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    population = (rewards - rewards.mean()) / (rewards - rewards.mean()).square().mean().sqrt()
-    advantage = row("grpo").advantages(rewards, torch.zeros(size, dtype=torch.long))
-    torch.testing.assert_close(advantage, population * math.sqrt((size - 1) / size), rtol=1e-7, atol=0)
-    assert math.sqrt((size - 1) / size) == pytest.approx(factor, abs=5e-4)
-
-
-@pytest.mark.parametrize("name", GROUPED)
-def test_rewards_equal_up_to_rounding_teach_nothing(name):
-    """Seven 0.3 and one float32(0.3): a z-score with a tiny epsilon makes up to 2.0 of that; it must be exactly 0."""
-    rewards = f64(*[0.3] * 7, float(torch.tensor(0.3)))
-    assert rewards.max() != rewards.min()
-    assert (row(name).advantages(rewards, torch.zeros(8, dtype=torch.long)) == 0).all()
 
 
 def test_sapo_gate():

@@ -8,17 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForSequenceClassification,
-    CodeGenConfig,
-    CodeGenForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoModelForSequenceClassification
 
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion, Group, Prompt
@@ -26,17 +16,14 @@ from groupwise.core.samples import Sample
 from groupwise.models.load import digest, save_policy
 from groupwise.models.scalar_heads import load_reward_model, reward_model_of
 from groupwise.training.start.cached_reward_model import calibration, calibration_error, report_on
-from groupwise.training.start.pairs import flip, ranked, split_by_prompt
+from groupwise.training.start.pairs import Comparison, flip, ranked, split_by_prompt
 from groupwise.training.start.reward_model import Comparison, PreferenceSettings, bradley_terry, gradients, rate
+from tests.tiny_models import causal
 
-SMALL = {"vocab_size": 15, "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "pad_token_id": 0}
-DENSE = {**SMALL, "intermediate_size": 16, "num_key_value_heads": 2}
-KINDS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**DENSE)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=15, n_layer=1, n_embd=16, n_head=2, pad_token_id=0)),
-    "moe": lambda: Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(**DENSE, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2, head_dim=8)
-    ),
+KINDS: dict[str, dict[str, object]] = {
+    "llama": {},
+    "gpt2": {},
+    "qwen3_moe": {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2},
 }
 
 
@@ -179,14 +166,14 @@ def test_where_answers_end_in_the_pad_id_transformers_scores_the_same_row_by_row
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_kinds_of_policies_keep_their_backbone(kind, policy):
     torch.manual_seed(0)
-    causal = KINDS[kind]().eval()
-    model = reward_model_of(replace(policy, model=causal))
+    model_of_kind = causal(kind, **KINDS[kind])
+    model = reward_model_of(replace(policy, model=model_of_kind))
     prompts, completions = rows(3)
     assert model.scores(prompts, completions) == [0.0, 0.0, 0.0]
     torch.nn.init.ones_(model.model.score.weight)
     ids = torch.tensor([[*prompts[0], *completions[0]]])
     with torch.no_grad():
-        expected = causal.base_model(input_ids=ids).last_hidden_state[0, -1].sum().item()
+        expected = model_of_kind.base_model(input_ids=ids).last_hidden_state[0, -1].sum().item()
     assert model.scores(prompts[:1], completions[:1]) == pytest.approx([expected], abs=1e-4)
 
 
@@ -202,9 +189,8 @@ def test_the_policy_is_neither_changed_nor_shared(policy):
 
 
 def test_a_kind_without_a_classifier_is_refused(policy):
-    causal = CodeGenForCausalLM(CodeGenConfig(vocab_size=15, n_layer=1, n_embd=16, n_head=4, rotary_dim=4))
     with pytest.raises(UsageError, match="CodeGenForCausalLM: no reward model"):
-        reward_model_of(replace(policy, model=causal))
+        reward_model_of(replace(policy, model=causal("codegen", rotary_dim=4)))
 
 
 @pytest.mark.parametrize("lengths", [(0, 0), (200, 57)])

@@ -15,7 +15,7 @@ import torch
 from groupwise.algorithms.settings import CATALOG
 from groupwise.core.collate import idle_rows
 from tests import two_ranks
-from tests.laws.rank_cases import bare_batch
+from tests.laws.rank_cases import FLOAT32, bare_batch
 
 SAME = {"same_columns": True, "same_seen": True}
 #: Relative, of a gradient that is added up in another order.
@@ -28,7 +28,6 @@ OVER_THREE = ("updates tied", "updates untied", "1 row", "saved")
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks wrote down, by case."""
     return ran(tmp_path_factory.mktemp("ranks"), 2)
 
 
@@ -54,7 +53,7 @@ def require(measured: dict[str, Any], rounding: float = 1e-9) -> None:
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_every_row_of_the_catalog_has_the_gradient_and_the_columns_of_one_process(seen, dtype, rank):
     measured = seen[rank][f"catalog {dtype}"]
-    assert list(measured) == list(CATALOG)
+    assert list(measured) == list(CATALOG if dtype == "float64" else FLOAT32)
     for row in measured.values():
         require(row, ROUNDING[dtype])
 

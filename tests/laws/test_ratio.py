@@ -1,4 +1,4 @@
-"""Laws of the log-ratios: their values and gradients written out, masks, limits."""
+"""Laws of the log-ratios and trust regions: values and gradients written out, masks, limits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 import groupwise
 from groupwise.algorithms.laws.draws import Draw, draw
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
+from groupwise.algorithms.parts.trust import Cispo, Geometric, SoftGate, Surrogate
 from groupwise.core.errors import UsageError
 
 ALL = [TokenRatio(), SequenceRatio(), SequenceTokenRatio(), SequenceSum(), TurnRatio()]
@@ -72,12 +73,6 @@ def test_used_as_it_is_within_the_limit_and_clamped_without_gradient_beyond(part
         assert ((live.grad != 0) == (mask if moves else torch.zeros_like(mask))).all()
 
 
-@pytest.mark.parametrize("part", ALL, ids=repr)
-def test_on_policy_every_log_ratio_is_exactly_zero(part):
-    b = draw(0)
-    assert (part(b.old, b.old, b.mask) == 0).all()
-
-
 def test_with_one_turn_the_turns_ratio_is_the_sequences_in_value_and_gradient(batch):
     lengths = batch.mask.sum(-1, keepdim=True)
     batch.mask = (torch.arange(batch.mask.shape[1]) >= 1) & (torch.arange(batch.mask.shape[1]) < 1 + lengths)
@@ -92,3 +87,41 @@ def test_a_correction_that_varies_within_a_turn_is_refused_and_one_of_the_comple
     with pytest.raises(UsageError, match=r"ratio\.level \(TurnRatio\(\)\) is one number per turn"):
         groupwise.algorithm("grpo", {"ratio.level": "turn", **correction})
     groupwise.algorithm("grpo", {"ratio.level": "turn", "mismatch.kind": "sequence-mis"})
+
+
+def apply(part, b: Draw, advantage: Tensor, weight: Tensor | float = 1.0) -> tuple[Surrogate, Tensor]:
+    """The part behind token ratios: its surrogate, and the gradient of the weighted sum in logp_live."""
+    live = b.live.clone().requires_grad_(True)
+    out = part(TokenRatio()(live, b.old, b.mask), advantage, live, b.mask)
+    (gradient,) = torch.autograd.grad((weight * out.value).sum(), live)
+    return Surrogate(out.value.detach(), out.share), gradient
+
+
+def per_token(b: Draw) -> Tensor:
+    return torch.randn(b.mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+
+
+def test_cispo_by_its_two_names_is_one():
+    b = draw(3, spread=2.0)
+    absolute, _ = apply(Cispo(cap=1.2), b, per_token(b))
+    counted, _ = apply(Cispo(cap=0.0, epsilon_high=0.2), b, per_token(b))
+    assert torch.equal(absolute.value, counted.value)
+    assert torch.equal(absolute.share, counted.share)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "told"),
+    [
+        (SoftGate, {"tau_positive": 0.0}, "tau_positive = 0.0: must be above 0"),
+        (SoftGate, {"tau_negative": -1.0}, "tau_negative = -1.0: must be above 0"),
+        (Cispo, {"cap": 5.0, "epsilon_high": 0.2}, "cap = 5.0 and epsilon_high = 0.2: set one of them"),
+        (Cispo, {"cap": 0.0, "epsilon_high": 0.0}, "cap = 0.0 and epsilon_high = 0.0: set one of them"),
+        (Cispo, {"cap": 0.9}, "cap = 0.9: must be at least 1"),
+        (Cispo, {"cap": 0.0, "epsilon_high": -0.2}, "epsilon_high = -0.2: must not be negative"),
+        (Geometric, {"epsilon_low": -0.1}, "epsilon_low = -0.1: must not be negative"),
+        (Geometric, {"epsilon_high": -0.1}, "epsilon_high = -0.1: must not be negative"),
+    ],
+)
+def test_constants_of_a_trust_region_that_make_no_sense_are_refused(kind, fields, told):
+    with pytest.raises(ValueError, match=told):
+        kind(**fields)

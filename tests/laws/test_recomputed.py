@@ -35,7 +35,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "task": {"name": "guess-number"},
         "sampling.stop": ["\n"],
         "sampling.max_new_tokens": 48,
-        "warm_start.steps": 150,
+        "warm_start.steps": 100,
     },
     "tis": {"algorithm.mismatch.kind": "tis"},
     "several": {"rewards.task": {}, "rewards.repetition": {"weight": 0.1}},

@@ -36,20 +36,17 @@ def logits(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def other_routes(seed: int, rows: int, width: int) -> Tensor:
-    """[rows,width,L,K] experts drawn at random, as no router would choose them."""
     g = torch.Generator().manual_seed(seed)
     return torch.rand(rows, width, LAYERS, EXPERTS, generator=g).argsort(-1)[..., :CHOSEN].to(torch.uint8)
 
 
 def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
-    """Gradients by name; in a backward of their own."""
     model.zero_grad()
     loss.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def loss_of(model: Any, ids: Tensor) -> Tensor:
-    """A loss with a gradient everywhere."""
     out = logits(model, {"input_ids": ids})
     return out.log_softmax(-1).gather(-1, ids[..., None]).mean()
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
-from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from groupwise import UsageError, record_routes, replay_routes
 from groupwise.models.moe.record import routers
-from tests.laws.moe_models import EXPERTS, build, checkpoint_activations, text
+from tests.laws.moe_models import BUILD, EXPERTS, build, checkpoint_activations, text
+from tests.tiny_models import causal
 
 IDS = text(0, 2, 4)
 ROUTES = torch.tensor([0, 1], dtype=torch.uint8).expand(2, 4, 3, 2)
@@ -28,8 +28,6 @@ def refusal(model: Any, routes: Tensor = ROUTES, present: Tensor | None = None, 
 
 
 class Toy(nn.Module):
-    """Embedding, one router, and what it answered."""
-
     def __init__(self, router: nn.Module) -> None:
         super().__init__()
         self.embed, self.router = nn.Embedding(32, 8), router
@@ -64,8 +62,6 @@ class TwiceTopKRouter(PlainTopKRouter):
 
 
 class DeafTopKRouter(PlainTopKRouter):
-    """Asks, and chooses others."""
-
     def forward(self, hidden: Tensor) -> Any:
         logits, weights, indices = super().forward(hidden)
         return logits, weights, (indices + 1) % EXPERTS
@@ -83,8 +79,6 @@ class NamelessTopKRouter(PlainTopKRouter):
 
 
 class HalfTopKRouter(PlainTopKRouter):
-    """Sees half of the tokens."""
-
     def forward(self, hidden: Tensor) -> Any:
         return super().forward(hidden[::2])
 
@@ -132,7 +126,7 @@ def test_layers_that_choose_different_numbers_are_refused() -> None:
 
 
 def test_a_dense_model_has_nothing_to_record_or_replay() -> None:
-    dense = Qwen3ForCausalLM(Qwen3Config(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+    dense = causal("qwen3")
     assert routers(dense) == ()
     assert "Qwen3ForCausalLM has no routers" in refusal(dense)
     with pytest.raises(UsageError, match="it is dense"), record_routes(dense):
@@ -218,28 +212,8 @@ def test_a_backward_after_the_replay_is_refused_where_it_would_choose_anew() -> 
 def test_a_router_that_gives_no_weight_outside_todays_groups_is_refused_when_that_matters() -> None:
     """DeepSeek-V2's group-limited choice takes its weights from scores that are 0 outside the best groups."""
     torch.manual_seed(0)
-    config = DeepseekV2Config(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        n_routed_experts=EXPERTS,
-        num_experts_per_tok=2,
-        n_group=4,
-        topk_group=1,
-        topk_method="group_limited_greedy",
-        first_k_dense_replace=0,
-        q_lora_rank=None,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-        initializer_range=0.5,
-    )
-    model = DeepseekV2ForCausalLM(config).eval()
+    own = dict(BUILD["deepseek_v3"], num_hidden_layers=1, topk_group=1, first_k_dense_replace=0, q_lora_rank=None)
+    model = causal("deepseek_v2", topk_method="group_limited_greedy", num_experts_per_tok=2, **own)
     with torch.no_grad():
         with record_routes(model) as routes:
             plain = model(input_ids=IDS).logits

@@ -25,18 +25,24 @@ def test_a_row_says_its_name_what_it_is_and_where_it_is_from(name):
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize(("slot", "kind"), CHOICES)
-def test_settings_are_the_inverse_of_algorithm_whatever_part_is_swapped_in(name, slot, kind):
-    key = f"{slot}.{KIND_KEY.get(slot, 'kind')}"
-    chosen = {key: kind, **({"aggregate.limit": 7} if kind == "constant" else {})}
-    try:
-        row = groupwise.algorithm(name, chosen)
-    except UsageError as refused:
-        assert re.match(r"algorithm\.((mismatch|rejection|advantage)\.kind|kl\.place) \(", str(refused))  # noqa: PT017
-        return
-    assert type(getattr(row, slot)) is KINDS[slot][kind]
-    assert groupwise.algorithm(name, settings(row)) == row
-    assert describe(getattr(row, slot)).startswith(kind)
+def test_settings_are_the_inverse_of_algorithm_whatever_part_is_swapped_in(name):
+    refused = []
+    for slot, kind in CHOICES:
+        chosen = {
+            f"{slot}.{KIND_KEY.get(slot, 'kind')}": kind,
+            **({"aggregate.limit": 7} if kind == "constant" else {}),
+        }
+        try:
+            row = groupwise.algorithm(name, chosen)
+        except UsageError as error:
+            refused.append(str(error))
+            continue
+        assert type(getattr(row, slot)) is KINDS[slot][kind]
+        assert groupwise.algorithm(name, settings(row)) == row
+        assert describe(getattr(row, slot)).startswith(kind)
+    known = re.compile(r"algorithm\.((mismatch|rejection|advantage)\.kind|kl\.place) \(")
+    assert len(refused) < len(CHOICES) / 2
+    assert [words for words in refused if not known.match(words)] == []
 
 
 def test_true_and_false_are_settings_and_numbers_are_not_in_their_place():
@@ -52,12 +58,6 @@ def test_true_and_false_are_settings_and_numbers_are_not_in_their_place():
 def test_a_limit_is_laid_over_dr_grpos_own():
     assert groupwise.algorithm("dr-grpo").aggregate.limit == 3000
     assert groupwise.algorithm("dr-grpo", {"aggregate.limit": 64}).aggregate.limit == 64
-
-
-def test_parts_of_two_papers_go_together():
-    row = groupwise.algorithm("dapo", {"trust.kind": "soft", "aggregate.kind": "token-mean"})
-    assert row.trust == groupwise.algorithm("sapo").trust
-    assert row.aggregate == groupwise.algorithm("dapo").aggregate
 
 
 def test_a_cap_and_an_epsilon_for_one_ceiling_are_refused_in_the_recipes_words():

@@ -20,7 +20,6 @@ NAMES = ("task", "form")
 
 
 def batch_of(parts, rewards: RewardWeights):
-    """Two groups of four completions with these scores [8,2]."""
     groups = []
     for g in range(2):
         rows = []
@@ -28,7 +27,7 @@ def batch_of(parts, rewards: RewardWeights):
             told = {name: value for name, value in zip(NAMES, values, strict=True) if value is not None}
             done = Completion.of_one_turn((5, 6, 7), (-0.1,) * 3, "stop", 0, score=told.get("task", math.nan))
             rows.append(
-                Completion(**{**vars(done), "reward_scores": tuple(told.items()), "combined": rewards.combine(told)}),
+                Completion(**{**vars(done), "reward_scores": tuple(told.items()), "combined": rewards.combine(told)})
             )
         groups.append(Group(Prompt(Sample(str(g), "1+1=", "2"), (3, 4)), tuple(rows)))
     return collate(groups, pad=0, reward_names=NAMES)

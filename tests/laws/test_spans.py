@@ -57,7 +57,6 @@ def credited(row: Algorithm, groups: list[Group], elsewhere: float) -> dict[str,
 
 
 def cases(name: str, settings: dict[str, object]) -> Algorithm:
-    """A row under which everything that can be on is on."""
     overlong = {"shaping.limit": 6} if name in ("dapo", "cispo") else {}
     return groupwise.algorithm(name, {"entropy_coefficient": 0.01, **overlong, **settings})
 

@@ -24,7 +24,7 @@ from groupwise.models.load import digest, load_policy
 from groupwise.training import checkpoint
 from tests.conftest import SMALL
 from tests.moe_policy import save_moe
-from tests.runs.test_run import kill_again_and_again, timeless
+from tests.runs.test_run import timeless
 from tests.runs.tiny_runs import cut_back, step_rows
 
 ADAPTED: dict[str, Any] = {"adapter.rank": 4, "evaluation.every": 2}
@@ -33,7 +33,6 @@ MOE: dict[str, Any] = {"routing.replay": "engine", "learner.learning_rate": 3e-4
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> groupwise.Run:
-    """Four steps, all checkpoints kept."""
     runs = tmp_path_factory.mktemp("adapters") / "runs"
     runs.mkdir()
     (runs / ".cache").symlink_to(warm_cache)
@@ -42,8 +41,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> groupwise
 
 @pytest.fixture
 def other(run: groupwise.Run, tmp_path: Path) -> Callable[[int], Path]:
-    """The run as it was after a step, somewhere else."""
-
     def copied(step: int) -> Path:
         folder = tmp_path / "runs" / run.folder.name
         shutil.copytree(run.folder.parent, folder.parent, symlinks=True)
@@ -54,7 +51,6 @@ def other(run: groupwise.Run, tmp_path: Path) -> Callable[[int], Path]:
 
 
 def saved(folder: Path) -> dict[str, bytes]:
-    """Every file of the newest checkpoint but its state, which has times in it."""
     newest, _ = checkpoint.newest_good(folder / "checkpoints")
     assert newest is not None
     files = (path for path in newest.rglob("*") if path.suffix == ".safetensors")
@@ -145,24 +141,6 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(run: groupwis
         export(taken, tmp_path / "new", None, print)
     assert list(tmp_path.iterdir()) == [taken]
     assert not list(taken.iterdir())
-
-
-def test_a_target_that_does_not_fit_is_refused_before_the_warm_start(tmp_path: Path):
-    changes = {**SMALL, "runs": str(tmp_path), "adapter.rank": 4, "warm_start.steps": 10**6}
-    with pytest.raises(UsageError, match="'qproj' matches no linear layer of Qwen3ForCausalLM; did you mean 'q_proj'"):
-        groupwise.train("quickstart", {**changes, "adapter.targets": ["qproj"]})
-    assert not list(tmp_path.glob("[!.]*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dense", "moe"])
-def test_kills_and_resumes_give_the_same_bits(name: str, small, tmp_path: Path):
-    changes = small(steps=8, adapter__rank=4)
-    if name == "moe":
-        policy = save_moe(tmp_path / "policy", initializer_range=0.1)
-        changes = {**changes, **MOE, "model": str(policy), "warm_start.steps": 30}
-    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
-    assert_same(whole, kill_again_and_again({**changes, "name": "cut"}, 4, 1))
 
 
 @pytest.mark.slow

@@ -354,14 +354,13 @@ def test_an_engine_that_does_not_say_which_experts_it_chose(check: Check, monkey
     assert told.startswith("model: routing.replay = 'engine': LocalEngine does not return the experts it chose")
 
 
-@pytest.mark.parametrize("recipe", ["quickstart", "reasoning-gym", "rlhf"])
+@pytest.mark.parametrize("recipe", ["quickstart", pytest.param("reasoning-gym", marks=pytest.mark.slow), "rlhf"])
 def test_the_recipes_that_need_no_file_have_no_fault(check: Check, recipe: str) -> None:
     code, lines, _ = check(recipe=recipe, load=recipe == "quickstart")
     assert (code, lines[-1]) == (0, "no faults found")
 
 
 def blocks() -> list[list[str]]:
-    """The page's indented blocks, line by line."""
     found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", DOCS.read_text(), re.MULTILINE)
     return [[line[4:] for line in block.strip("\n").split("\n")] for block in found]
 

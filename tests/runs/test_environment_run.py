@@ -1,18 +1,22 @@
-"""Runs whose problems are played in turns: resumed to the bit, and with environments that fail."""
+"""Runs whose problems are played in turns: resumed to the bit, with environments that fail, and with a chat template
+that writes earlier turns anew.
+"""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import groupwise
-from groupwise.core.errors import UsageError
-from tests.runs.test_run import assert_goes_on, assert_same_run, kill_again_and_again
+from tests.models.turn_templates import QWEN3_MAKE, tokenizer_of
+from tests.refusals import refused
+from tests.runs.test_run import assert_goes_on, assert_same_run
 from tests.runs.tiny_runs import rollouts, step_rows
+from tests.tiny_models import causal
 
 ENVIRONMENT = f"{Path(__file__).parent / 'environment_of_a_run.py'}:Sum"
 CHANGES: dict[str, Any] = {
@@ -43,7 +47,6 @@ def changes(place: Path, **more: Any) -> dict[str, Any]:
 
 
 def test_a_run_of_a_users_own_environment_goes_on_to_the_bit(tmp_path: Path) -> None:
-    """With the file that it began with, whatever becomes of it."""
     own = tmp_path / "mine.py"
     shutil.copy(ENVIRONMENT.rpartition(":")[0], own)
     task = {**CHANGES["task"], "use": f"{own}:Sum"}
@@ -91,30 +94,6 @@ def test_a_fault_is_counted_by_cause_and_nothing_else_of_the_step_is_lost(
     assert (run / "log.txt").read_text().count(f"step 1: {cause} in ") == 1, "one kind, and the environment's"
 
 
-@pytest.mark.parametrize(
-    ("task", "words"),
-    [
-        ({"use": "nowhere.py:Sum"}, "no file .*nowhere.py"),
-        ({"use": ENVIRONMENT.replace("Sum", "Some")}, "has no 'Some'"),
-        ({"use": "groupwise.core.samples:Attempt"}, "samples|reset|step"),
-        ({"use": ENVIRONMENT, "max_turns": 0}, "task.max_turns must be 1 or more"),
-        ({"use": ENVIRONMENT, "on_fault": "wait"}, "task.on_fault = 'wait': there is no such choice"),
-        ({"use": ENVIRONMENT, "prompt": "question"}, "task.prompt: set, but without task.path nothing reads it"),
-        ({"use": ENVIRONMENT, "settings": {"falt": 1}}, "falt"),
-        ({}, "task.use is missing"),
-    ],
-)
-def test_an_environment_that_cannot_be_is_one_line(task: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=words) as refused:
-        groupwise.train("quickstart", {**changes(tmp_path), "task": {"name": "environment", **task}})
-    assert "\n" not in str(refused.value)
-
-
-def test_episodes_are_whole(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^rollout.turn_tokens = 4: .* take it out"):
-        groupwise.train("quickstart", changes(tmp_path, rollout__turn_tokens=4))
-
-
 @pytest.mark.parametrize("rollout", [{"rollout.ahead": 1}, {"rollout.free": 2}])
 def test_episodes_may_be_played_while_the_learner_trains(rollout: dict[str, int], tmp_path: Path) -> None:
     folder = groupwise.train("quickstart", {**changes(tmp_path), **rollout}).folder
@@ -123,10 +102,71 @@ def test_episodes_may_be_played_while_the_learner_trains(rollout: dict[str, int]
     assert last["turns_max"] == 3
 
 
-@pytest.mark.slow
-def test_ten_kills_and_resumes_during_episodes(tmp_path: Path) -> None:
-    more = {"steps": 24, "prompts_per_step": 16, "threads": 1}
-    whole = groupwise.train("quickstart", {**changes(tmp_path, name="whole"), **more}).folder
-    cut = kill_again_and_again({**changes(tmp_path, name="cut"), **more}, 10, seed=5)
-    assert_same_run(whole, cut)
-    assert json.loads((cut / "summary.json").read_text())["steps"] == 24
+LETTERS = '''
+import groupwise
+
+
+class Letters:
+    """Each turn is worth the share of its characters that are letters."""
+
+    alphabet = "abcdefghijklmnopqrstuvwxyzS0123456789 ."
+
+    def samples(self, split):
+        return [groupwise.Sample(f"{split}{n}", f"Say {n}.", "") for n in range(8)]
+
+    def reset(self, sample):
+        self.turn = 0
+
+    def step(self, text):
+        self.turn += 1
+        return f"turn {self.turn}", sum(map(str.isalpha, text)) / max(1, len(text)), len(text) % 4 == 0
+'''
+
+
+@pytest.fixture(scope="module")
+def rewriting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small policy with a template of Qwen3's make: thinking that is off stands in the last prompt alone."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = tokenizer_of(QWEN3_MAKE)
+    torch.manual_seed(0)
+    ends = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
+    causal("qwen3", max_position_embeddings=1024, initializer_range=0.02, **ends).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def rewritten(rewriting: Path, runs: Path, history: str = "rewrite", **more: Any) -> dict[str, Any]:
+    own = runs / "letters.py"
+    own.write_text(LETTERS, encoding="utf-8")
+    task = {"name": "environment", "use": f"{own}:Letters", "max_turns": 3, "turn_tokens": 4, "history": history}
+    chat = {"chat.thinking": "off", "sampling.stop": [], "sampling.max_new_tokens": 256}
+    return {**CHANGES, "model": str(rewriting), "runs": str(runs), "task": task, **chat, **more}
+
+
+def test_each_turn_is_trained_behind_the_prompt_that_it_read_and_a_resume_has_the_same_bits(
+    rewriting: Path, tmp_path: Path
+) -> None:
+    whole = groupwise.train("quickstart", rewritten(rewriting, tmp_path, name="whole")).folder
+    lines = rollouts(whole)
+    assert max(len(line["turns"]) for line in lines) == 3
+    later = [span for line in lines for span in line.get("spans", []) if not span["own"]]
+    assert later
+    assert all(span["anew"] for span in later)
+    steps = step_rows(whole)
+    for row in steps:
+        assert row["checks"]["learner = engine"]["verdict"] == "pass"
+        assert row["groups_signal_share"] == 1
+    assert_goes_on(whole, 2)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"algorithm.name": "ppo", "algorithm.shaping.kind": "steps"}, "a critic reads an episode as one text"),
+        ({"model": "tiny-moe", "chat.thinking": "", "sampling.max_new_tokens": 64}, "a policy with experts"),
+        ({"history": "refuse"}, 'task.history = "rewrite"'),
+    ],
+)
+def test_what_reads_an_episode_as_one_text_is_refused(rewriting: Path, tmp_path: Path, more: Any, words: str) -> None:
+    with refused(words):
+        groupwise.train("quickstart", rewritten(rewriting, tmp_path, **more))

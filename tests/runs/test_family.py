@@ -7,9 +7,7 @@ import json
 import math
 import statistics
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -20,12 +18,9 @@ from groupwise.commands.build.machine import picks
 from groupwise.config import recipe
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
-from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion
 from groupwise.diagnostics import checks
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.tasks import make
-from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training.optimizer import AUTO
 from groupwise.training.start.initial_policy import starting_policy
 from tests.runs.test_run import weights
@@ -48,7 +43,6 @@ def first_checks(folder: Path) -> dict[str, str]:
 
 
 def unpicked(plan: Plan) -> Plan:
-    """The plan with "auto" where a run picks by itself."""
     learner = plan.recipe.learner.replace(tokens_per_microbatch=AUTO, chunk_logits=AUTO, held_logits=AUTO)
     critic = plan.recipe.critic and plan.recipe.critic.replace(tokens_per_microbatch=AUTO)
     return dataclasses.replace(plan, recipe=plan.recipe.replace(learner=learner, critic=critic, threads=AUTO))
@@ -88,77 +82,11 @@ def test_every_row_trains(name: str, small):
     assert unpicked(again) == plan
 
 
-def test_ppos_critic_is_measured_in_every_step(small):
-    folder = groupwise.train("quickstart", small(algorithm__name="ppo", steps=2)).folder
-    first, second = (row["explained_variance"] for row in step_rows(folder))
-    assert first == pytest.approx(0, abs=1e-6), "a head of zeros explains nothing"
-    assert abs(second) > 1e-6
-    assert all(row["value_loss"] > 0 for row in step_rows(folder))
-
-
-def test_dr_grpos_limit_is_the_runs_own(small):
-    folder = groupwise.train("quickstart", small(algorithm__name="dr-grpo", steps=1)).folder
-    assert tomllib.loads((folder / "recipe.toml").read_text())["algorithm"]["aggregate"]["limit"] == 12
-
-
-@dataclass(frozen=True)
-class WithoutSteps:
-    """Arithmetic that scores whole completions only."""
-
-    largest: int = 4
-    quick: ClassVar[bool] = True
-
-    @property
-    def alphabet(self) -> str:
-        return Arithmetic().alphabet
-
-    def samples(self, split: str):
-        return Arithmetic(largest=self.largest).samples(split)
-
-    def score(self, sample, completion: str) -> float:
-        return Arithmetic().score(sample, completion)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "words"),
-    [
-        (
-            {"algorithm.name": "grpo-process", "task": {"name": "without-steps"}},
-            r"algorithm.name = 'grpo-process': it needs scores of steps, and WithoutSteps\(largest=4\) has none",
-        ),
-        (
-            {"algorithm.name": "grpo", "critic.learning_rate": 1e-3},
-            "critic.learning_rate: set, but nothing in this run reads it",
-        ),
-        (
-            {"algorithm.name": "grpo", "logp_old": "engine", "algorithm.mismatch.kind": "tis"},
-            r"logp_old = 'engine': then pi_old / pi_engine is 1 and algorithm.mismatch, tis\(cap=2.0\), "
-            "corrects nothing",
-        ),
-        (
-            {"algorithm.name": "grpo", "logp_old": "engine", "algorithm.rejection.kind": "veto"},
-            r"and algorithm.rejection, veto\(floor=0.0001\), corrects nothing; set algorithm.rejection.kind = \"none\"",
-        ),
-        ({"algorithm.name": "gspo", "algorithm.mismatch.kind": "icepop"}, r"mismatch.kind .*\"sequence-mis\""),
-    ],
-)
-def test_what_does_not_go_together_is_one_line_before_anything_is_made(chosen, words: str, small, monkeypatch):
-    monkeypatch.setattr(make, "TASKS", {**make.TASKS, "without-steps": WithoutSteps})
-    changes = {**small(), **chosen}
-    for key in [k for k in changes if k.startswith("task.") and "task" in chosen]:
-        del changes[key]
-    with pytest.raises(UsageError, match=words) as error:
-        groupwise.train("quickstart", changes)
-    assert "\n" not in str(error.value)
-    assert not list(Path(changes["runs"]).glob("quickstart*"))
-
-
-def test_a_row_that_can_use_steps_goes_without_them_where_the_task_has_none(small, monkeypatch):
+def test_a_row_that_can_use_steps_goes_without_them_where_the_task_has_none():
     """PPO's step_scale can do without step scores: the plan only says that there are none."""
-    monkeypatch.setattr(make, "TASKS", {**make.TASKS, "without-steps": WithoutSteps})
-    plan = resolve(
-        recipe.load("quickstart", {"algorithm.name": "ppo", "task": {"name": "without-steps"}, "warm_start.steps": 0})
-    )
+    task = {"use": f"{Path(__file__).parent / 'task_of_a_run.py'}:Sums"}
+    changes = {"algorithm.name": "ppo", "task": task, "warm_start.steps": 0, "evaluation.problems": 3}
+    plan = resolve(recipe.load("quickstart", changes))
     assert "this task has none: rewards come at the end only" in plan.describe()
 
 

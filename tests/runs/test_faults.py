@@ -116,7 +116,6 @@ def test_a_reference_that_is_not_the_start(small, monkeypatch):
 
 
 def poison(first: int):
-    """Gradients are NaN from this optimizer update on."""
     real = Learner.gradients
 
     def gradients(self, minibatch, algorithm):

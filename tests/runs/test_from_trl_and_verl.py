@@ -54,7 +54,6 @@ Write = Callable[[str], Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """A recipe in a folder of a user's, where the command is given."""
     monkeypatch.chdir(tmp_path)
 
     def to_file(text: str) -> Path:
@@ -65,7 +64,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def of_the_page(title: str) -> str:
-    """The block of code in a section of docs/from-trl-and-verl.md."""
     section = PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
     return textwrap.dedent("\n".join(line for line in section.splitlines() if line.startswith("    ")))
 

@@ -12,7 +12,7 @@ import groupwise
 from groupwise.training import checkpoint
 from tests.conftest import SMALL
 from tests.moe_policy import save_moe
-from tests.runs.test_run import assert_goes_on, assert_same_run, kill_again_and_again, start
+from tests.runs.test_run import assert_goes_on
 from tests.runs.tiny_runs import step_rows
 
 #: Longer than the suite's time allows; `make test-slow` has them.
@@ -116,17 +116,6 @@ def test_a_resumed_run_with_replay_gives_the_same_bits(replay, name, base):
     assert bool(waiting) == (name == "dapo")
     assert all(c["routes"] for g in waiting for c in g["completions"])
     assert_goes_on(whole, 3)
-
-
-@pytest.mark.parametrize(("replay", "name"), [("learner", "grpo"), ("engine", "dapo")])
-def test_five_kills_and_resumes_with_replay_give_the_same_bits(replay, name, small):
-    changes = small(model="tiny-moe", routing__replay=replay, algorithm__name=name, steps=20)
-    whole = start({**changes, "name": "whole"})
-    told = whole.communicate(timeout=300)
-    assert whole.returncode == 0, told
-    cut = kill_again_and_again({**changes, "name": "cut"}, 5, seed=3)
-    assert_same_run(Path(changes["runs"]) / "whole", cut)
-    assert all(row["routing.used_changed"] == 0 for row in step_rows(cut))
 
 
 def test_a_dense_run_says_nothing_of_routes(small):

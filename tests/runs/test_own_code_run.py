@@ -65,7 +65,6 @@ def columns(folder: Path) -> list[Any]:
 
 
 def killed(recipe: Path, name: str, runs: Path) -> Path:
-    """The run, killed after its second checkpoint."""
     command = CommandProcess("train", str(recipe), "--set", f"name={name}")
     until = time.monotonic() + 240
     while not list((runs / name / "checkpoints").glob("*2")) and command.poll() is None and time.monotonic() < until:

@@ -18,7 +18,7 @@ import pytest
 
 import groupwise
 from groupwise.commands.evaluate import evaluate_policies
-from groupwise.core.errors import RunError, UsageError
+from groupwise.core.errors import RunError
 from groupwise.journal.journal import read_metrics
 from groupwise.reports.page.page import page_of_run
 from tests.runs.tiny_runs import rollouts, step_rows
@@ -30,7 +30,6 @@ Row = dict[str, Any]
 def written(
     folder: Path, function: str, rows: list[Row], more: str = "", pass_at: float | None = None, steps: int = 2
 ) -> Path:
-    """A recipe of one small run, with its prompts beside it: nothing else is needed."""
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "mine.toml").write_text(f"""
         steps = {steps}
@@ -59,8 +58,6 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 @dataclass(frozen=True)
 class Done:
-    """A run, and what it told in the terminal."""
-
     folder: Path
     summary: Row
     told: str
@@ -80,7 +77,6 @@ PROMPTS: list[Row] = [{"prompt": f"Say {i}"} for i in range(60)]
 
 
 def said(folder: Path) -> str:
-    """All that the run's log and its page say in words."""
     (run,) = page_of_run(folder).runs
     words = [f"{answer.question} {answer.answer}" for answer in run.answers]
     words += [finding.words for finding in run.findings]
@@ -211,30 +207,3 @@ def test_a_task_with_answers_is_still_measured_by_what_trains_unless_the_recipe_
     assert by_score.summary["heldout_measure"] == "pass rate"
     assert 0 <= by_score.summary["heldout_after"] <= 1
     assert by_score.summary["heldout_by_reward"].keys() == {"repetition"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"rewards": None}, "task.check = 'none': there are no right answers, so at least one reward is needed"),
-        ({"rewards.task": {}}, "rewards.task: the task has no score of its own here"),
-        ({"evaluation.metric": "correctness"}, "evaluation.metric = 'correctness': the task has no right answers"),
-        ({"evaluation.metric": "mime"}, "evaluation.metric = 'mime': no such reward in this run; did you mean 'mine'"),
-        (
-            {"algorithm.name": "dapo", "algorithm.filter.metric": "acc"},
-            "algorithm.filter.metric = 'acc': no such reward in this run",
-        ),
-        ({"algorithm.filter.metric": "reward"}, "algorithm.filter.metric: filter 'none' has no such key"),
-        ({"evaluation.pass_at": "1"}, "evaluation.pass_at"),
-        ({"task.answer": "gold"}, "task.answer = 'gold'"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_in_one_line(changes, told, write):
-    path = write("distinct", PROMPTS, 'algorithm.name = "grpo"')
-    if "rewards" in changes:
-        path.write_text("\n".join(line for line in path.read_text().splitlines() if "rewards." not in line))
-        changes = {}
-    with pytest.raises(UsageError) as error:
-        groupwise.train(str(path), changes)
-    assert told in str(error.value)
-    assert "\n" not in str(error.value)

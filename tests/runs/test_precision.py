@@ -26,12 +26,10 @@ BF16 = {"learner__precision": "bf16", "engine__precision": "bf16", "reference__p
 
 
 def limits(folder: Path) -> list[float]:
-    """Of learner = engine, step by step."""
     return [row["checks"][LEARNER_IS_ENGINE.name]["limit"] for row in read_metrics(folder) if "checks" in row]
 
 
 def cut_back(whole: Path, name: str) -> Path:
-    """A copy of a run of three steps that lost its last checkpoint."""
     folder = whole.parent / name
     shutil.copytree(whole, folder)
     (checkpoint.folder_of(folder / "checkpoints", 3) / checkpoint.MANIFEST).unlink()

@@ -26,6 +26,7 @@ from groupwise.journal.journal import read_metrics
 from groupwise.models.load import digest
 from tests.command_process import CommandProcess
 from tests.core.test_live_code import notebook
+from tests.refusals import refused
 from tests.runs.test_run import assert_same_run
 from tests.runs.tiny_runs import rollouts, tiny_run, weights_after
 
@@ -43,7 +44,6 @@ FILE = "def even(sample, completion):\n    return float(completion[-1:] in list(
 
 
 def quickstart() -> dict[str, Any]:
-    """The recipe's table, without its name."""
     return recipes.read_table(recipes.find("quickstart"))
 
 
@@ -54,7 +54,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(place: Path) -> groupwise.Run:
-    """The recipe by its name."""
     return groupwise.train("quickstart", tiny_run(place, evaluation__every=2, steps=3))
 
 
@@ -324,62 +323,56 @@ def test_such_a_run_goes_on_in_another_process_and_another_place(rewarded: group
     assert groupwise.evaluate(here).evaluation.rewards.keys() == {"brief", "even"}
 
 
-@pytest.mark.parametrize(
-    ("rewards", "words"),
-    [
-        (lambda cell: [cell["around"](3)], r"rewards.inner.use: inner \(<.*>, line 7\) takes scale from the function"),
-        (lambda cell: [lambda sample, completion: 1.0], r"has no name and no source of its own"),
-        (lambda cell: [cell["brief"], cell["brief"]], r"rewards: two are called brief; name them"),
-        (lambda cell: {"mine": {"use": 3}}, r"rewards.mine.use = 3: give a function, or text such as"),
-        (lambda cell: {"mine": {"use": cell["brief"], "wieght": 2}}, r"rewards.mine.wieght: .*did you mean 'weight'"),
-        (lambda cell: ["brief"], r"rewards: 'brief' is no function"),
-        (lambda cell: "rewards.py:brief", r"rewards: 'rewards.py:brief' is no function"),
-        (lambda cell: 3, r"rewards: 3 is no function"),
-    ],
-)
-def test_a_reward_that_no_other_process_can_have_is_refused_before_the_run(rewards: Any, words: str, place: Path):
-    changes = tiny_run(place, name="refused")
-    before = sorted(place.iterdir())
-    with pytest.raises(UsageError, match=words) as error:
-        groupwise.train("quickstart", changes, rewards=rewards(notebook(CELL)))
-    assert "\n" not in str(error.value)
-    assert sorted(place.iterdir()) == before
-    assert not (place / "runs" / "refused").exists()
+THEIRS = notebook(CELL)
+TINY = {"model": "tiny-dense", "name": "refused"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "more", "words"),
     [
-        ((3,), r"recipe 3: give a recipe's name, its path, a dictionary or a groupwise.Recipe"),
-        (({"steps": 2, 3: 4},), r"recipe: the key 3 is no text"),
+        ((3,), {}, "recipe 3: give a recipe's name, its path, a dictionary or a groupwise.Recipe"),
+        (({"steps": 2, 3: 4},), {}, "recipe: the key 3 is no text"),
         (
             ({"steps": 2, "stps": 3},),
-            r"a dictionary: task is missing; algorithm is missing; stps: there is no such key",
+            {},
+            "a dictionary: task is missing; algorithm is missing; stps: there is no such key",
         ),
-        (("nowhere",), r"there is no such recipe"),
-        (("quickstart", ["steps=2"]), r"overrides = \['steps=2'\]: give a dictionary of dotted keys"),
-        (("quickstart", {3: 4}), r"overrides: the key 3 is no text"),
+        (("nowhere",), {}, "there is no such recipe"),
+        (("quickstart", ["steps=2"]), {}, "overrides = ['steps=2']: give a dictionary of dotted keys"),
+        (("quickstart", {3: 4}), {}, "overrides: the key 3 is no text"),
+        (
+            ("quickstart",),
+            {"callbacks": print},
+            "callbacks = <built-in function print>: give a list, such as callbacks=[show]",
+        ),
+        (("quickstart",), {"callbacks": [3]}, "callbacks[0] = 3: not a function"),
+        (("quickstart",), {"callbacks": [lambda: None]}, ": cannot be called with one argument"),
+        (("quickstart", TINY), {"rewards": [THEIRS["around"](3)]}, "line 7) takes scale from the function"),
+        (("quickstart", TINY), {"rewards": [lambda sample, completion: 1.0]}, "has no name and no source of its own"),
+        (("quickstart", TINY), {"rewards": [THEIRS["brief"]] * 2}, "rewards: two are called brief; name them"),
+        (
+            ("quickstart", TINY),
+            {"rewards": {"mine": {"use": 3}}},
+            "rewards.mine.use = 3: give a function, or text such as",
+        ),
+        (("quickstart", TINY), {"rewards": {"mine": {"use": THEIRS["brief"], "wieght": 2}}}, "did you mean 'weight'"),
+        (("quickstart", TINY), {"rewards": ["brief"]}, "rewards: 'brief' is no function"),
+        (("quickstart", TINY), {"rewards": "rewards.py:brief"}, "rewards: 'rewards.py:brief' is no function"),
+        (("quickstart", TINY), {"rewards": 3}, "rewards: 3 is no function"),
     ],
 )
-def test_a_recipe_that_is_none_is_one_line(arguments: tuple[Any, ...], words: str):
-    with pytest.raises(UsageError, match=words) as error:
-        groupwise.train(*arguments)
-    assert "\n" not in str(error.value)
+def test_what_a_program_cannot_give_is_refused_before_the_run(
+    arguments: Any, more: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with refused(words):
+        groupwise.train(*arguments, **more)
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("callbacks", "words"),
-    [
-        (print, r"callbacks = <built-in function print>: give a list, such as callbacks=\[show\]"),
-        ([3], r"callbacks\[0\] = 3: not a function"),
-        ([lambda: None], r"callbacks\[0\] = .*: cannot be called with one argument"),
-    ],
-)
-def test_a_callback_that_cannot_be_called_is_refused_before_the_run(callbacks: Any, words: str, run: groupwise.Run):
-    with pytest.raises(UsageError, match=words):
-        groupwise.train("quickstart", callbacks=callbacks)
-    with pytest.raises(UsageError, match=words):
-        groupwise.resume(run, callbacks=callbacks)
+def test_a_run_is_not_resumed_with_what_cannot_be_called(run: groupwise.Run):
+    with refused("callbacks[0] = 3: not a function"):
+        groupwise.resume(run, callbacks=[3])  # type: ignore[list-item]
 
 
 def test_a_callback_stops_a_run_which_then_goes_on_to_the_same_bits(run: groupwise.Run, place: Path, capsys):

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from groupwise.training import checkpoint
 from tests.moe_policy import save_moe
 from tests.runs.test_run import weights
 from tests.runs.tiny_runs import cut_back, own_processes, rollouts, tiny_policy, tiny_run
+from tests.warm import warm_starts
 
 #: A rate at which rounding does not grow from step to step.
 CHANGES: dict[str, Any] = {"steps": 3, "learner__learning_rate": 1e-3, "algorithm__name": "ppo"}
@@ -38,7 +40,6 @@ RENEWED: dict[str, Any] = {"algorithm__name": "grpo", "algorithm__kl__beta": 0.1
 
 
 def other_ranks() -> list[int]:
-    """The processes of other ranks that this one has started and that live."""
     return own_processes(MODULE)
 
 
@@ -67,7 +68,6 @@ def trained(place: Path, name: str, callbacks: Any = (), **changes: Any) -> Path
 
 
 def numbers(value: Any) -> Any:
-    """What a row of metrics.jsonl says, without the time that it took."""
     if isinstance(value, dict):
         return {key: numbers(entry) for key, entry in value.items() if key not in ("seconds", "scoring_seconds")}
     return value
@@ -98,6 +98,13 @@ def resumed_entries(run: Path) -> list[dict[str, Any]]:
     return json.loads((run / "about.json").read_text())["resumed"]
 
 
+@pytest.fixture
+def forked() -> Iterator[None]:
+    with warm_starts():
+        yield
+
+
+@pytest.mark.usefixtures("forked")
 def test_a_killed_rank_is_named_and_the_run_goes_on_by_itself_to_the_metrics_of_one_process(tmp_path: Path) -> None:
     """PPO: policy, reference and critic are in shards; killed after the second step, it goes on from a checkpoint."""
     alone = trained(tmp_path, "alone")
@@ -129,18 +136,6 @@ def test_a_run_in_bfloat16_has_the_limits_of_one_process(tmp_path: Path) -> None
     assert limits[1]["passes"] is not None
     first = [numbers(read_metrics(run)[1]) for run in (alone, over)]
     require_near(*first)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"learner__compile": True}, r"^learner.ranks = 2 with learner.compile: "),
-    ],
-)
-def test_what_is_not_there_yet_is_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        trained(tmp_path, "refused", learner__ranks=2, **changes)
-    assert not (tmp_path / "runs" / "refused").exists()
 
 
 @pytest.mark.slow
@@ -193,7 +188,6 @@ def test_a_rank_that_stalls_is_named_within_the_deadline(tmp_path: Path) -> None
 
 
 def scoring_model(place: Path) -> Path:
-    """The folder of a reward model of the tiny policy, whose scores differ."""
     folder = place / "reward_model"
     reward = reward_model_of(load_policy(tiny_policy(place / "scored")))
     with torch.random.fork_rng():

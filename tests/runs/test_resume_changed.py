@@ -36,8 +36,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(run: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """The run again, in a place of this test's own."""
-
     def copied(name: str = "again") -> Path:
         shutil.copytree(run, tmp_path / name)
         return tmp_path / name
@@ -46,7 +44,6 @@ def copy(run: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 def rates(folder: Path) -> list[float]:
-    """The learning rate of each step, the last update's."""
     return [row["learning_rate"] for row in read_metrics(folder) if "learning_rate" in row]
 
 
@@ -199,9 +196,5 @@ def test_a_kill_between_the_copy_and_the_recipe_is_no_edit(copy):
 def test_differences_of_tables():
     assert [
         str(c) for c in differences({"a": {"b": [1, 2], "c": "x"}, "d": None}, {"a": {"b": [1, 3]}, "e": True})
-    ] == [
-        "a.b [1, 2] -> [1, 3]",
-        "e unset -> true",
-        'a.c "x" -> unset',
-    ]
+    ] == ["a.b [1, 2] -> [1, 3]", "e unset -> true", 'a.c "x" -> unset']
     assert differences({"a": (1, 2)}, {"a": [1, 2]}) == ()

@@ -36,7 +36,6 @@ def own(name: str, function: str, **more: object) -> dict[str, object]:
 
 
 def children() -> set[int]:
-    """Processes below this one that are alive."""
     found = set()
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -162,37 +161,6 @@ def test_a_pattern_that_hangs_leaves_its_completion_without_a_score(small):
     long = [row for row in rollouts(done.folder) if len(row["completion"]) >= 8]
     assert [row.get("fault", "") for row in long] == ["timeout in format" * ("1" in r["completion"]) for r in long]
     assert step_rows(done.folder)[0]["faults.timeout in format"] > 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"rewards.x": {"kind": "tag"}}, "rewards.x.kind = 'tag': there is no such reward; did you mean 'tags'"),
-        ({"rewards.tags": {"tag": 1}}, "rewards.tags.tag: tags has no such key; did you mean 'tags'"),
-        ({"rewards.tags": {"weight": "1"}}, "rewards.tags.weight = '1': input should be a valid number"),
-        ({"rewards.task": {"weight": 0.0}}, "rewards: every weight is 0"),
-        ({"rewards.task": {"kind": "tags"}}, "rewards.task: it has a weight and nothing else"),
-        ({"rewards.learned": {}}, "rewards.learned: this run has no reward model"),
-        ({"preference": {}, "rewards.task": {}}, "its score would train nothing"),
-        ({"scoring.combine": "after"}, "there is one reward only"),
-        (
-            {"scoring.combine": "after", "rewards.task": {}, "algorithm.name": "ppo"},
-            "compares no outcomes inside a group",
-        ),
-        ({"scoring.combine": "after", "rewards.task": {}, "algorithm.name": "dapo"}, "overlong_cache = 0.0"),
-        (own("mine", "shor"), "did you mean 'short'"),
-        ({"rewards.mine": {"use": "nowhere.py:f"}}, "nowhere.py"),
-        ({"task": {"name": "data", "path": __file__}}, "test_rewards_run.py"),
-    ],
-)
-def test_what_cannot_be_is_told_in_one_line(changes, told, small):
-    settings = {**small(), **changes}
-    if "task" in changes:
-        settings = {key: value for key, value in settings.items() if not key.startswith("task.")}
-    with pytest.raises(UsageError) as error:
-        groupwise.train("quickstart", settings)
-    assert told in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def write_pairs(path: Path) -> Path:

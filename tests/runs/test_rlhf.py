@@ -17,10 +17,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import groupwise
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
-from groupwise.core.errors import UsageError
-from groupwise.models.load import load_policy, save_policy
-from groupwise.models.scalar_heads import reward_model_of
-from groupwise.models.tiny import TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
 from groupwise.training.start.initial_policy import starting_policy
@@ -44,7 +40,6 @@ def changes(small) -> dict[str, Any]:
 
 @pytest.fixture
 def grpo(changes) -> dict[str, Any]:
-    """The quickstart's algorithm, scored by a reward model."""
     return {k: v for k, v in changes.items() if k != "algorithm.kl.beta"}
 
 
@@ -57,7 +52,6 @@ def spelled(tokenizer: Any, folder: Path) -> list[tuple[dict[str, Any], list[int
 
 
 def instead(settings: dict[str, Any], preference: dict[str, Any]) -> dict[str, Any]:
-    """The settings with another [preference] in place of the pairs."""
     return {**{k: v for k, v in settings.items() if not k.startswith("preference.")}, "preference": preference}
 
 
@@ -88,16 +82,7 @@ def test_the_reward_model_in_the_run_folder_gives_the_runs_scores_again(changes)
     assert again.recipe.preference == resolve(recipe.load("rlhf", changes)).recipe.preference
 
 
-def test_a_reward_model_with_another_tokenizer_is_refused(changes, tmp_path):
-    TinySpec(layers=1, width=16, heads=2, kv_heads=2, head_dim=8).build("+-=0123456789", tmp_path / "policy", 0)
-    judge = reward_model_of(load_policy(tmp_path / "policy"))
-    save_policy(judge.model, judge.tokenizer, tmp_path / "judge")
-    with pytest.raises(UsageError, match="its tokenizer is not the policy's"):
-        groupwise.train("rlhf", {**changes, "preference": {"model": str(tmp_path / "judge")}})
-
-
 def reference_logp(model: Any, prompt: list[int], completion: list[int]) -> float:
-    """log pi_ref(completion | prompt), nats."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
     picked = logits.double().log_softmax(-1).gather(1, torch.tensor(completion)[:, None])
@@ -210,34 +195,3 @@ def test_pairs_of_a_file_say_what_scores_high(better: int, grpo, tmp_path: Path)
     worked = statistics.fmean(r["learned"] for r in rows if "=" in r["completion"])
     short = statistics.fmean(r["learned"] for r in rows if "=" not in r["completion"])
     assert (worked > short) == (better == 0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"preference.model": "/nowhere"}, "preference.model = '/nowhere': there is no such folder"),
-        ({"preference.model": "EMPTY"}, "reward model '.*empty': no config.json"),
-        (
-            {"preference.path": "/nowhere.jsonl"},
-            "/nowhere.jsonl: cannot be read as a file of pairs: there is no such file",
-        ),
-        ({"preference.path": "PAIRS", "preference.noise": 0.1}, "preference.noise: set, but nothing in this run reads"),
-        (
-            {"preference.path": "PAIRS", "preference.pairs": 5, "preference.samples": 3},
-            "preference.pairs, preference.samples: set, but nothing in this run reads it",
-        ),
-        ({"preference.model": "EMPTY", "preference.epochs": 2}, "preference.epochs: set, but nothing in this run"),
-        (
-            {"algorithm.name": "ppo", "critic.start": "reward-model"},
-            r"critic.start = 'reward-model': this run has no reward model; add \[preference\], or a folder",
-        ),
-    ],
-)
-def test_what_cannot_score_is_one_line_and_leaves_no_run(settings, told: str, small, tmp_path: Path):
-    (tmp_path / "empty").mkdir()
-    places = {"EMPTY": str(tmp_path / "empty"), "PAIRS": str(pairs(tmp_path / "pairs.jsonl", 30, 0))}
-    changes = {**small(), **{k: places.get(v, v) if isinstance(v, str) else v for k, v in settings.items()}}
-    with pytest.raises(UsageError, match=told) as error:
-        groupwise.train("quickstart", changes)
-    assert "\n" not in str(error.value)
-    assert not list(Path(changes["runs"]).glob("quickstart*"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -24,25 +23,27 @@ import groupwise
 from groupwise.commands.train.train import resume
 from groupwise.core.errors import UsageError
 from groupwise.core.machine.clock import Clock
+from groupwise.health.checks import ENGINE_IS_LOADED, LEARNER_IS_ENGINE, LIVE_IS_OLD, WEIGHTS_REACH_TOTAL
 from groupwise.journal.journal import read_metrics
 from groupwise.reports.page.page import page_of_run
 from groupwise.training import checkpoint
 from tests.command_process import CommandProcess
-from tests.runs.tiny_runs import cut_back, rollouts, step_rows
+from tests.conftest import SMALL
+from tests.runs.tiny_runs import cut_back, step_rows
 
 #: Threads of a run that is alone on its machine.
 CORES = os.cpu_count() or 1
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without its times."""
     return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in read_metrics(folder)]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     newest, _ = checkpoint.newest_good(folder / "checkpoints")
     assert newest is not None
-    return load_file(newest / "policy" / "model.safetensors")
+    (file,) = (newest / "policy").glob("*.safetensors")  # of the model, or of its adapters
+    return load_file(file)
 
 
 def assert_same_run(a: Path, b: Path) -> None:
@@ -65,37 +66,38 @@ def assert_goes_on(whole: Path, *steps: int) -> Path:
     return cut
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo"])
-def test_a_run_leaves_what_it_promises(name: str, small):
-    run = groupwise.train("quickstart", small(algorithm__name=name, evaluation__every=2))
-    assert json.loads((run.folder / "summary.json").read_text()) == run.summary
-    assert run.summary["algorithm"] == name
-    assert run.summary["steps"] == 4
-    for key in (
-        "heldout_before",
-        "heldout_after",
-        "length_before",
-        "length_after",
-        "seconds_total",
-        "seconds_training",
-    ):
-        assert run.summary[key] >= 0
-    assert run.summary["checks"]["learner = engine"]["steps"] > 0
-    rows = read_metrics(run.folder)
+@pytest.fixture(scope="module", params=["grpo", "dapo"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> groupwise.Run:
+    """A run with all its checkpoints, under a schedule, so that the count of updates is seen to go on."""
+    runs = tmp_path_factory.mktemp("whole")
+    (runs / ".cache").symlink_to(warm_cache)
+    changes = {"algorithm.name": request.param, "learner.schedule": "linear", "learner.warmup_updates": 2}
+    often = {"evaluation.every": 2, "checkpoint.keep": 4, "runs": str(runs)}
+    return groupwise.train("quickstart", {**SMALL, **changes, **often})
+
+
+@pytest.fixture
+def cut(whole: groupwise.Run, tmp_path: Path) -> Path:
+    (tmp_path / ".cache").symlink_to(whole.folder.parent / ".cache")
+    return Path(shutil.copytree(whole.folder, tmp_path / "cut"))
+
+
+def test_a_run_leaves_what_it_promises(whole: groupwise.Run):
+    name, folder = whole.summary["algorithm"], whole.folder
+    assert json.loads((folder / "summary.json").read_text()) == whole.summary
+    assert whole.summary["steps"] == 4
+    ends = [f"{what}_{when}" for what in ("heldout", "length") for when in ("before", "after")]
+    assert min(whole.summary[key] for key in (*ends, "seconds_total", "seconds_training")) >= 0
+    assert whole.summary["checks"]["learner = engine"]["steps"] > 0
+    rows = read_metrics(folder)
     assert [r["step"] for r in rows] == [0, 1, 2, 2, 3, 4, 4]
-    steps = [r for r in rows if "pass_rate" in r]
-    verdicts = [c["verdict"] for r in steps for c in r["checks"].values()]
-    assert "fail" not in verdicts
-    for row in steps:
-        for check in (
-            "live = old on the first update",
-            "learner = engine",
-            "weights reach their declared total",
-            "engine and learner agree after a weight load",
-        ):
-            assert row["checks"][check]["verdict"] == "pass"
+    for row in step_rows(folder):
+        verdicts = {check: told["verdict"] for check, told in row["checks"].items()}
+        assert "fail" not in verdicts.values()
+        for check in (LIVE_IS_OLD, LEARNER_IS_ENGINE, WEIGHTS_REACH_TOTAL, ENGINE_IS_LOADED):
+            assert verdicts[check.name] == "pass"
         assert ("kl_mean" in row) == (name == "grpo")
-    held = [json.loads(line) for line in (run.folder / "heldout.jsonl").read_text().splitlines()]
+    held = [json.loads(line) for line in (folder / "heldout.jsonl").read_text().splitlines()]
     for row in (r for r in rows if "evaluation" in r):
         own, evaluation = [line for line in held if line["step"] == row["step"]], row["evaluation"]
         assert len(own) == evaluation["problems"] * evaluation["samples"]
@@ -103,31 +105,74 @@ def test_a_run_leaves_what_it_promises(name: str, small):
         assert statistics.fmean(line["score"] >= 1 for line in own) == pytest.approx(evaluation["avg_at_k"])
         assert statistics.fmean(line["tokens"] for line in own) == pytest.approx(evaluation["length_mean"])
         assert {line["version"] for line in own} == {row["step"]}
-    shown = page_of_run(run.folder).runs[0].rollouts
+    shown = page_of_run(folder).runs[0].rollouts
     assert shown is not None
     assert {group.step for group in shown.groups if group.fate == "heldout"} == {0, 2, 4}
     assert "of evaluations 96 of 96 completions" in shown.words
-    assert (run.folder / "recipe.toml").is_file()
-    last = run.folder / "checkpoints" / "step-000004" / "policy"
+    last = folder / "checkpoints" / "step-000004" / "policy"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(last), AutoTokenizer.from_pretrained(last)
     assert model.get_input_embeddings().weight.shape[0] == len(tokenizer)
-    assert len(checkpoint.steps(run.folder / "checkpoints")) == 2
 
 
-def test_step_metrics_are_those_of_the_rollouts(small):
-    run = groupwise.train("quickstart", small(algorithm__name="dapo"))
-    lines = rollouts(run.folder)
-    for row in step_rows(run.folder):
-        here = [r for r in lines if r["step"] == row["step"]]
-        fresh = [r for r in here if r["fresh"]]
-        trained = [r for r in here if r["fate"] == "trained"]
-        assert row["pass_rate"] == pytest.approx(sum(r["score"] == 1 for r in fresh) / len(fresh), abs=1e-12)
-        assert row["length_mean"] == pytest.approx(sum(r["tokens"] for r in fresh) / len(fresh), abs=1e-12)
-        assert row["reward_mean"] == pytest.approx(math.fsum(r["reward"] for r in trained) / len(trained), abs=1e-9)
-        assert row["trained_completions"] == len(trained)
-        for group in {r["group"] for r in trained}:
-            scores = [r["score"] for r in trained if r["group"] == group]
-            assert 0 < sum(scores) < len(scores) or row["groups_fallback"] > 0
+def test_phases_add_up_to_the_wall_clock(whole: groupwise.Run):
+    steps = sum(sum(row["seconds"].values()) for row in step_rows(whole.folder))
+    assert steps == pytest.approx(whole.summary["seconds_training"], abs=1e-3)
+    assert whole.summary["seconds_training"] < whole.summary["seconds_total"]
+    assert accounted(whole.folder, whole.summary) == pytest.approx(whole.summary["seconds_total"], rel=0.01, abs=0.05)
+    first, *rest = read_metrics(whole.folder)
+    assert first["seconds"]["start"] > 0
+    assert [r["step"] for r in rest if "save" in r["seconds"]] == [2, 3, 4], "the last one is after the last line"
+    assert not any("start" in r["seconds"] or "lost" in r["seconds"] for r in rest)
+
+
+def test_a_run_that_is_cut_off_goes_on_to_the_same_bits_and_its_seconds_add_up(whole: groupwise.Run, cut: Path):
+    about = json.loads((cut / "about.json").read_text())
+    before = (cut / "machine.jsonl").read_text().splitlines()
+    cut_back(cut, 3)
+    with (cut / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "half a li')
+    run = resume(cut)
+    assert_same_run(whole.folder, cut)
+    assert accounted(cut, run.summary) == pytest.approx(run.summary["seconds_total"], rel=0.01, abs=0.05)
+    seconds = {row["step"]: row["seconds"] for row in step_rows(cut)}
+    assert [step for step, own in seconds.items() if own.get("start")] == [3]
+    assert seconds[3]["lost"] > 0, "what saving the checkpoint took until its state was written"
+    after = (cut / "machine.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in after] == [1, 2, 3, 4]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, True, False, False]
+    told = json.loads((cut / "about.json").read_text())
+    assert [entry["step"] for entry in told["resumed"]] == [2]
+    assert about["started"] == told["started"] < told["resumed"][0]["started"]
+    (cut / "about.json").unlink()
+    resume(cut)
+    told = json.loads((cut / "about.json").read_text())
+    assert [entry["step"] for entry in told["resumed"]] == [4]
+    assert abs(told["started"] - about["started"]) < 60, "an older run began when its recipe was written"
+
+
+def test_a_damaged_checkpoint_is_told_and_seconds_go_on_from_the_one_before(whole, cut: Path, capfd, monkeypatch):
+    damaged = cut / "checkpoints" / "step-000004" / "policy" / "model.safetensors"
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    real, before = checkpoint.read_state, {"seconds_total": 2000.0, "seconds_training": 1000.0}
+    monkeypatch.setattr(checkpoint, "read_state", lambda folder: {**real(folder), **before})
+    run = resume(cut)
+    told = capfd.readouterr().err
+    assert "step-000004 is damaged (policy/model.safetensors does not match its hash); falling back" in told
+    assert_same_run(whole.folder, cut)
+    assert 1000 < run.summary["seconds_training"] < 1060
+    assert 2000 < run.summary["seconds_total"] < 2060
+
+
+def test_the_same_seed_is_the_same_run_and_another_rate_is_not(whole: groupwise.Run, tmp_path: Path):
+    """Of its recipe, which says all of it."""
+    (tmp_path / ".cache").symlink_to(whole.folder.parent / ".cache")
+    recipe = {"runs": str(tmp_path), "name": "again"}
+    again = groupwise.train(str(whole.folder / "recipe.toml"), recipe).folder
+    assert_same_run(whole.folder, again)
+    other = groupwise.train(str(whole.folder / "recipe.toml"), {**recipe, "name": "b", "learner.learning_rate": 2e-3})
+    assert timeless(again)[-1] != timeless(other.folder)[-1]
 
 
 def test_a_phase_has_the_seconds_between_its_switch_and_the_next(monkeypatch):
@@ -142,63 +187,7 @@ def test_a_phase_has_the_seconds_between_its_switch_and_the_next(monkeypatch):
 
 
 def accounted(folder: Path, summary: dict[str, Any]) -> float:
-    """The seconds of every line of metrics.jsonl, and those after the last."""
     return sum(sum(row["seconds"].values()) for row in read_metrics(folder)) + summary["seconds_after"]
-
-
-def test_phases_add_up_to_the_wall_clock(small):
-    run = groupwise.train("quickstart", small(evaluation__every=2))
-    seconds = sum(sum(r["seconds"].values()) for r in read_metrics(run.folder) if "pass_rate" in r)
-    assert seconds == pytest.approx(run.summary["seconds_training"], abs=1e-3)
-    assert run.summary["seconds_training"] < run.summary["seconds_total"]
-    assert accounted(run.folder, run.summary) == pytest.approx(run.summary["seconds_total"], rel=0.01, abs=0.05)
-    first, *rest = read_metrics(run.folder)
-    assert first["seconds"]["start"] > 0
-    assert [r["step"] for r in rest if "save" in r["seconds"]] == [2, 3, 4], "the last one is after the last line"
-    assert not any("start" in r["seconds"] or "lost" in r["seconds"] for r in rest)
-
-
-def test_phases_add_up_after_a_resume_too(small):
-    folder = groupwise.train("quickstart", small(checkpoint__keep=4)).folder
-    for step in (3, 4):
-        (checkpoint.folder_of(folder / "checkpoints", step) / checkpoint.MANIFEST).unlink()
-    run = resume(folder)
-    assert accounted(folder, run.summary) == pytest.approx(run.summary["seconds_total"], rel=0.01, abs=0.05)
-    by_step = {row["step"]: row["seconds"] for row in read_metrics(folder) if "pass_rate" in row}
-    assert [step for step, seconds in by_step.items() if seconds.get("start")] == [3]
-    assert by_step[3]["lost"] > 0, "what saving the checkpoint took until its state was written"
-
-
-def test_a_resumed_run_says_so_and_its_machine_lines_are_cut(small):
-    folder = groupwise.train("quickstart", small(checkpoint__keep=4)).folder
-    about, before = (folder / "about.json"), (folder / "machine.jsonl").read_text().splitlines()
-    started = json.loads(about.read_text())["started"]
-    assert [json.loads(line)["step"] for line in before] == [1, 2, 3, 4]
-    (checkpoint.folder_of(folder / "checkpoints", 4) / checkpoint.MANIFEST).unlink()
-    resume(folder)
-    after = (folder / "machine.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in after] == [1, 2, 3, 4]
-    assert after[:3] == before[:3]
-    assert after[3] != before[3]
-    told = json.loads(about.read_text())
-    assert [entry["step"] for entry in told["resumed"]] == [3]
-    assert started == told["started"] < told["resumed"][0]["started"]
-    about.unlink()
-    resume(folder)
-    told = json.loads(about.read_text())
-    assert [entry["step"] for entry in told["resumed"]] == [4]
-    assert abs(told["started"] - started) < 60, "an older run began when its recipe was written"
-
-
-def test_seconds_go_on_after_a_resume(small, monkeypatch):
-    folder = groupwise.train("quickstart", small(steps=2)).folder
-    (checkpoint.folder_of(folder / "checkpoints", 2) / checkpoint.MANIFEST).unlink()
-    real, before = checkpoint.read_state, {"seconds_total": 2000.0, "seconds_training": 1000.0}
-    monkeypatch.setattr(checkpoint, "read_state", lambda folder: {**real(folder), **before})
-    assert resume(folder).finished
-    summary = json.loads((folder / "summary.json").read_text())
-    assert 1000 < summary["seconds_training"] < 1060
-    assert 2000 < summary["seconds_total"] < 2060
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("rloo", "pass"), ("grpo", "not measured")])
@@ -216,52 +205,6 @@ def test_the_longest_completion_that_is_told_to_fit_does_and_no_longer_one(small
     with pytest.raises(UsageError, match=f"positions; set it to at most {most},"):
         groupwise.train("quickstart", small(steps=1, sampling__max_new_tokens=most + 1))
     assert groupwise.train("quickstart", small(steps=1, sampling__max_new_tokens=most)).summary["steps"] == 1
-
-
-def test_the_same_seed_is_the_same_run_and_another_is_not(small):
-    a = groupwise.train("quickstart", small(name="a"))
-    b = groupwise.train("quickstart", small(name="b"))
-    c = groupwise.train("quickstart", small(name="c", learner__learning_rate=2e-3))
-    assert_same_run(a.folder, b.folder)
-    assert timeless(a.folder)[-1] != timeless(c.folder)[-1]
-
-
-@pytest.mark.parametrize("name", ["grpo", "dapo"])
-def test_resuming_an_earlier_checkpoint_gives_the_same_bits(name: str, small):
-    """Under a schedule, so that the count of updates is seen to go on."""
-    changes = small(algorithm__name=name, learner__schedule="linear", learner__warmup_updates=2, checkpoint__keep=4)
-    whole = groupwise.train("quickstart", changes).folder
-    cut = whole.with_name("cut")
-    shutil.copytree(whole, cut)
-    cut_back(cut, 3)
-    with (cut / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 9, "half a li')
-    assert resume(cut).finished
-    assert_same_run(whole, cut)
-
-
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(small, capfd):
-    whole = groupwise.train("quickstart", small()).folder
-    cut = whole.with_name("cut")
-    shutil.copytree(whole, cut)
-    damaged = cut / "checkpoints" / "step-000004" / "policy" / "model.safetensors"
-    data = bytearray(damaged.read_bytes())
-    data[-1] ^= 1
-    damaged.write_bytes(data)
-    assert resume(cut).finished
-    told = capfd.readouterr().err
-    assert "step-000004 is damaged (policy/model.safetensors does not match its hash); falling back" in told
-    assert_same_run(whole, cut)
-
-
-def test_a_run_whose_checkpoints_are_all_damaged_is_left_as_it_is(small):
-    cut = groupwise.train("quickstart", small(name="cut")).folder
-    for step in (3, 4):
-        (cut / "checkpoints" / f"step-{step:06d}" / "manifest.json").write_text("{")
-    before = (cut / "metrics.jsonl").read_bytes()
-    with pytest.raises(UsageError, match=r"no checkpoint of it is good .* would be made again from the start"):
-        resume(cut)
-    assert (cut / "metrics.jsonl").read_bytes() == before
 
 
 def by_dotted_key(changes: dict[str, Any]) -> dict[str, Any]:
@@ -309,50 +252,6 @@ def test_sigterm_saves_at_the_next_step_and_says_how_to_go_on(small):
     told = process.communicate(timeout=60)
     assert process.returncode == 0, told
     assert_same_run(groupwise.train("quickstart", {**changes, "name": "whole"}).folder, folder)
-
-
-def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int, threads: int | None = None) -> Path:
-    """kill -9 at moments drawn from `seed`, every second one inside a save; then to the end."""
-    folder = Path(changes["runs"]) / changes["name"]
-    generator = torch.Generator().manual_seed(seed)
-    killed = 0
-    while killed < kills:
-        process = go_on(folder, threads) if (folder / "recipe.toml").is_file() else start(changes, threads)
-        if killed % 2:
-            wait_for(lambda: list((folder / "checkpoints").glob(".partial-*")), process)
-        else:
-            begun = len(read_metrics(folder))
-            wait_for(lambda begun=begun: len(read_metrics(folder)) > begun, process)
-            time.sleep(0.15 * float(torch.rand((), generator=generator)))
-        process.kill()
-        output = process.communicate()
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, output
-        killed += 1
-    process = go_on(folder, threads)
-    output = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    assert killed == kills, f"the run ended after {killed} kills; make it longer"
-    assert not list((folder / "checkpoints").glob(".partial-*"))
-    return folder
-
-
-@pytest.mark.parametrize(("name", "kills"), [("dapo", 2)])
-def test_kill_and_resume_gives_the_same_bits(name: str, kills: int, small):
-    changes = small(algorithm__name=name, steps=8)
-    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
-    assert_same_run(whole, kill_again_and_again({**changes, "name": "cut"}, kills, 1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["grpo", "dapo"])
-def test_ten_kills_and_resumes_give_the_same_bits(name: str, small):
-    changes = small(algorithm__name=name, steps=40, prompts_per_step=16, threads=CORES)
-    whole = start({**changes, "name": "whole"}, CORES)
-    whole.communicate(timeout=300)
-    cut = kill_again_and_again({**changes, "name": "cut"}, 10, 2, CORES)
-    assert_same_run(Path(changes["runs"]) / "whole", cut)
 
 
 @pytest.mark.slow

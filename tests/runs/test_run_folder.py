@@ -200,7 +200,6 @@ def test_a_checkpoint_of_another_model_is_one_line(small) -> None:
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
-    """A run folder in which nothing happened yet."""
     Journal.create(tmp_path / "run", "steps = 1\n").close()
     return tmp_path / "run"
 

@@ -9,7 +9,7 @@ import pytest
 
 import groupwise
 from groupwise.commands.evaluate import evaluate_policies
-from groupwise.core.errors import RunError, UsageError
+from groupwise.core.errors import RunError
 from groupwise.health.checks import ENGINE_IS_LOADED, LEARNER_IS_ENGINE, LIVE_IS_OLD
 from groupwise.models.forward.adjustment import UNADJUSTED
 from groupwise.training.learner import Learner
@@ -71,8 +71,3 @@ def test_a_penalty_changes_an_evaluation_and_nothing_else(small: Callable[..., A
     penalty = {"evaluation.repetition_penalty": 3.0}
     other = evaluate_policies([str(run.folder)], overrides=penalty).evaluation
     assert (before.length_mean, before.avg_at_k) != (other.length_mean, other.avg_at_k)
-
-
-def test_a_stop_string_that_the_policys_text_cannot_hold_ends_the_run_before_its_first_step(small: Callable[..., Any]):
-    with pytest.raises(UsageError, match=r"^sampling.stop = '\\n': the model's tokenizer cannot read it"):
-        groupwise.train("quickstart", small(sampling__stop=["\n"]))

@@ -106,12 +106,10 @@ class Told:
         return {int(one.name.rpartition("-")[2]) for one in (self.folder / "checkpoints").glob("step-*")}
 
     def mean(self, name: str) -> float:
-        """Over the recent steps, as findings take it."""
         values = [row[name] for row in self.steps[-RECENT:] if row.get(name) is not None]
         return fmean(values) if values else math.nan
 
     def sentences(self) -> Iterator[str]:
-        """Those of the report that are made of numbers."""
         yield from (answer.answer for answer in self.page.answers)
         yield from (f"{finding.words} Try: {finding.advice}" for finding in self.page.findings)
 
@@ -152,20 +150,10 @@ def _stops(record: StepRecord) -> bool:
 
 #: Those that say nothing that another one does not say as well.
 SLOW = (
-    "one sample, reinforce",
-    "ppo, all right",
-    "critic alone at first",
-    "one sample, reinforce++",
-    "a constant reward, ppo",
-    "nothing votes",
-    "rloo, all wrong",
-    "all wrong, nothing beside",
-    "dapo, all solved",
-    "a constant reward alone",
-    "measured by a constant",
-    "one problem",
-    "no checkpoint before the last",
-)
+    "one sample, reinforce", "ppo, all right", "critic alone at first", "one sample, reinforce++",
+    "a constant reward, ppo", "nothing votes", "rloo, all wrong", "all wrong, nothing beside", "dapo, all solved",
+    "a constant reward alone", "measured by a constant", "one problem", "no checkpoint before the last",
+)  # fmt: skip
 every_run = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNS]
 )
@@ -310,7 +298,6 @@ def test_no_advice_is_refused(name: str, told: Callable[[str], Told]) -> None:
 
 
 def _settings_in(advice: str) -> Mapping[str, Any]:
-    """KEY = VALUE of a sentence of advice."""
     pairs = re.findall(r"([a-z_]+(?:\.[a-z_0-9]+)*) = (\"[^\"]*\"|[\d.e+-]*\d)", advice)
     return {key: json.loads(value) for key, value in pairs if "." in key or key in KEYS}
 

@@ -20,24 +20,21 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.models.load import digest, load_policy
-from groupwise.models.tiny import TinySpec
 from groupwise.training import checkpoint
 from groupwise.training.start.initial_policy import RunPolicy, run_policy
 from tests.runs.test_run import assert_goes_on, timeless
-from tests.runs.tiny_runs import cut_back, tiny_policy, tiny_run, weights_after
+from tests.runs.tiny_runs import cut_back, tiny_run, weights_after
 
 CHECK = "KL to the reference is 0 at step 0"
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps, both checkpoints kept."""
     return groupwise.train("quickstart", tiny_run(tmp_path_factory.mktemp("source"))).folder
 
 
 @pytest.fixture
 def few(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Overrides for a run in a folder of this test's own."""
     return partial(tiny_run, tmp_path)
 
 
@@ -131,41 +128,6 @@ def test_a_renewed_reference_is_the_policy_of_its_step_and_goes_on_exactly(rank,
     assert timeless(cut) == timeless(whole)
     for name in ("reference.safetensors", "optimizer.safetensors"):
         assert (cut / last / name).read_bytes() == (whole / last / name).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"start": "nowhere"},
-            r"^start = 'nowhere': there is no such run \(RUN or RUN:STEP\); a model's folder is `model`",
-        ),
-        ({"start": "SOURCE:7"}, r": it has no checkpoint of step 7; there are 1, 2$"),
-        ({"start": "SOURCE/checkpoints/step-000002/policy"}, r"there is no such run"),
-        ({"reference.model": "nowhere"}, r"^reference.model = 'nowhere': there is no such folder; or one of: start$"),
-        ({"reference.model": "OTHER"}, r"^reference.model = .*: its tokenizer is another than the policy's"),
-        (
-            {"reference.model": "SOURCE", "algorithm.name": "dapo"},
-            r"^reference.model: set, but nothing in this run reads it",
-        ),
-        ({"reference.every": 2, "algorithm.name": "dapo"}, r"^reference.every: set, but nothing"),
-        (
-            {"reference.every": 2, "reference.model": "LARGER"},
-            r"its weights have other shapes.*set reference.every = 0",
-        ),
-    ],
-)
-def test_what_cannot_be_begun_with_is_refused_in_one_line(changes, words, source: Path, few, tmp_path: Path):
-    TinySpec().build("0123456789", tmp_path / "OTHER", seed=0)
-    tiny_policy(tmp_path / "LARGER", layers=2)
-    places = {"SOURCE": str(source), "OTHER": str(tmp_path / "OTHER"), "LARGER": str(tmp_path / "LARGER")}
-    for key, value in changes.items():
-        for name, place in places.items():
-            changes = {**changes, key: str(changes[key]).replace(name, place) if isinstance(value, str) else value}
-    with pytest.raises(UsageError, match=words) as error:
-        groupwise.train("quickstart", {**few(start=str(source)), **changes})
-    assert "\n" not in str(error.value)
-    assert not list((tmp_path / "runs").glob("[!.]*"))
 
 
 def test_what_names_a_run(tmp_path: Path, monkeypatch):

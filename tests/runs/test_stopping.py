@@ -104,8 +104,6 @@ def test_a_second_signal_ends_at_once_and_the_run_can_be_gone_on_with(small, mon
 
 
 class Asked:
-    """An environment in which the run is asked to stop."""
-
     def reset(self, sample: Sample) -> str | None:
         raise Stopped
 
@@ -137,7 +135,6 @@ def test_a_stop_that_other_code_has_kept_is_obeyed_at_the_end_of_the_work() -> N
 
 
 def living_below(pid: int) -> set[int]:
-    """The processes that a process has started, those that they have, and so on."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -155,7 +152,6 @@ def living_below(pid: int) -> set[int]:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs; one that has ended and is not yet waited for does not."""
     try:
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -94,7 +94,6 @@ def run(policy: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 def counted(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The step's metrics and its rollouts."""
     (row,) = [row for row in read_metrics(folder) if "evaluation" not in row]
     return row, rollouts(folder)
 

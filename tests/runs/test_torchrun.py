@@ -38,7 +38,6 @@ def torchrun(*words: str, script: Sequence[str] = ("-m", "groupwise.cli")) -> su
 
 
 def said(process: subprocess.Popen[str]) -> list[str]:
-    """What was said by its end."""
     try:
         return process.communicate(timeout=120)[0].splitlines()
     finally:
@@ -88,7 +87,6 @@ def test_a_rank_that_is_lost_ends_all_in_a_line(tmp_path: Path) -> None:
 
 
 def follower_of(torchrun_pid: int) -> int:
-    """The process of rank 1."""
     for entry in Path("/proc").iterdir():
         try:
             told = (entry / "environ").read_bytes().split(b"\0")

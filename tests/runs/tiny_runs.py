@@ -37,7 +37,6 @@ TINY_RUN: dict[str, Any] = {
 
 
 def tiny_policy(folder: Path, seed: int = 0, layers: int = 1) -> Path:
-    """A random policy of one layer over the alphabet of sums."""
     spec = TinySpec(layers=layers, width=8, mlp_width=16, heads=2, kv_heads=2, head_dim=4, max_length=64)
     spec.build("0123456789+-=", folder, seed=seed)
     return folder
@@ -52,23 +51,24 @@ def tiny_run(place: Path, **changes: Any) -> dict[str, Any]:
     return {**TINY_RUN, "model": str(model), "runs": str(place / "runs"), **dotted}
 
 
+def laid_over(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Settings with changes, of which a whole table takes the place of its dotted keys."""
+    return {key: value for key, value in settings.items() if key.partition(".")[0] not in changes} | changes
+
+
 def rollouts(run: Path, step: int | None = None) -> list[dict[str, Any]]:
-    """Read the rows of a run's rollouts.jsonl, or those of a step."""
     return list(jsonl.rows(run / "rollouts.jsonl", step))
 
 
 def step_rows(run: Path) -> list[dict[str, Any]]:
-    """Read the rows of a run's metrics.jsonl that belong to its training steps."""
     return [row for row in read_metrics(run) if "checks" in row]
 
 
 def weights_after(run: Path, step: int) -> str:
-    """A digest of a run's policy after a step."""
     return digest(load_policy(checkpoint.folder_of(run / "checkpoints", step) / "policy").model)
 
 
 def cut_back(run: Path, step: int) -> None:
-    """Takes away every checkpoint from that step on."""
     for later in (s for s in checkpoint.steps(run / "checkpoints") if s >= step):
         shutil.rmtree(checkpoint.folder_of(run / "checkpoints", later))
 
