@@ -28,8 +28,6 @@ CHECKPOINTS = "checkpoints"
 #: The name of a checkpoint's folder.
 _NAME = re.compile(r"step-(\d{6,15})")
 CRITIC, CRITIC_OPTIMIZER = "critic.safetensors", "critic-optimizer.safetensors"
-#: The reference's weights, if they are no longer those that the run began with.
-REFERENCE = "reference.safetensors"
 
 
 class CheckpointSettings(Settings):

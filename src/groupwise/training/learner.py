@@ -229,15 +229,15 @@ class Learner(TrainedModel):
             for name, weight in self.unsharded_weights():
                 set_unsharded(own[name], weight)
 
-    def save_reference(self, folder: Path) -> dict[str, str]:
+    def save_reference(self, folder: Path, name: str) -> dict[str, str]:
         """Save the reference's weights into a checkpoint's folder -> the hashes of the files that ranks wrote."""
-        with self.mesh.together(Verb.SAVE_REFERENCE, folder=folder):
-            return checkpoint.write_parameters(folder, self._own_reference, checkpoint.REFERENCE, self.mesh)
+        with self.mesh.together(Verb.SAVE_REFERENCE, folder=folder, name=name):
+            return checkpoint.write_parameters(folder, self._own_reference, name, self.mesh)
 
-    def restore_reference(self, folder: Path) -> None:
+    def restore_reference(self, folder: Path, name: str) -> None:
         """Put the reference back as a checkpoint has it, bit for bit. Raises ValueError if it does not fit."""
-        with self.mesh.together(Verb.RESTORE_REFERENCE, folder=folder):
-            checkpoint.read_parameters(folder, self._own_reference, checkpoint.REFERENCE)
+        with self.mesh.together(Verb.RESTORE_REFERENCE, folder=folder, name=name):
+            checkpoint.read_parameters(folder, self._own_reference, name)
 
     @property
     def _own_reference(self) -> nn.Module:

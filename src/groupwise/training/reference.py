@@ -9,11 +9,12 @@ from torch import nn
 
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.models.precision import WeightPrecision, cast_weights
-from groupwise.training.checkpoint import REFERENCE
 from groupwise.training.learner import Learner
 
 #: The `model` that is no other: the policy that the run starts from.
 START = "start"
+#: Its weights in a checkpoint, where they are no longer those that it began with.
+WEIGHTS = "reference.safetensors"
 
 
 class ReferenceSettings(Settings):
@@ -50,7 +51,7 @@ class Reference:
     @property
     def files(self) -> tuple[str, ...]:
         """Files that a checkpoint needs for the run to go back to it: its weights, once they are not the first ones."""
-        return (REFERENCE,) if self.returns and self.model is not None and self.step else ()
+        return (WEIGHTS,) if self.returns and self.model is not None and self.step else ()
 
     def renew(self, step: int, learner: Learner) -> bool:
         """Take the policy's weights after `step`, if it is renewed after that one -> whether it is."""
@@ -66,7 +67,7 @@ class Reference:
         -> the hashes of the files that ranks wrote.
         """
         if self.model is not None and (self.step or (self.every and self.returns)):
-            return learner.save_reference(folder)
+            return learner.save_reference(folder, WEIGHTS)
         return {}
 
     def restore(self, folder: Path, step: int, learner: Learner) -> None:
@@ -74,7 +75,7 @@ class Reference:
         if step and self.model is None:
             raise ValueError("its reference was renewed, and without reference.every this run keeps none of its own")
         if self.model is not None and (step or self.step):
-            learner.restore_reference(folder)
+            learner.restore_reference(folder, WEIGHTS)
         self.step = step
 
 

@@ -219,8 +219,8 @@ def _verbs(
         Verb.SAVE: lambda m: learner.save(Path(m.others["folder"]), None),
         Verb.RESTORE: lambda m: learner.restore(Path(m.others["folder"]), m.others["updates"]),
         Verb.RENEW_REFERENCE: lambda m: learner.renew_reference(),
-        Verb.SAVE_REFERENCE: lambda m: learner.save_reference(Path(m.others["folder"])),
-        Verb.RESTORE_REFERENCE: lambda m: learner.restore_reference(Path(m.others["folder"])),
+        Verb.SAVE_REFERENCE: lambda m: learner.save_reference(Path(m.others["folder"]), m.others["name"]),
+        Verb.RESTORE_REFERENCE: lambda m: learner.restore_reference(Path(m.others["folder"]), m.others["name"]),
     }
     if valuer is not None:
         verbs |= {
