@@ -10,8 +10,8 @@ from groupwise.core.numbers.seeds import stream
 from groupwise.core.processes.stop import Stopped
 from groupwise.core.records import Batch
 from groupwise.core.stream import RolloutResult
+from groupwise.diagnostics.checks import MOST_SKIPPED, collapse_ahead, never_finite, require_scores, require_signal
 from groupwise.diagnostics.groups import generation_metrics
-from groupwise.diagnostics.safeguards import MOST_SKIPPED, collapse_ahead, never_finite, require_scores, require_signal
 from groupwise.diagnostics.step import Expected, StepLog, step_row
 from groupwise.journal.per_token import PerToken
 from groupwise.training.run import Training, believed, machine_work, probed, report, say_how_long_a_stop_takes

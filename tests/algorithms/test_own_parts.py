@@ -205,13 +205,6 @@ def test_what_is_wrong_with_a_part_is_said_in_one_line(theirs: Path, changes: di
     assert "\n" not in str(told.value)
 
 
-def test_a_rejection_that_weighs_is_told_of(theirs: Path) -> None:
-    row, b = groupwise.algorithm("dapo", {"rejection.use": "mine.py:Halves"}), draw(1)
-    words = "algorithm.rejection: Halves accepted a token by a number other than 0 or 1"
-    with pytest.raises(groupwise.RunError, match=words):
-        row.loss(b.live, b.old, b.advantage, b.mask, logp_engine=b.old)
-
-
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -223,14 +216,18 @@ def test_a_rejection_that_weighs_is_told_of(theirs: Path) -> None:
         ("share", "Wrong returned a share outside of 0 to 1"),
         ("whole", "Wrong returned a share of torch.int64; floating-point numbers are due"),
         ("raises", "Wrong raised RuntimeError: "),
+        ("weighs", "Halves accepted a token by a number other than 0 or 1"),
     ],
 )
 def test_a_wrong_answer_names_the_part_the_slot_and_the_remedy(theirs: Path, how: str, words: str) -> None:
-    row = groupwise.algorithm("dapo", {"trust.use": "mine.py:Wrong", "trust.how": how})
+    slot, name = ("rejection", "Halves") if how == "weighs" else ("trust", "Wrong")
+    row = groupwise.algorithm(
+        "dapo", {f"{slot}.use": f"mine.py:{name}", **({"trust.how": how} if slot == "trust" else {})}
+    )
     b = draw(0)
-    with pytest.raises(RunError, match=f"^algorithm\\.trust: {re.escape(words)}") as told:
-        row.loss(b.live.requires_grad_(True), b.old, b.advantage, b.mask)
-    assert str(told.value).endswith(f"; try: groupwise laws {theirs}/mine.py:Wrong")
+    with pytest.raises(RunError, match=rf"^algorithm\.{slot}: {re.escape(words)}") as told:
+        row.loss(b.live.requires_grad_(True), b.old, b.advantage, b.mask, logp_engine=b.old)
+    assert str(told.value).endswith(f"; try: groupwise laws {theirs}/mine.py:{name}")
     if how == "detached":
         with torch.no_grad():  # rows that train nothing are run so, for the record
             row.loss(b.live, b.old, b.advantage, b.mask)

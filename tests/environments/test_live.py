@@ -87,21 +87,15 @@ def test_episodes_of_an_earlier_round_are_over_and_closed() -> None:
     assert closed == [1, 2, 1, 1], "with the last turn it may have"
 
 
-def test_get_reward_counts_where_the_turns_are_used_up() -> None:
-    live = LiveEpisodes(playable(Dice, {}))
-    opening = live.answer(begin())
-    right = f'<tool_call>{{"name": "guess", "arguments": {{"number": {opening.messages[0].text}}}}}</tool_call>'
-    assert live.answer(said(begin(), opening, right)).reward == 0.0
-    assert live.answer(said(begin(1), live.answer(begin(1)), right, last=True)).reward == 0.75
-
-
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_get_reward_counts_where_an_episode_is_cut_off(elsewhere: bool) -> None:
+def test_get_reward_counts_where_the_turns_are_used_up_and_where_an_episode_is_cut_off(elsewhere: bool) -> None:
     live = LiveEpisodes(playable(Dice, {}))
     opening = live.answer(begin())
     right = f'<tool_call>{{"name": "guess", "arguments": {{"number": {opening.messages[0].text}}}}}</tool_call>'
+    assert live.answer(said(begin(1), live.answer(begin(1)), right, last=True)).reward == 0.75
     turn = said(begin(), opening, right)
     answer = live.answer(turn)
+    assert answer.reward == 0.0
     end = replace(turn, answered=(*turn.answered, fingerprint(answer)), last=True, cut_off=True)
     asked = LiveEpisodes(playable(Dice, {})) if elsewhere else live
     assert same(asked.answer(end), Reply(reward=0.75))

@@ -16,7 +16,7 @@ from groupwise.core.samples import Sample
 from groupwise.models.load import digest, save_policy
 from groupwise.models.scalar_heads import load_reward_model, reward_model_of
 from groupwise.training.start.cached_reward_model import calibration, calibration_error, report_on
-from groupwise.training.start.pairs import Comparison, flip, ranked, split_by_prompt
+from groupwise.training.start.pairs import flip, ranked, split_by_prompt
 from groupwise.training.start.reward_model import Comparison, PreferenceSettings, bradley_terry, gradients, rate
 from tests.tiny_models import causal
 

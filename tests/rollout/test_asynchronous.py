@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Sequence
@@ -13,11 +12,8 @@ import pytest
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import RunError
-from groupwise.core.files.dataclass_json import from_json, to_json
-from groupwise.core.stream import StreamState
 from groupwise.rollout.batches import AsynchronousBatches
-from tests.rollout.test_collect import Impossible
-from tests.rollout.test_segments import ByLengths, keys, rollout_of
+from tests.rollout.made import IMPOSSIBLE, ByLengths, keys, rollout_of, saved
 
 LIMIT, WANTED = 16, 5
 
@@ -89,7 +85,7 @@ def test_what_waits_and_what_has_not_ended_is_saved_and_trains_once() -> None:
     engine = Lazy(0.002)
     batches = AsynchronousBatches(rollout_of(engine, LIMIT, 4, DropUniform(max_rounds=20)), 2)
     first = trained(batches, engine, range(1, 6), 0.004, lag=2)
-    state = from_json(StreamState, json.loads(json.dumps(to_json(batches.state))))
+    state = saved(batches.state)
     batches.close()
     assert state.begun
     engine = Lazy(0.002, seed=9)
@@ -104,9 +100,7 @@ def test_what_waits_and_what_has_not_ended_is_saved_and_trains_once() -> None:
 
 def test_a_task_without_signal_trains_what_there_is_once_the_budget_is_spent() -> None:
     engine = Lazy(0.0)
-    rollout = rollout_of(engine, LIMIT, None, DropUniform(max_rounds=3))
-    rollout.scorer.task = Impossible()
-    batches = AsynchronousBatches(rollout, 1)
+    batches = AsynchronousBatches(rollout_of(engine, LIMIT, None, DropUniform(max_rounds=3), IMPOSSIBLE), 1)
     result = batches.take(WANTED).result
     assert result.fallback == len(result.groups) == WANTED
     assert result.dropped >= 3 * WANTED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 import time
 from typing import Any
@@ -12,11 +11,12 @@ import pytest
 
 from groupwise.algorithms.parts.filters import DropUniform
 from groupwise.core.errors import RunError
-from groupwise.core.files.dataclass_json import from_json, to_json
-from groupwise.core.stream import Sampled, StreamState
+from groupwise.core.stream import Sampled
 from groupwise.rollout.batches import Batches
 from groupwise.rollout.collect import Rollout
+from tests.engines.outside.completions import fields
 from tests.engines.outside.made import fields
+from tests.rollout.made import make, saved
 from tests.rollout.test_collect import make
 
 WANTED = 4
@@ -87,7 +87,7 @@ def test_a_batch_that_waits_is_saved_and_comes_back_with_its_step(policy: Any) -
     batches.take(WANTED)
     batches.begin(WANTED)
     batches.finish()
-    state = from_json(StreamState, json.loads(json.dumps(to_json(batches.state))))
+    state = saved(batches.state)
     again = Batches(make(policy, DropUniform()), 1)
     again.state = state
     for _ in range(2):

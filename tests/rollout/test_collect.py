@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
-from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,74 +14,29 @@ import torch
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll, Signal, signal
 from groupwise.core.collate import collate
 from groupwise.core.engine import Sampling
-from groupwise.core.files.dataclass_json import from_json, to_json
 from groupwise.core.numbers.measure import Measure
 from groupwise.core.numbers.statistics import pass_at_k
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort, RolloutResult, StreamState
-from groupwise.engines.local.engine import LocalEngine
 from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import rollout_rows
-from groupwise.models.chat.prompts import Chat
-from groupwise.rollout.collect import Prompts, Rollout, heldout_answers, measured
+from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer, ScoringRound
-from groupwise.rollout.segments import advance
-from groupwise.tasks.arithmetic import Arithmetic
-
-ARITHMETIC = Arithmetic(operands=(2, 3), largest=4)
+from tests.rollout.made import ARITHMETIC, IMPOSSIBLE, ByText, completion, evaluated, keys, make, rollout_of, saved
 
 
-class EvenLength:
-    """Right when the completion has an even number of characters: half of a random policy's groups are mixed."""
-
-    alphabet = ARITHMETIC.alphabet
-    quick = True
-
-    def samples(self, split):
-        return ARITHMETIC.samples(split)
-
-    def score(self, sample, completion):
-        return float(len(completion) % 2 == 0)
-
-
-def make(policy, filter, task=None, state=None, samples=4, reads_steps=False) -> Rollout:
-    engine = LocalEngine(policy.model, policy.eos, policy.pad)
-    prompts = Prompts(ARITHMETIC.samples("train"), Chat(policy.tokenizer).encode, seed=1)
-    sampling = Sampling(temperature=1.5, max_new_tokens=6)
-    scorer = Scorer(task or EvenLength(), policy.decode, reads_steps=reads_steps)
-    return Rollout(engine, scorer, prompts, sampling, samples, filter, state=state or StreamState())
-
-
-def group(*scores: float) -> Group:
-    prompt = Prompt(Sample("a", "1+1=", "2"), (3,))
-    return Group(prompt, tuple(Completion.of_one_turn((4,), (-0.1,), "stop", 0, score=s) for s in scores))
-
-
-@pytest.mark.parametrize(
-    ("scores", "expected"),
-    [
-        ((1, 0), Signal.MIXED),
-        ((1, 1), Signal.ALL_RIGHT),
-        ((0, 0.4), Signal.ALL_WRONG),
-        ((1, math.nan), Signal.ALL_RIGHT),
-        ((math.nan, math.nan), Signal.UNSCORED),
-    ],
-)
-def test_signal_is_about_correctness(scores, expected):
-    assert signal(group(*scores)) is expected
-    assert DropUniform()(group(*scores)).keep == (expected is Signal.MIXED)
-    assert KeepAll()(group(*scores)).keep
-
-
-def test_every_prompt_comes_once_an_epoch_in_an_order_of_the_seed(policy):
+def test_every_prompt_comes_once_an_epoch_in_an_order_of_the_seed():
     samples = ARITHMETIC.samples("train")[:10]
-    draws = [Prompts(samples, Chat(policy.tokenizer).encode, seed=5).draw(i).sample.key for i in range(30)]
+
+    def drawn(i: int, seed: int = 5) -> str:
+        return Prompts(samples, lambda sample: (1,), seed).draw(i).sample.key
+
+    draws = [drawn(i) for i in range(30)]
     for epoch in (draws[:10], draws[10:20], draws[20:]):
         assert sorted(epoch) == sorted(s.key for s in samples)
     assert draws[:10] != draws[10:20]
-    assert Prompts(samples, Chat(policy.tokenizer).encode, seed=5).draw(17).sample.key == draws[17]
-    assert [Prompts(samples, Chat(policy.tokenizer).encode, seed=6).draw(i).sample.key for i in range(10)] != draws[:10]
+    assert [drawn(i, seed=6) for i in range(10)] != draws[:10]
 
 
 def test_without_a_filter_every_group_trains_in_order(policy):
@@ -90,7 +45,7 @@ def test_without_a_filter_every_group_trains_in_order(policy):
     assert harvest.groups == harvest.generated
     assert (harvest.rounds, harvest.dropped, harvest.fallback, harvest.surplus) == (1, 0, 0, ())
     assert rollout.state.cursor == 6
-    assert [g.prompt.sample.key for g in harvest.groups] == [rollout.prompts.draw(i).sample.key for i in range(6)]
+    assert keys(harvest.groups) == [rollout.prompts.draw(i).sample.key for i in range(6)]
 
 
 def test_refill_gives_only_mixed_groups_and_nothing_is_lost(policy):
@@ -104,16 +59,16 @@ def test_refill_gives_only_mixed_groups_and_nothing_is_lost(policy):
         assert all(signal(g) is Signal.MIXED for g in harvest.groups)
         assert harvest.groups[: len(waiting)] == waiting[:5]
         assert len(waiting) + len(harvest.generated) == 5 + harvest.dropped + len(harvest.surplus)
-        seen += [g.prompt.sample.key for g in harvest.groups]
+        seen += keys(harvest.groups)
     generated = [rollout.prompts.draw(i).sample.key for i in range(rollout.state.cursor)]
-    mixed = [key for key in generated if key in set(seen) | {g.prompt.sample.key for g in rollout.state.surplus}]
+    mixed = [key for key in generated if key in {*seen, *keys(rollout.state.surplus)}]
     assert seen == mixed[: len(seen)], "groups train in the order of their prompts, whatever their length"
 
 
 def test_refill_goes_on_from_its_state_as_if_it_had_never_stopped(policy):
     rollout = make(policy, DropUniform())
     rollout.collect(5)
-    again = make(policy, DropUniform(), state=from_json(StreamState, to_json(rollout.state)))
+    again = make(policy, DropUniform(), state=saved(rollout.state))
     assert again.state.surplus == rollout.state.surplus
     assert again.collect(5).groups == rollout.collect(5).groups
 
@@ -129,16 +84,8 @@ class ByLot:
         for request in requests:
             lots = [(request.seed >> i) & 1 for i in range(request.samples)]
             rows = [(3 + lot,) + (9,) * (self.stretch(request.seed, i) % 7) for i, lot in enumerate(lots)]
-            made = [
-                Completion.of_one_turn(row, (-0.1,) * len(row), "length" if len(row) > 4 else "stop", 0) for row in rows
-            ]
-            found.append(tuple(made))
+            found.append(tuple(completion(tokens=row, finish="length" if len(row) > 4 else "stop") for row in rows))
         return found
-
-
-class FirstToken(EvenLength):
-    def score(self, sample, completion):
-        return float(completion.startswith("4"))
 
 
 @pytest.mark.parametrize("mask_truncated", [False, True])
@@ -146,12 +93,11 @@ def test_which_groups_train_does_not_depend_on_how_long_completions_are(mask_tru
     """Same scores, other lengths: the same prompts in the same order, step after step, surplus included."""
 
     def told(stretch) -> list[list[str]]:
-        prompts = Prompts(ARITHMETIC.samples("train"), lambda sample: (1,), seed=1)
+        begins_with_4 = ByText(lambda sample, text: float(text.startswith("4")))
         filter = DropUniform(mask_truncated=mask_truncated)
-        scorer = Scorer(FirstToken(), lambda t: "".join(map(str, t)))
-        rollout = Rollout(ByLot(stretch), scorer, prompts, Sampling(), 3, filter)  # type: ignore[arg-type]
+        rollout = rollout_of(ByLot(stretch), Sampling().max_new_tokens, None, filter, begins_with_4, samples=3)
         steps = [rollout.collect(5) for _ in range(4)]
-        return [[g.prompt.sample.key for g in (*h.groups, *h.surplus)] for h in steps]
+        return [keys((*h.groups, *h.surplus)) for h in steps]
 
     short = told(lambda seed, i: 0)
     assert short == told(lambda seed, i: seed // 64 + i)
@@ -159,13 +105,8 @@ def test_which_groups_train_does_not_depend_on_how_long_completions_are(mask_tru
     assert len({key for step in short for key in step}) > 15
 
 
-class Impossible(EvenLength):
-    def score(self, sample, completion):
-        return 0.0
-
-
 def test_the_budget_bounds_a_hopeless_task_and_the_fallback_is_counted(policy):
-    rollout = make(policy, DropUniform(max_rounds=3), Impossible())
+    rollout = make(policy, DropUniform(max_rounds=3), IMPOSSIBLE)
     harvest = rollout.collect(4)
     assert harvest.rounds == 3
     assert harvest.fallback == len(harvest.groups) == 4
@@ -180,51 +121,22 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one():
             assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
-def test_evaluation_counts_by_hand(policy):
-    engine = LocalEngine(policy.model, policy.eos, policy.pad)
+def test_evaluations_count_and_their_standard_error_is_over_problems_by_hand(policy):
     problems = ARITHMETIC.samples("heldout")[:7]
-    sampling = Sampling(temperature=1.5, max_new_tokens=6)
-    scorer, encode = Scorer(EvenLength(), policy.decode), Chat(policy.tokenizer).encode
-    found, again = (
-        measured(
-            heldout_answers(partial(advance, engine), scorer, problems, encode, 4, sampling, seed=3),
-            Measure(),
-            scorer.has_answers,
-        )
-        for _ in range(2)
-    )
+    found, again = (evaluated(policy, Scorer(ByText(), policy.decode), problems, 4, Measure()) for _ in range(2))
     assert found == again
-    assert list(found.pass_at_k) == [1, 2, 4]
+    assert (found.problems, found.samples, list(found.pass_at_k)) == (7, 4, [1, 2, 4])
     assert found.pass_at_k[1] == pytest.approx(found.avg_at_k)
     assert found.pass_at_k[1] <= found.pass_at_k[2] <= found.pass_at_k[4]
-    assert (found.problems, found.samples) == (7, 4)
 
-
-class OnlyTheFirst(EvenLength):
-    """Right for one problem, whatever is written."""
-
-    def __init__(self, right: str) -> None:
-        self.right = right
-
-    def score(self, sample, completion):
-        return float(sample.key == self.right)
-
-
-def test_the_standard_error_of_an_evaluation_is_over_problems_by_hand(policy):
-    engine = LocalEngine(policy.model, policy.eos, policy.pad)
-    problems = ARITHMETIC.samples("heldout")[:3]
-    sampling = Sampling(temperature=1.5, max_new_tokens=6)
-
-    def of(count: int, samples: int):
-        scorer = Scorer(OnlyTheFirst(problems[0].key), policy.decode)
-        encode = Chat(policy.tokenizer).encode
-        answers = heldout_answers(partial(advance, engine), scorer, problems[:count], encode, samples, sampling, seed=3)
-        return measured(answers, Measure(), scorer.has_answers)
+    def error(count: int, samples: int) -> float:
+        first = Scorer(ByText(lambda sample, text: float(sample.key == problems[0].key)), policy.decode)
+        return evaluated(policy, first, problems[:count], samples, Measure()).standard_error
 
     # Shares 1, 0, 0: deviation sqrt((4/9 + 1/9 + 1/9) / 2), over sqrt(3); more samples of a problem tell nothing new.
-    assert of(3, 2).standard_error == pytest.approx(math.sqrt((4 / 9 + 1 / 9 + 1 / 9) / 2 / 3))
-    assert of(3, 2).standard_error == of(3, 8).standard_error
-    assert math.isnan(of(1, 4).standard_error)
+    assert error(3, 2) == pytest.approx(math.sqrt((4 / 9 + 1 / 9 + 1 / 9) / 2 / 3))
+    assert error(3, 2) == error(3, 8)
+    assert math.isnan(error(1, 4))
 
 
 #: Pieces of several characters and of none, as real tokenizers have them: a step may end inside one.
@@ -235,15 +147,10 @@ def spell(tokens: tuple[int, ...]) -> str:
     return "".join(PIECES[t] for t in tokens)
 
 
-def completion(*tokens: int, finish: str = "stop") -> Completion:
-    return Completion.of_one_turn(tokens, (-0.1,) * len(tokens), finish, 0)
-
-
 def scored(*tokens: int, prompt: str = "3+1-4+2=", reads_steps: bool = True, task=ARITHMETIC) -> Completion:
     given = Prompt(Sample("a", prompt, "2"), (3,))
-    return ScoringRound(Scorer(task, spell, reads_steps=reads_steps), [given]).scored(
-        Cohort((given,), (0,), ((completion(*tokens),),))
-    )[0][0]
+    cohort = Cohort((given,), (0,), ((completion(tokens=tokens),),))
+    return ScoringRound(Scorer(task, spell, reads_steps=reads_steps), [given]).scored(cohort)[0][0]
 
 
 @pytest.mark.parametrize(
@@ -274,26 +181,23 @@ def test_the_last_step_ends_at_the_token_of_the_last_character_for_a_real_tokeni
 
 def test_steps_are_scored_only_where_they_are_read_and_the_task_has_them():
     assert scored(1, 4, reads_steps=False).steps == ()
-    assert scored(1, 4, task=EvenLength()).steps == ()
+    assert scored(1, 4, task=ByText()).steps == ()
     assert scored(1, 4, reads_steps=False).score == scored(1, 4).score == 1.0
 
 
-class Beyond(EvenLength):
-    def steps(self, sample, completion):
-        return [(len(completion) + 1, 1.0)]
-
-
 def test_a_step_that_ends_outside_the_text_is_refused():
+    beyond: Any = ByText()
+    beyond.steps = lambda sample, text: [(len(text) + 1, 1.0)]
     with pytest.raises(ValueError, match="a step ends at 6 in a completion of 5 characters"):
-        scored(1, 4, task=Beyond())
+        scored(1, 4, task=beyond)
 
 
 def test_steps_survive_the_checkpoint_bit_for_bit_and_stand_in_the_journal():
     prompt = Prompt(Sample("a", "1+1=", "2"), (3,))
     steps = ((0, 0.1), (2, 1 / 3))
-    told = Group(prompt, (dataclasses.replace(completion(1, 4, 5), score=1.0, steps=steps), completion(1)))
+    told = Group(prompt, (dataclasses.replace(completion(1.0, tokens=(1, 4, 5)), steps=steps), completion(tokens=(1,))))
     state = StreamState(surplus=(told,))
-    assert from_json(StreamState, json.loads(json.dumps(to_json(state)))).surplus[0].completions[0].steps == steps
+    assert saved(state).surplus[0].completions[0].steps == steps
     batch = collate([told], pad=0)
     batch = batch.add(reward=torch.zeros(batch.mask.shape), advantage=torch.zeros(batch.mask.shape))
     result = RolloutResult((told,), (told,), 0, 0, (), 1)

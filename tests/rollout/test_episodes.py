@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +23,9 @@ from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.segments import Segment, advance
 from tests.engines.local.made import EOS, build, build_moe
+from tests.engines.local.test_engine import EOS, build
+from tests.engines.local.test_engine_routes import build as build_moe
+from tests.rollout.made import ARITHMETIC
 from tests.rollout.test_collect import ARITHMETIC
 
 SAMPLES = 4
@@ -241,22 +243,19 @@ def test_an_episode_is_worth_what_get_reward_says_wherever_it_ends(why: Ended, w
 
 def test_a_fault_ends_its_episode_alone_or_is_what_the_policy_is_answered() -> None:
     engine = LocalEngine(build(), EOS, pad=0)
-    score = partial(
-        scored_groups,
-        scorer=Scorer(ARITHMETIC, decode),
-        prompts=PROMPTS,
-        seeds=SEEDS,
-        samples=SAMPLES,
-        sampling=SAMPLING,
-    )
-    masked = [c for g in score(episodes(engine, fails_at=2, least=2)) for c in g.completions]
-    clean = [c for g in score(episodes(engine, least=2)) for c in g.completions]
+
+    def score(*limits: EpisodeLimits, **echo: Any) -> list[Completion]:
+        play = episodes(engine, *limits, least=2, **echo)
+        groups = scored_groups(play, Scorer(ARITHMETIC, decode), PROMPTS, SEEDS, SAMPLES, SAMPLING)
+        return [c for group in groups for c in group.completions]
+
+    masked, clean = score(fails_at=2), score()
     assert {c.ended for c in masked} == {Ended.FAULT}
     assert all(math.isnan(c.score) and c.fault == "exception in environment" for c in masked)
     assert all("OSError: no such thing" in c.turns[-1].detail for c in masked)
     assert [c.tokens[: c.turns[0].stop] for c in masked] == [c.tokens[: c.turns[0].stop] for c in clean]
     answer = EpisodeLimits(turns=4, turn_tokens=TURN_TOKENS, on_fault="answer")
-    answered = [c for g in score(episodes(engine, answer, fails_at=2, least=2)) for c in g.completions]
+    answered = score(answer, fails_at=2)
     # What it failed on it is taken not to have heard, so that it fails on the next turn as well.
     assert {tuple(turn.fault for turn in c.turns) for c in answered} == {("", "exception", "exception", "exception")}
     assert {(c.ended, c.score) for c in answered} == {(Ended.TURNS, 0.5)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
@@ -14,7 +13,6 @@ import groupwise
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import DropUniform, Signal, signal
 from groupwise.core.collate import collate
-from groupwise.core.engine import Sampling
 from groupwise.core.environment import Ended
 from groupwise.core.numbers.measure import CORRECTNESS, REWARD, Measure, metric_value
 from groupwise.core.records import Batch, Completion, Group, Prompt
@@ -22,30 +20,10 @@ from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
 from groupwise.diagnostics.groups import group_metrics, in_words
-from groupwise.engines.local.engine import LocalEngine
-from groupwise.models.chat.prompts import Chat
 from groupwise.rewards.functions.adapters import LONGEST_TEXT, MOST_NAMES, bound
 from groupwise.rewards.functions.user import finisher
-from groupwise.rollout.collect import heldout_answers, measured
 from groupwise.rollout.scoring import RewardWeights, Scorer, ScoringRound
-from groupwise.rollout.segments import advance
-from groupwise.tasks.arithmetic import Arithmetic
-
-ARITHMETIC = Arithmetic(operands=(2, 3), largest=4)
-NAN = math.nan
-
-
-def completion(score: float = NAN, **rewards: float) -> Completion:
-    """One completion with the task's score and these rewards, each of weight 1."""
-    done = Completion.of_one_turn((4,), (-0.1,), "stop", 0, score=score)
-    if not rewards:
-        return done
-    return dataclasses.replace(done, reward_scores=tuple(rewards.items()), combined=sum(rewards.values()))
-
-
-def group(*completions: Completion) -> Group:
-    return Group(Prompt(Sample("a", "1+1=", "2"), (3,)), completions)
-
+from tests.rollout.made import ARITHMETIC, NAN, completion, evaluated, group
 
 MIXED_BY_SCORE = group(completion(1.0, mine=0.5), completion(0.0, mine=0.5))
 MIXED_BY_REWARD = group(completion(0.0, mine=0.5, other=0.0), completion(0.0, mine=0.5, other=0.1))
@@ -64,9 +42,11 @@ MIXED_BY_REWARD = group(completion(0.0, mine=0.5, other=0.0), completion(0.0, mi
         (MIXED_BY_REWARD, "other", Signal.MIXED),
         (MIXED_BY_REWARD, "third", Signal.UNSCORED),
         (group(completion(0.0, mine=0.5), completion(0.0, mine=NAN)), REWARD, Signal.EQUAL),
-        (group(completion(0.2), completion(0.4)), CORRECTNESS, Signal.ALL_WRONG),
-        (group(completion(0.2), completion(0.4)), REWARD, Signal.MIXED),
-        (group(completion(0.2), completion(0.2 + 1e-9)), REWARD, Signal.EQUAL),
+        (group(0.2, 0.4), CORRECTNESS, Signal.ALL_WRONG),
+        (group(0.2, 0.4), REWARD, Signal.MIXED),
+        (group(0.2, 0.2 + 1e-9), REWARD, Signal.EQUAL),
+        (group(1, NAN), CORRECTNESS, Signal.ALL_RIGHT),
+        (group(NAN, NAN), CORRECTNESS, Signal.UNSCORED),
     ],
 )
 def test_a_filter_goes_by_its_metric_and_by_nothing_else(one: Group, metric: str, expected: Signal) -> None:
@@ -90,16 +70,16 @@ def credited(groups: list[Group], name: str = "grpo", **changes: Any) -> tuple[B
 
 def test_words_are_of_what_trains() -> None:
     """Right and wrong where the task's score is all that trains; else of rewards; silence where there is signal."""
-    tied, wrong = group(completion(0.0, mine=0.5), completion(0.0, mine=0.5)), group(completion(0.0), completion(0.0))
+    tied, wrong = group(completion(0.0, mine=0.5), completion(0.0, mine=0.5)), group(0.0, 0.0)
     batch = credited([wrong])
     assert in_words([wrong], True, *batch) == (
         "every completion is wrong, there is no right one to prefer: advantages are 0, only the KL term trains"
     )
     assert "same reward: advantages are 0" in in_words([tied, tied], False, *credited([tied, tied]))
     assert "wrong" not in in_words([tied], False, *credited([tied]))
-    nothing = [group(completion(), completion())]
+    nothing = [group(NAN, NAN)]
     assert in_words(nothing, False, *credited(nothing)) == "no completion has a score: nothing trains"
-    parts = [group(completion(0.2), completion(0.4))]
+    parts = [group(0.2, 0.4)]
     assert in_words(parts, True, *credited(parts)) == "", "a part of a score is a signal"
 
 
@@ -115,7 +95,7 @@ def test_words_are_of_what_trains() -> None:
 def test_what_trains_where_advantages_are_0_is_what_the_loss_has_beside_them(
     name: str, changes: dict[str, Any], end: str
 ) -> None:
-    wrong = [group(completion(0.0), completion(0.0))]
+    wrong = [group(0.0, 0.0)]
     assert in_words(wrong, True, *credited(wrong, name, **changes)).endswith(f"advantages are 0, {end}")
 
 
@@ -123,10 +103,10 @@ def test_nothing_is_said_of_advantages_that_are_not_0() -> None:
     """An algorithm that does not compare within a group has some where all are right; so has a batch of other groups
     than the step generated.
     """
-    right = [group(completion(1.0), completion(1.0))]
+    right = [group(1.0, 1.0)]
     assert "every completion is right" in in_words(right, True, *credited(right))
     assert in_words(right, True, *credited(right, "reinforce")) == ""
-    assert in_words(right, True, *credited([group(completion(0.0), completion(1.0))])) == ""
+    assert in_words(right, True, *credited([group(0.0, 1.0)])) == ""
 
 
 def test_what_a_fault_of_its_environment_ended_trains_nothing_whatever_scores_it() -> None:
@@ -200,16 +180,12 @@ def test_a_fault_is_still_a_fault_whoever_else_votes() -> None:
 
 
 def test_an_evaluation_measures_what_it_is_told_to_by_hand(policy) -> None:
-    engine = LocalEngine(policy.model, policy.eos, policy.pad)
-    encode, problems = Chat(policy.tokenizer).encode, ARITHMETIC.samples("heldout")[:6]
+    problems = ARITHMETIC.samples("heldout")[:6]
     scorer = Scorer(ARITHMETIC, policy.decode, RewardWeights({"length": 1.0}, {"length": Length()}))
-    sampling = Sampling(temperature=1.5, max_new_tokens=6)
-
-    def of(measure: Measure):
-        answers = heldout_answers(partial(advance, engine), scorer, problems, encode, 3, sampling, seed=3)
-        return measured(answers, measure, scorer.has_answers)
-
-    mean, mark = of(Measure(REWARD, None)), of(Measure(REWARD, 4.0))
+    mean, mark, by_score = (
+        evaluated(policy, scorer, problems, 3, measure)
+        for measure in (Measure(REWARD, None), Measure(REWARD, 4.0), Measure())
+    )
     silent = sum("-" in sample.prompt for sample in problems)
     assert 0 < silent < 6, "some problems have no vote"
     assert mean.unscored == mark.unscored == 3 * silent
@@ -218,40 +194,15 @@ def test_an_evaluation_measures_what_it_is_told_to_by_hand(policy) -> None:
     assert mean.measured_mean == mean.rewards["length"] == mark.measured_mean
     assert mark.pass_at_k[1] == pytest.approx(mark.avg_at_k) != 0
     assert mark.avg_at_k <= 1 - silent / 6, "what has no vote does not pass"
-    by_score = of(Measure())
     assert by_score.rewards == mean.rewards, "all rewards run, whatever counts"
     assert by_score.score_mean == mean.score_mean
-    own = Scorer(ARITHMETIC, policy.decode)
-    alone = measured(
-        heldout_answers(partial(advance, engine), own, problems, encode, 3, sampling, seed=3),
-        Measure(),
-        own.has_answers,
-    )
+    alone = evaluated(policy, Scorer(ARITHMETIC, policy.decode), problems, 3, Measure())
     assert (alone.avg_at_k, alone.standard_error) == (by_score.avg_at_k, by_score.standard_error)
-
-
-def test_the_standard_error_of_a_mean_reward_is_over_problems(policy) -> None:
-    engine = LocalEngine(policy.model, policy.eos, policy.pad)
-    encode = Chat(policy.tokenizer).encode
-    problems = [s for s in ARITHMETIC.samples("heldout") if "-" not in s.prompt][:5]
-    scorer = Scorer(ARITHMETIC, policy.decode, RewardWeights({"length": 1.0}, {"length": Length()}))
-    sampling, measure = Sampling(temperature=1.5, max_new_tokens=6), Measure(REWARD, None)
-    answers = heldout_answers(partial(advance, engine), scorer, problems, encode, 2, sampling, seed=3)
-    whole = measured(answers, measure, scorer.has_answers)
-    assert whole.measured_mean == pytest.approx(whole.rewards["length"])
-    assert whole.standard_error > 0
-    means = [x / 2 for x in _sums(engine, scorer, problems, encode, sampling)]
-    assert whole.standard_error == pytest.approx(stdev(means) / math.sqrt(5))
-    assert whole.measured_mean == pytest.approx(fmean(means))
-
-
-def _sums(engine, scorer, problems, encode, sampling) -> list[float]:
-    """Of each problem, the characters of both completions; sampled as the evaluation samples them."""
-    from groupwise.core.engine import Request
-    from groupwise.core.numbers.seeds import derive
-
-    requests = [Request(encode(s), 2, derive(3, "evaluation", i)) for i, s in enumerate(problems)]
-    return [sum(len(scorer.decode(c.tokens)) for c in row) for row in engine.generate(requests, sampling)]
+    means = list(mean.by_problem.values())
+    assert len(means) == 6 - silent
+    assert mean.measured_mean == pytest.approx(fmean(means))
+    assert mean.standard_error == pytest.approx(stdev(means) / math.sqrt(len(means)))
+    assert mean.standard_error > 0
 
 
 def test_a_metric_by_name_is_that_reward() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,18 +14,15 @@ import torch
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import UsageError
-from groupwise.core.files.dataclass_json import from_json, to_json
-from groupwise.core.records import Completion, Group, Prompt, Span
+from groupwise.core.records import Prompt, Span
 from groupwise.core.samples import Sample
-from groupwise.core.stream import Cohort, StreamState
+from groupwise.core.stream import Cohort
 from groupwise.diagnostics.checks import CheckVerdict, no_older
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.rollout.collect import Prompts, Rollout
-from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.segments import Segment, advance, goes_on
 from tests.engines.local.made import EOS, build, build_moe
 from tests.engines.local.test_stopping import decode
-from tests.rollout.test_collect import ARITHMETIC, EvenLength
+from tests.rollout.made import ByLengths, keys, make, rollout_of, saved
 
 PROMPTS = tuple(Prompt(Sample(str(i), "", ""), tuple(1 + (5 * i + j) % 29 for j in range(1 + 3 * i))) for i in range(4))
 SEEDS = (1, 2, 2, 9)
@@ -126,36 +121,6 @@ def test_a_request_that_cannot_go_on_is_one_line(request_: Request, words: str) 
         LocalEngine(build(), EOS, pad=0, decode=decode).generate([request_], SAMPLINGS["plain"])
 
 
-class ByLengths:
-    """An engine without a model: completion i of a seed ends after its own number of tokens, whatever the turns."""
-
-    def __init__(self, stop: float = 0.15) -> None:
-        self.version, self._stop = 0, stop
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling, on_finish: Any = None) -> Any:
-        return [tuple(self._one(r, r.first + i, sampling) for i in range(r.samples)) for r in requests]
-
-    def _one(self, request: Request, number: int, sampling: Sampling) -> Completion:
-        lot = random.Random(f"{request.seed} {number}")
-        length = 1 + int(math.log(1 - lot.random()) / math.log(1 - self._stop))
-        whole = min(length, sampling.max_new_tokens)
-        end = min(whole, request.drawn + (request.max_new_tokens or sampling.max_new_tokens))
-        count = end - request.drawn
-        finish = "stop" if end == length else "length"
-        return Completion.of_one_turn((4,) * count, (-0.1,) * count, finish, self.version)
-
-
-def rollout_of(engine: Any, limit: int, tokens: int | None, filter: Any = None, samples: int = 4) -> Rollout:
-    prompts = Prompts(ARITHMETIC.samples("train"), lambda sample: (1,), seed=1)
-    scorer = Scorer(EvenLength(), lambda ids: "4" * len(ids))
-    sampling = Sampling(max_new_tokens=limit)
-    return Rollout(engine, scorer, prompts, sampling, samples, filter or KeepAll(), turn_tokens=tokens)
-
-
-def keys(groups: Sequence[Group]) -> list[str]:
-    return [group.prompt.sample.key for group in groups]
-
-
 @pytest.mark.parametrize("filter", [KeepAll(), DropUniform(max_rounds=10), DropUniform(max_rounds=1)], ids=repr)
 @pytest.mark.parametrize("tokens", [1, 4, 5, 16])
 def test_groups_train_in_the_order_of_their_draws_and_are_never_older_than_the_turns_allow(
@@ -232,15 +197,9 @@ def test_lengths_are_distributed_as_those_of_whole_completions() -> None:
 def test_what_has_not_ended_is_saved_and_goes_on(policy: Any) -> None:
     """A checkpoint between two steps: the same groups, to the bit."""
 
-    def one() -> Rollout:
-        engine = LocalEngine(policy.model, policy.eos, policy.pad)
-        prompts = Prompts(ARITHMETIC.samples("train"), lambda sample: (1, 2), seed=1)
-        scorer, sampling = Scorer(EvenLength(), policy.decode), Sampling(temperature=1.5, max_new_tokens=9)
-        return Rollout(engine, scorer, prompts, sampling, 4, DropUniform(), turn_tokens=2)
-
-    rollout, again = one(), one()
+    rollout, again = (make(policy, DropUniform(), limit=9, turn_tokens=2) for _ in range(2))
     rollout.collect(5)
-    again.state = from_json(StreamState, json.loads(json.dumps(to_json(rollout.state))))
+    again.state = saved(rollout.state)
     assert str(again.state) == str(rollout.state)  # a score that is not there yet is NaN
     assert any(goes_on(c, 9) for cohort in again.state.begun for group in cohort.completions for c in group)
     for _ in range(3):

@@ -22,7 +22,7 @@ from groupwise.models.tiny import TinySpec
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training.start import initial_policy
 from groupwise.training.start.initial_policy import Imitation, by_tokens, imitate, loss_of, pad_of, starting_policy
-from groupwise.training.start.warm_start import WarmStart, _backward, encoded, halves, warm_start
+from groupwise.training.start.warm_start import WarmStart, backward, encoded, halves, warm_start
 
 TASK = Arithmetic(operands=(2, 3), largest=3, worked_share=1.0)
 DEMONSTRATIONS = list(TASK.demonstrations(120, seed=0))
@@ -58,7 +58,7 @@ def test_the_loss_of_what_was_held_out_falls_and_is_that_of_the_weights_that_are
     assert 0 < done.kept <= done.steps
     policy = load_policy(folder)
     policy.model.load_state_dict(after)
-    _, held = initial_policy._apart(encoded(Chat(policy.tokenizer), DEMONSTRATIONS), seed=0)
+    _, held = initial_policy.apart(encoded(Chat(policy.tokenizer), DEMONSTRATIONS), seed=0)
     assert len(held) == done.heldout
     assert loss_of(policy.model, held, pad_of(Chat(policy.tokenizer))) == pytest.approx(done.after, rel=1e-6)
     again = started(folder, rate=2e-3)[1]
@@ -100,11 +100,11 @@ def test_with_adapters_the_weights_move_by_matrices_of_their_rank_and_nothing_el
 
 def test_nothing_that_is_held_out_is_shown(folder: Path) -> None:
     chat = Chat(load_policy(folder).tokenizer)
-    shown, held = initial_policy._apart(encoded(chat, [*DEMONSTRATIONS, *DEMONSTRATIONS]), seed=0)
+    shown, held = initial_policy.apart(encoded(chat, [*DEMONSTRATIONS, *DEMONSTRATIONS]), seed=0)
     assert held
     assert not {tuple(ids) for ids, _ in shown} & {tuple(ids) for ids, _ in held}
     one = encoded(chat, DEMONSTRATIONS[:1])
-    assert initial_policy._apart(one, seed=0) == (one, one)
+    assert initial_policy.apart(one, seed=0) == (one, one)
 
 
 def test_the_gradient_does_not_depend_on_how_a_batch_is_split(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_the_gradient_does_not_depend_on_how_a_batch_is_split(folder: Path, monk
     found: list[tuple[float, list[Any]]] = []
     for split in (halves, by_tokens):
         model = load_policy(folder, training=True).model.double()
-        loss = _backward(model, split(examples), 0, load_balance=0.0)
+        loss = backward(model, split(examples), 0, load_balance=0.0)
         found.append((loss, [p.grad for p in model.parameters()]))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
     for one, other in zip(found[0][1], found[1][1], strict=True):

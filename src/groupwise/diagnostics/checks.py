@@ -1,20 +1,28 @@
-"""The invariants a run checks about itself, each with a name, a limit and a cause in plain words."""
+"""The invariants a run checks about itself, each with a name, a limit and a cause in plain words; and the errors that
+stop it: a failed check, completions that cannot be scored, a step without signal, updates that are never finite.
+"""
 
 import math
+import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from groupwise.algorithms.parts.aggregate import Aggregate, count
+from groupwise.algorithms.parts.filters import Signal, signal
 from groupwise.core.engine import Engine, Request, Sampling
-from groupwise.core.errors import CheckFailed
+from groupwise.core.errors import CheckFailed, RunError
+from groupwise.core.numbers.measure import CORRECTNESS
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Group, Prompt
 from groupwise.core.settings import Changeable, Settings
+from groupwise.core.stream import RolloutResult
 from groupwise.diagnostics.tolerance import SIGMAS, Estimate, Limits, NumericalNoise, Tolerance, ratio_excess, tilt
 from groupwise.health.checks import (
     AGE_IS_BOUNDED,
@@ -28,6 +36,8 @@ from groupwise.health.checks import (
     WEIGHTS_REACH_TOTAL,
     Invariant,
 )
+from groupwise.health.symptoms.base import Finding, many
+from groupwise.health.symptoms.signal import remedy
 
 #: Nats, of all but one token in a hundred, and ten times that of any: a chat model's float32 is 2.5e-5 from float64 at
 #: the 99th percentile, and single tokens are further (docs/checks.md), while a fault moves most of them, or one by far.
@@ -40,6 +50,8 @@ FEWEST_POINTS = 30
 ALWAYS_ASKED = 4
 #: Nats in the mean by which the learner's answers move when its weights surely changed in bfloat16 too.
 MOVED_BF16 = 1e-3
+#: This many optimizer updates in a row with a loss or gradient that is not finite stop the run.
+MOST_SKIPPED = 3
 
 
 class CheckVerdict(Enum):
@@ -286,3 +298,72 @@ def _check(invariant: Invariant, value: float, limit: float, cause: str = "") ->
 
 def _unmeasured(invariant: Invariant, why: str) -> Check:
     return Check(invariant, CheckVerdict.NOT_MEASURED, math.nan, math.nan, why)
+
+
+def require_scores(step: int, result: RolloutResult, limit: float, log: Path, kept: Callable[[], str]) -> None:
+    """Raise RunError if a larger share of the step's completions than `limit` has no score; `log` says why, and `kept`
+    what of the run is kept.
+    """
+    completions = [c for g in result.generated for c in g.completions]
+    faults = Counter(c.fault for c in completions if c.fault)
+    if faults.total() > limit * len(completions):
+        causes = ", ".join(f"{count} {cause}" for cause, count in faults.most_common())
+        raise RunError(
+            f"step {step}: {faults.total()} of {len(completions)} completions could not be scored ({causes}), more "
+            f"than scoring.fault_limit = {limit:g} allows; {log} has the first of each kind. "
+            f"Try: {remedy(faults)}; or a larger scoring.fault_limit. {kept()}"
+        )
+
+
+def require_signal(step: int, result: RolloutResult, metric: str, kept: Callable[[], str]) -> None:
+    """Raise RunError if a filter that goes by `metric` kept no group within its budget, unless all is solved; `kept`
+    says what of the run is kept.
+    """
+    signals = Counter(signal(g, metric) for g in result.generated)
+    if result.fallback < len(result.groups) or signals.keys() == {Signal.ALL_RIGHT}:
+        return
+    mixed, differing = "mixes right and wrong completions", f"has completions that differ in {metric}"
+    most = signals.most_common(1)[0][0]
+    of_each = ", ".join(f"{count} {kind.value}" for kind, count in signals.most_common())
+    raise RunError(
+        f"step {step}: {many(result.rounds, 'round')} gave {many(len(result.generated), 'group')} and not one that "
+        f"{mixed if metric == CORRECTNESS else differing} ({of_each}). {_NO_SIGNAL[most]}, or what scores them is "
+        f"wrong. {kept()}"
+    )
+
+
+#: Why no group has signal, by what most of them are.
+_NO_SIGNAL = {
+    Signal.ALL_RIGHT: "The problems are too easy for this policy",
+    Signal.ALL_WRONG: "The problems are too hard for this policy",
+    Signal.EQUAL: "Every completion of a prompt earns the same",
+    Signal.UNSCORED: "Nothing scores them",
+    Signal.MIXED: "A filter of your own dropped them",
+}
+
+
+def collapse_ahead(
+    step: int, alarms: Sequence[Finding], saved: Path, before: Path | None, rollbacks: Sequence[object]
+) -> RunError:
+    """Make the error that ends a run at early warnings of collapse, after it was `saved` and had gone back so often.
+
+    before  the checkpoint from before the steps that the warnings speak of; None if none is kept
+    """
+    names = ", ".join(alarm.name for alarm in alarms)
+    went_back = f", after going back {', then '.join(map(str, rollbacks))}" if rollbacks else ""
+    earlier = f"from before the warning there is {before.name}" if before else "none from before the warning is kept"
+    return RunError(
+        f"an early warning of collapse at step {step}{went_back}: {names}. Saved: {saved}; {earlier}. Try: "
+        f"{alarms[0].advice}. Go on, as it is or with --set KEY=VALUE: "
+        f"groupwise train --resume {shlex.quote(str(saved.parents[1]))}"
+    )
+
+
+def never_finite(step: int, saved: Path, has_critic: bool) -> RunError:
+    """Make the error that ends a run whose updates were skipped MOST_SKIPPED times in a row."""
+    rates = "learner.learning_rate or critic.learning_rate" if has_critic else "learner.learning_rate"
+    return RunError(
+        f"step {step}: {MOST_SKIPPED} updates in a row had a loss or gradient that is not finite; each was "
+        f"skipped, so the weights are sound. Saved for another try of this step: {saved}. If it happens again, "
+        f"start a run with a lower {rates}"
+    )

@@ -71,6 +71,7 @@ class RewardWeights:
         return math.fsum(votes) if votes else math.nan
 
 
+@dataclass(eq=False)
 class Scorer:
     """Turns sampled ids into scored completions.
 
@@ -79,18 +80,15 @@ class Scorer:
     turns     whether a chat template puts a plain prompt into a turn of the user's, which opens no thinking
     """
 
-    def __init__(
-        self,
-        task: Task,
-        decode: Decode,
-        rewards: RewardWeights | None = None,
-        pool: ScorePool | None = None,
-        reads_steps: bool = False,
-        thinking: str = "",
-        turns: bool = False,
-    ) -> None:
-        self.task, self.decode, self.rewards, self.pool = task, decode, rewards or RewardWeights(), pool
-        self.reads_steps, self.thinking, self.turns = reads_steps, thinking, turns
+    task: Task
+    decode: Decode
+    rewards: RewardWeights = RewardWeights()
+    pool: ScorePool | None = None
+    reads_steps: bool = False
+    thinking: str = ""
+    turns: bool = False
+
+    def __post_init__(self) -> None:
         self._shown: set[str] = set()
         self._unshown: list[str] = []
         self._seconds = 0.0
@@ -98,7 +96,7 @@ class Scorer:
 
     def beside(self) -> Scorer:
         """Make a scorer for an evaluation, which keeps its own account of what rewards log."""
-        return Scorer(self.task, self.decode, self.rewards, self.pool, thinking=self.thinking, turns=self.turns)
+        return dataclasses.replace(self, reads_steps=False)
 
     def note(self, sample: Sample, results: Mapping[str, ScoreResult], completion: Completion) -> None:
         """Take what the rewards log of a call, the first fault of each kind, those of the environment in an episode's

@@ -8,7 +8,6 @@ FSDP2 gathers a model in one type alone, so rank 0 measures a sharded policy on 
 """
 
 import copy
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -77,21 +76,20 @@ def measured_tolerance(
     prompts: Sequence[Prompt],
     completions: Sequence[tuple[Completion, ...]],
 ) -> Tolerance:
-    """Measure the tolerance of these precisions on these completions; nothing is run where every side is float32."""
+    """Measure the tolerance of these precisions on these completions; nothing is run if every side is float32."""
     if precisions.exact:
         return FLOAT32
     logprobs = partial(_logprobs, prompts=prompts, pad=policy.pad, completions=completions)
     whole = UnshardedPolicy(learner)
     live, exact = logprobs(learner), logprobs(_with_model(learner, whole.model, "fp32"))
-    passes = Passes(live=live, exact=exact, engine=exact, reference=live)
-    if "bf16" not in (precisions.engine, precisions.reference):
-        return tolerance_of(passes, precisions)
-    cast = cast_weights(whole.model if whole.gathered else copy.deepcopy(whole.model), "bf16")
-    if precisions.engine == "bf16":
-        passes = dataclasses.replace(passes, engine=logprobs(_with_model(learner, cast, "fp32")))
-    if precisions.reference == "bf16":
-        passes = dataclasses.replace(passes, reference=logprobs(_with_model(learner, cast, precisions.learner)))
-    return tolerance_of(passes, precisions)
+    engine, reference = exact, live
+    if "bf16" in (precisions.engine, precisions.reference):
+        cast = cast_weights(whole.model if whole.gathered else copy.deepcopy(whole.model), "bf16")
+        if precisions.engine == "bf16":
+            engine = logprobs(_with_model(learner, cast, "fp32"))
+        if precisions.reference == "bf16":
+            reference = logprobs(_with_model(learner, cast, precisions.learner))
+    return tolerance_of(Passes(live=live, exact=exact, engine=engine, reference=reference), precisions)
 
 
 def tolerance_of(passes: Passes, precisions: Precisions) -> Tolerance:

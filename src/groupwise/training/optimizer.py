@@ -132,7 +132,8 @@ class Optimizer:
     def begin(self) -> float:
         """Clear the gradient and set the learning rate of the next update -> that rate."""
         rate = self.factor * self._rate(self.updates)
-        set_rate(self.adamw, rate)
+        for group in self.adamw.param_groups:
+            group["lr"] = rate
         self.adamw.zero_grad(set_to_none=True)
         return rate
 
@@ -236,9 +237,3 @@ def learning_rate(settings: OptimizerSettings, update: int, total: int) -> float
         Schedule.COSINE: 0.5 * (1 + math.cos(math.pi * done)),
     }[settings.schedule]
     return settings.learning_rate * max(0.0, factor)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate

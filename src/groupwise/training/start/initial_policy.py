@@ -233,7 +233,7 @@ def imitate(
     adapters = Adapters(model, adapter, seed) if adapter.rank else None
     if adapters is not None:
         settings = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
-    shown, held = _apart(encoded(chat, demonstrations), seed)
+    shown, held = apart(encoded(chat, demonstrations), seed)
     measure = partial(loss_of, model, held, pad_of(chat))
     before = best = now = measure()
     kept, weights = 0, _copied(model)
@@ -274,7 +274,7 @@ def by_tokens(examples: Sequence[Example]) -> list[Sequence[Example]]:
     return [[examples[row] for row in part.tolist()] for part in microbatches(length, TOKENS)]
 
 
-def _apart(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
+def apart(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
     """Split examples into those shown and those held out; no text is in both, unless there is one alone."""
     different = {tuple(ids): (ids, start) for ids, start in examples}
     order = torch.randperm(len(different), generator=stream(seed, "warm start held out")).tolist()

@@ -26,12 +26,12 @@ from groupwise.models.chat.thinking import closed_behind
 from groupwise.models.load import text_ids
 from groupwise.models.moe.record import record_routes, router_logits, routers
 from groupwise.models.moe.settings import Balance, load_shares
-from groupwise.training.optimizer import OnStep, set_rate, silent
+from groupwise.training.optimizer import OnStep, silent
 
 IGNORED = -100  # the label that cross-entropy leaves out
 
 #: What a warm start calls in other modules, whose code decides its result as the code here does.
-CALLED = (Balance, load_shares, router_logits, record_routes, set_rate, closed_behind)
+CALLED = (Balance, load_shares, router_logits, record_routes, closed_behind)
 
 Example = tuple[list[int], int]  # ids of prompt, completion and end; how many of them are the prompt's
 #: A batch of examples -> what goes through the model at once.
@@ -110,10 +110,11 @@ def updates(
     pad = pad_of(chat)
     model.train()
     for step, rows in enumerate(_batches(len(examples), settings, seed), start=1):
-        loss = _backward(model, split([examples[row] for row in rows]), pad, settings.load_balance)
+        loss = backward(model, split([examples[row] for row in rows]), pad, settings.load_balance)
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         for optimizer in optimizers:
-            set_rate(optimizer, settings.rate(step) * optimizer.defaults["lr"])
+            for group in optimizer.param_groups:
+                group["lr"] = settings.rate(step) * optimizer.defaults["lr"]
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         yield step, loss
@@ -193,7 +194,7 @@ def _optimizers(model: nn.Module, settings: WarmStart) -> list[Optimizer]:
     return [Muon(inner, lr=settings.matrix_learning_rate), adamw] if settings.matrix_learning_rate else [adamw]
 
 
-def _backward(model: Any, parts: Sequence[Sequence[Example]], pad: int, load_balance: float) -> float:
+def backward(model: Any, parts: Sequence[Sequence[Example]], pad: int, load_balance: float) -> float:
     """Add the gradient of the mean cross-entropy of all completion tokens, end included; return it (nats a token).
 
     A mixture of experts gets that of its routers' own loss too, which is not in what is returned.
