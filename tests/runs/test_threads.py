@@ -15,7 +15,7 @@ import groupwise
 from groupwise.commands.build.machine import threads, with_threads
 from groupwise.commands.train.train import resume
 from groupwise.config.recipe import load
-from groupwise.core.machine.load import cores
+from groupwise.core.machine.facts import cores
 
 BUSY = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
 

@@ -24,7 +24,7 @@ from groupwise.core.errors import GroupwiseError, RunError, UsageError, brief
 from groupwise.core.files.atomic import open_regular, open_to_append
 from groupwise.core.files.jsonl import encoded
 from groupwise.core.files.paths import existing_parent
-from groupwise.core.machine.load import cores
+from groupwise.core.machine.facts import cores
 
 
 class Measuring(NamedTuple):

@@ -21,8 +21,8 @@ from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import existing_parent
+from groupwise.core.machine.facts import cores, free_threads, held_cores
 from groupwise.core.machine.free_memory import free_memory, held_memory
-from groupwise.core.machine.load import cores, free_threads, held_cores
 from groupwise.core.processes.placement import LOCAL
 from groupwise.core.task import PlaysTurns
 from groupwise.engines.address import addresses_of
