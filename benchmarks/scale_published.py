@@ -13,10 +13,9 @@ from typing import Any
 from transformers import LlamaConfig
 
 from groupwise.planning.activations import without_memory
-from groupwise.planning.devices import device_of
 from groupwise.planning.run_shape import MicrobatchSizes, RunShape
 from groupwise.planning.shard_groups import GroupedModel, groups_of, held_bytes, trained_part
-from groupwise.planning.step_time import ADAMW, Work, passed
+from groupwise.planning.step_time import ADAMW, Work, device_of, passed
 
 #: Llama 3 of 8 and of 70 billion parameters, from Meta's model cards.
 LLAMA: dict[str, Any] = {"vocab_size": 128_256, "num_key_value_heads": 8, "tie_word_embeddings": False}

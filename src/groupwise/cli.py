@@ -43,6 +43,10 @@ Settings = Annotated[
 ]
 
 
+RecipeName = Annotated[str, typer.Argument(help="A recipe's name or its path.")]
+RunFolder = Annotated[Path, typer.Argument(parser=location, help="A run folder.")]
+
+
 def _assigned(settings: list[str] | None) -> dict[str, object]:
     from groupwise.config.recipe import assignment
 
@@ -107,7 +111,7 @@ def evaluate(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(parser=location, help="A run folder.")],
+    run: RunFolder,
     folder: Annotated[Path, typer.Argument(parser=location, help="The folder to write; it must not exist.")],
     step: Annotated[int | None, typer.Option(min=0, help="Of the checkpoint of this step; else of the newest.")] = None,
 ) -> None:
@@ -120,7 +124,7 @@ def export(
 
 @app.command()
 def check(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or its path.")],
+    recipe: RecipeName,
     set: Settings = None,
     rows: Annotated[int, typer.Option(min=0, max=1000, help="How many rows are shown as the model will see them.")] = 3,
     model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model too, which comes last.")] = True,
@@ -136,7 +140,7 @@ def check(
 
 @app.command()
 def plan(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or its path.")],
+    recipe: RecipeName,
     set: Settings = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, max=1024, help="That hold the policy together; the recipe's learner.ranks.")
@@ -185,7 +189,7 @@ def report(
 
 @app.command()
 def watch(
-    run: Annotated[Path, typer.Argument(parser=location, help="A run folder.")],
+    run: RunFolder,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 0,
 ) -> None:
     """The report of a run, served on this machine alone and fresh while the run goes on; Ctrl-C ends it."""

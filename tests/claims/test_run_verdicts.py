@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -33,21 +34,27 @@ class Case(NamedTuple):
         return chosen([self.name])[0]
 
 
-def each(name: str, values: Mapping[str, float]) -> Planted:
-    return {experiment: {name: value} for experiment, value in values.items()}
+def of_runs(number: str, conditions: str, shown: Sequence[float], refuted: Sequence[float]) -> tuple[Planted, Planted]:
+    """One number of several conditions, in their order: as the claim has it, and otherwise."""
+    names = [getattr(runs, condition).name for condition in conditions.split()]
+    first, second = ({n: {number: x} for n, x in zip(names, each, strict=True)} for each in (shown, refuted))
+    return first, second
 
 
 def rates(*values: float) -> Planted:
     """Held-out pass rates of the ladder's rungs, from the first."""
-    return each("heldout_mean", dict(zip((run.name for run in runs.LADDER), values, strict=True)))
+    return {run.name: {"heldout_mean": value} for run, value in zip(runs.LADDER, values, strict=True)}
 
 
-def curve(tokens: float, *heldout: float) -> dict[str, Any]:
-    """A run of ten steps between two evaluations, with so many generated tokens in each."""
-    steps = 10 * (len(heldout) - 1)
+def generation(*heldout: float) -> Planted:
+    """Runs of ten steps between two evaluations, of which the second generates twice the tokens in each."""
+    pairs = ((runs.GRPO, 100, (0.2, 0.4, 0.6)), (runs.DYNAMIC_SAMPLING, 200, heldout))
     return {
-        "curves": {"generated_tokens": [tokens] * steps},
-        "heldout": [[10 * place, rate] for place, rate in enumerate(heldout)],
+        run.name: {
+            "curves": {"generated_tokens": [tokens] * 10 * (len(rates) - 1)},
+            "heldout": [[10 * place, rate] for place, rate in enumerate(rates)],
+        }
+        for run, tokens, rates in pairs
     }
 
 
@@ -56,17 +63,9 @@ def silent(mixed: float) -> Planted:
 
 
 def moe_ends(plain: float, replayed: float, names: tuple[str, ...]) -> Planted:
-    ends = {
-        moe(name + kind, rate).name: end
-        for name in names
-        for rate in (1.5e-3, 1e-3)
-        for kind, end in ends_of(plain, replayed)
-    }
-    return each("heldout_end", ends)
-
-
-def ends_of(plain: float, replayed: float) -> tuple[tuple[str, float], ...]:
-    return ("", plain), ("-r2", replayed)
+    ends = (("", plain), ("-r2", replayed))
+    rates = (1.5e-3, 1e-3)
+    return {moe(n + kind, rate).name: {"heldout_end": end} for n in names for rate in rates for kind, end in ends}
 
 
 def ppo(rate: float, seconds: float, memory: float) -> Planted:
@@ -85,69 +84,33 @@ def kl(rate: float, distance: float) -> Planted:
     }
 
 
-LENGTH, STOPPED = "length_wrong_mean.end", "probability_stopped_positive"
+def assumptions(above: float, grpo: float) -> Planted:
+    return {runs.SAPO.name: {"variance_above": above, "ratio_far": 0.03}, runs.GRPO.name: {"variance_above": grpo}}
+
+
+def kept(score: float, stopped: float) -> Planted:
+    return {runs.GSPO.name: {"score_kept": score, "score_stopped": stopped}}
+
+
+LENGTH, STOPPED, MEAN = "length_wrong_mean.end", "probability_stopped_positive", "heldout_mean"
+#: Of one number of several conditions: the claim, the number, the conditions, values that show it and that refute it.
+COMPARED = (
+    ("wrong-length", LENGTH, "GRPO TOKEN_MEAN CONSTANT", (150, 120, 110), (120, 110, 150)),
+    ("entropy-in-training", "entropy_mean.end", "GRPO CLIP_HIGHER", (0.1, 0.2), (0.2, 0.1)),
+    ("rare-tokens-in-training", STOPPED, "GRPO CLIP_HIGHER", (0.1, 0.1), (0.1, 0.6)),
+    ("dynamic-sampling", MEAN, "GRPO DYNAMIC_SAMPLING", (0.5, 0.6), (0.6, 0.5)),
+    ("overlong", MEAN, "NAIVE FILTERING SOFT_ALONE", (0.5, 0.6, 0.7), (0.5, 0.4, 0.7)),
+    ("clipped-share-in-training", "stopped_tokens", "GRPO GSPO", (0.005, 0.5), (0.05, 0.5)),
+    ("matched-clips", MEAN, "GRPO GSPO GSPO_MATCHED", (0.5, 0.5, 0.6), (0.5, 0.9, 0.4)),
+    ("gate-temperatures", "heldout_end", "SAPO_BELOW SAPO_EQUAL SAPO", (0.5, 0.6, 0.7), (0.5, 0.7, 0.6)),
+    ("engine-precision", MEAN, "GSPO GSPO_ENGINE", (0.7, 0.69), (0.7, 0.5)),
+)
 CASES = (
-    Case(
-        "wrong-length",
-        each(LENGTH, {runs.GRPO.name: 150, runs.TOKEN_MEAN.name: 120, runs.CONSTANT.name: 110}),
-        each(LENGTH, {runs.GRPO.name: 120, runs.TOKEN_MEAN.name: 110, runs.CONSTANT.name: 150}),
-    ),
-    Case(
-        "entropy-in-training",
-        each("entropy_mean.end", {runs.GRPO.name: 0.1, runs.CLIP_HIGHER.name: 0.2}),
-        each("entropy_mean.end", {runs.GRPO.name: 0.2, runs.CLIP_HIGHER.name: 0.1}),
-    ),
-    Case(
-        "rare-tokens-in-training",
-        each(STOPPED, {runs.GRPO.name: 0.1, runs.CLIP_HIGHER.name: 0.1}),
-        each(STOPPED, {runs.GRPO.name: 0.1, runs.CLIP_HIGHER.name: 0.6}),
-    ),
+    *(Case(name, *of_runs(*values)) for name, *values in COMPARED),
     Case("silent-groups-in-training", silent(0.99), silent(0.7)),
-    Case(
-        "dynamic-sampling",
-        each("heldout_mean", {runs.GRPO.name: 0.5, runs.DYNAMIC_SAMPLING.name: 0.6}),
-        each("heldout_mean", {runs.GRPO.name: 0.6, runs.DYNAMIC_SAMPLING.name: 0.5}),
-    ),
-    Case(
-        "equal-generation",  # twice the generation: its rate after ten steps against the other's after twenty
-        {runs.GRPO.name: curve(100, 0.2, 0.4, 0.6), runs.DYNAMIC_SAMPLING.name: curve(200, 0.2, 0.8, 0.9)},
-        {runs.GRPO.name: curve(100, 0.2, 0.4, 0.6), runs.DYNAMIC_SAMPLING.name: curve(200, 0.2, 0.5, 0.9)},
-    ),
-    Case(
-        "overlong",
-        each("heldout_mean", {runs.NAIVE.name: 0.5, runs.FILTERING.name: 0.6, runs.SOFT_ALONE.name: 0.7}),
-        each("heldout_mean", {runs.NAIVE.name: 0.5, runs.FILTERING.name: 0.4, runs.SOFT_ALONE.name: 0.7}),
-    ),
-    Case(
-        "clipped-share-in-training",
-        each("stopped_tokens", {runs.GRPO.name: 0.005, runs.GSPO.name: 0.5}),
-        each("stopped_tokens", {runs.GRPO.name: 0.05, runs.GSPO.name: 0.5}),
-    ),
-    Case(
-        "matched-clips",
-        each("heldout_mean", {runs.GRPO.name: 0.5, runs.GSPO.name: 0.5, runs.GSPO_MATCHED.name: 0.6}),
-        each("heldout_mean", {runs.GRPO.name: 0.5, runs.GSPO.name: 0.9, runs.GSPO_MATCHED.name: 0.4}),
-    ),
-    Case(
-        "gate-assumptions",
-        {runs.SAPO.name: {"variance_above": 0.2, "ratio_far": 0.03}, runs.GRPO.name: {"variance_above": 0.9}},
-        {runs.SAPO.name: {"variance_above": 0.8, "ratio_far": 0.03}, runs.GRPO.name: {"variance_above": 0.1}},
-    ),
-    Case(
-        "gate-temperatures",
-        each("heldout_end", {runs.SAPO_BELOW.name: 0.5, runs.SAPO_EQUAL.name: 0.6, runs.SAPO.name: 0.7}),
-        each("heldout_end", {runs.SAPO_BELOW.name: 0.5, runs.SAPO_EQUAL.name: 0.7, runs.SAPO.name: 0.6}),
-    ),
-    Case(
-        "engine-precision",
-        each("heldout_mean", {runs.GSPO.name: 0.7, runs.GSPO_ENGINE.name: 0.69}),
-        each("heldout_mean", {runs.GSPO.name: 0.7, runs.GSPO_ENGINE.name: 0.5}),
-    ),
-    Case(
-        "clipped-quality-in-training",
-        {runs.GSPO.name: {"score_kept": 0.7, "score_stopped": 0.4}},
-        {runs.GSPO.name: {"score_kept": 0.4, "score_stopped": 0.5}},
-    ),
+    Case("equal-generation", generation(0.2, 0.8, 0.9), generation(0.2, 0.5, 0.9)),
+    Case("gate-assumptions", assumptions(0.2, 0.9), assumptions(0.8, 0.1)),
+    Case("clipped-quality-in-training", kept(0.7, 0.4), kept(0.4, 0.5)),
     Case("replay-mends", moe_ends(0.5, 0.7, ("grpo",)), moe_ends(0.7, 0.5, ("grpo",))),
     Case("replay-unneeded", moe_ends(0.7, 0.7, ("gspo", "sapo")), moe_ends(0.5, 0.7, ("gspo", "sapo"))),
     Case("ablation-ladder", rates(0.3, 0.36, 0.4, 0.44, 0.5, 0.6), rates(0.3, 0.2, 0.4, 0.44, 0.5, 0.6)),
@@ -159,16 +122,11 @@ CASES = (
 
 def measurements(claim: Claim, planted: Planted) -> Measurements:
     """A row for each seed, with what is planted, and the seed's own thousandth on every number."""
-    return Measurements(
-        Row(
-            e.name,
-            seed,
-            e.fingerprint,
-            {name: with_noise(value, seed) for name, value in planted.get(e.name, {}).items()},
-        )
-        for e in claim.experiments
-        for seed in range(SEEDS)
-    )
+    rows: list[Row] = []
+    for e, seed in product(claim.experiments, range(SEEDS)):
+        numbers = {name: with_noise(value, seed) for name, value in planted.get(e.name, {}).items()}
+        rows.append(Row(e.name, seed, e.fingerprint, numbers))
+    return Measurements(rows)
 
 
 def with_noise(value: Any, seed: int) -> Any:
@@ -226,9 +184,5 @@ def test_a_figure_of_runs_has_a_mean_and_an_interval_at_each_place(case: Case) -
 
 
 def test_runs_of_one_name_are_one_condition() -> None:
-    experiments = [e for case in CASES for e in case.claim.experiments]
-    assert (
-        len({e.name for e in experiments})
-        == len({e.fingerprint for e in experiments})
-        == len({(e.name, e.fingerprint) for e in experiments})
-    )
+    pairs = {(e.name, e.fingerprint) for case in CASES for e in case.claim.experiments}
+    assert len(pairs) == len({name for name, _ in pairs}) == len({fingerprint for _, fingerprint in pairs})

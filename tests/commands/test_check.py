@@ -71,11 +71,17 @@ def test_tags_are_in_a_gyms_golds() -> None:
     assert gym.score(trial.sample, trial.completions[Kind.MORE]) < 1
 
 
+def data(folder: Path, rows: list[dict[str, str]], **settings: object) -> Task:
+    """A task of these rows."""
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return task("data", {"path": str(path), **settings})
+
+
 def test_a_data_tasks_gold_is_its_solution_else_its_answer(tmp_path: Path) -> None:
-    row = {"prompt": "1 + 1?", "answer": "2", "solution": "1 + 1 = <<1+1=2>>2"}
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({**row, "prompt": f"{i}?"}) + "\n" for i in range(30)))
-    keys = {"path": str(tmp_path / "rows.jsonl"), "check": "numeric"}
-    bare, worked = task("data", keys), task("data", {**keys, "solution": "solution", "solution_without": "<<.*>>"})
+    rows = [{"prompt": f"{i}?", "answer": "2", "solution": "1 + 1 = <<1+1=2>>2"} for i in range(30)]
+    bare = data(tmp_path, rows, check="numeric")
+    worked = data(tmp_path, rows, check="numeric", solution="solution", solution_without="<<.*>>")
     assert [trials.gold_of(t, t.samples("train")[0]) for t in (bare, worked)] == ["2", "1 + 1 = 2"]
 
 
@@ -264,10 +270,9 @@ def test_duplicates_by_white_space_and_by_capitals() -> None:
 
 def test_a_problem_with_two_answers_is_a_fault_and_said_once(tmp_path: Path) -> None:
     rows = [*({"prompt": f"{i}?", "answer": str(i)} for i in range(30)), {"prompt": " 3?", "answer": "7"}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    named = task("data", {"path": str(tmp_path / "a.jsonl"), "check": "numeric"})
+    named = data(tmp_path, rows, check="numeric")
     (told,) = [finding for finding in duplicates(named) if finding.level is Level.FAULT]
-    assert told.what.startswith("1 problem has different gold answers (a.jsonl:4: '3', a.jsonl:31: '7')")
+    assert told.what.startswith("1 problem has different gold answers (rows.jsonl:4: '3', rows.jsonl:31: '7')")
     assert not [finding for finding in counts(named) if "different gold answers" in finding.what]
 
 
@@ -311,28 +316,24 @@ def test_what_is_trained_is_green_on_a_terminal_and_marked_elsewhere() -> None:
 
 def test_the_kinds_of_gold_answers_are_counted_and_those_that_no_verdict_is_safe_for_are_named(tmp_path: Path) -> None:
     answers = ["5", "x+1", "f'(x)", r"\{1, 2\}", "7", r"\int_0^1 f"]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"q{n}", "answer": a}) + "\n" for n, a in enumerate(answers)))
-    settings = {"path": str(path), "heldout_share": 0.0}
-    named = task("data", settings)
+    rows = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate(answers)]
+    named = data(tmp_path, rows, heldout_share=0.0)
     counted, unsafe = problems.kinds(named, named.samples("train")[:10])
     words = counted.what.removeprefix("kinds of gold answers: ").split(", ")
     assert sorted(words) == ["1 expression", "1 set", "2 formula", "2 number"]
     assert unsafe.level is Level.NOTE
     assert "2 of 6 gold answers are compared letter by letter" in unsafe.what
     assert "rows.jsonl:3" in unsafe.what
-    numeric = task("data", {**settings, "check": "numeric", "unreadable_limit": 0.9})
+    numeric = data(tmp_path, rows, heldout_share=0.0, check="numeric", unreadable_limit=0.9)
     assert list(problems.kinds(numeric, numeric.samples("train")[:10])) == []
 
 
 def test_the_letters_of_options_are_counted_and_the_setting_that_takes_no_others_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"q{n}", "answer": a}) + "\n" for n, a in enumerate("ADBDA")))
-    settings = {"path": str(path), "heldout_share": 0.0, "check": "choice"}
-    named = task("data", settings)
+    rows = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate("ADBDA")]
+    named = data(tmp_path, rows, heldout_share=0.0, check="choice")
     counted, open_ended = problems.kinds(named, named.samples("train")[:10])
     assert (counted.level, counted.what) == (Level.OK, "gold letters: 2 A, 1 B, 2 D")
     assert open_ended.level is Level.NOTE
     assert "letters = 'ABCD' under [task]" in open_ended.what
-    named = task("data", {**settings, "letters": "ABCDE"})
+    named = data(tmp_path, rows, heldout_share=0.0, check="choice", letters="ABCDE")
     assert [found.level for found in problems.kinds(named, named.samples("train")[:10])] == [Level.OK]

@@ -36,6 +36,7 @@ PLANNED: list[tuple[str, dict[str, Any], str]] = [
     ("quickstart", {"engine.process": "child"}, "engine       local, in a child process"),
     ("quickstart", {"adapter.rank": 16}, "learning rate 10 x 0.0003 = 0.003"),
     ("quickstart", {"learner.warmup_updates": 3, "learner.clip_norm": 0.0}, "3 updates of warmup, any gradient norm"),
+    ("quickstart", {"learner.weight_decay": 0.1}, "constant, gradient norm at most 1, weight decay 0.1"),
     ("quickstart", {"sampling.top_k": 5, "sampling.stop": ["\n"]}, "sampling     temperature 1, top_k 5, stop '\\n'"),
     ("quickstart", {"sampling.logit_bias": {"5": -1.5}, "evaluation.min_p": 0.2}, "logit_bias 5: -1.5"),
     ("quickstart", {"algorithm.entropy_coefficient": 0.01}, "  entropy    0.01"),

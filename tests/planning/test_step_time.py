@@ -14,15 +14,17 @@ from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.planning import step_time
 from groupwise.planning.activations import without_memory
-from groupwise.planning.devices import Device, device_of, known_devices
 from groupwise.planning.memory import plan
 from groupwise.planning.run_shape import RunShape, microbatch_sizes
 from groupwise.planning.shard_groups import GroupedModel, gathered, groups_of, held_bytes, trained_part
 from groupwise.planning.step_time import (
     ADAMW,
+    Device,
     Numbers,
     Phase,
     Work,
+    device_of,
+    known_devices,
     loaded,
     numbers_of,
     passed,

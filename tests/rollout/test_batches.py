@@ -14,10 +14,8 @@ from groupwise.core.errors import RunError
 from groupwise.core.stream import Sampled
 from groupwise.rollout.batches import Batches
 from groupwise.rollout.collect import Rollout
-from tests.engines.outside.completions import fields
 from tests.engines.outside.made import fields
 from tests.rollout.made import make, saved
-from tests.rollout.test_collect import make
 
 WANTED = 4
 

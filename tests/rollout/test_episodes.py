@@ -23,10 +23,7 @@ from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.segments import Segment, advance
 from tests.engines.local.made import EOS, build, build_moe
-from tests.engines.local.test_engine import EOS, build
-from tests.engines.local.test_engine_routes import build as build_moe
 from tests.rollout.made import ARITHMETIC
-from tests.rollout.test_collect import ARITHMETIC
 
 SAMPLES = 4
 SEEDS = (3, 8, 5)

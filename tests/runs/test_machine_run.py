@@ -23,8 +23,8 @@ from groupwise.config.plan import Plan
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
+from groupwise.core.machine.facts import cores
 from groupwise.core.machine.free_memory import give_back, held_memory
-from groupwise.core.machine.load import cores
 from groupwise.health.checks import ENGINE_IS_LOADED, LEARNER_IS_ENGINE, LIVE_IS_OLD
 from groupwise.models.tiny import TinySpec
 from groupwise.planning.activations import without_memory

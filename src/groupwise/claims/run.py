@@ -6,7 +6,7 @@ import os
 import platform
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -24,7 +24,7 @@ from groupwise.core.errors import GroupwiseError, RunError, UsageError, brief
 from groupwise.core.files.atomic import open_regular, open_to_append
 from groupwise.core.files.jsonl import encoded
 from groupwise.core.files.paths import existing_parent
-from groupwise.core.machine.load import cores
+from groupwise.core.machine.facts import cores
 
 
 class Measuring(NamedTuple):
@@ -120,11 +120,12 @@ def _measured(experiment: Experiment, seed: int, work: Path) -> Row:
     measured, error = {}, ""
     try:
         measured = dict(experiment.measure(seed, work))
-        error = _not_finite(measured)
+        wrong = {k: v for k, v in measured.items() if isinstance(v, float) and not math.isfinite(v)}
+        error = ", ".join(f"{name} is {value}" for name, value in wrong.items())
     except GroupwiseError as refused:
         error = str(refused)
-    except Exception as wrong:
-        error = unexpected(wrong, f"claims {experiment.name}")
+    except Exception as unknown:
+        error = unexpected(unknown, f"claims {experiment.name}")
     return Row(
         experiment=experiment.name,
         seed=seed,
@@ -136,12 +137,6 @@ def _measured(experiment: Experiment, seed: int, work: Path) -> Row:
         made_by=VERSION,
         code=experiment.code,
     )
-
-
-def _not_finite(measured: Mapping[str, Any]) -> str:
-    """Say what an experiment measured that is no number where it should be; "" if all are numbers."""
-    wrong = {k: v for k, v in measured.items() if isinstance(v, float) and not math.isfinite(v)}
-    return ", ".join(f"{name} is {value}" for name, value in wrong.items())
 
 
 def _again(before: Row | None, now: Row, experiment: Experiment) -> str:

@@ -8,17 +8,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from groupwise.commands.build.machine import threads, with_threads
+from groupwise.commands.build.machine import plan_of, threads, with_threads
 from groupwise.commands.build.policy import policy_after
 from groupwise.commands.build.rollout import (
     chat_of,
     environments_of,
+    episodes_of,
     evaluation_of,
     pool_of,
-    sampler_of,
     scorer_of,
     selected,
 )
@@ -44,6 +45,7 @@ from groupwise.models.chat.template_checks import check_chat, require_no_fatal
 from groupwise.models.load import Policy, load_policy, model_folder
 from groupwise.models.scalar_heads import load_reward_model
 from groupwise.rollout.collect import Judge, problem_values
+from groupwise.rollout.segments import advance
 from groupwise.training.start.initial_policy import HUB_ID, RunPolicy, is_run, run_policy
 
 RESULTS, COMPLETIONS = "results.json", "completions.jsonl"
@@ -201,19 +203,16 @@ def _plan(name: str, recipe: RecipeLike | None, overrides: Mapping[str, object],
     assert task_of is not None
     if not isinstance(task_of, (str, os.PathLike)) or not is_run(os.fspath(task_of)):
         of_program = given(task_of, overrides)
-        loaded, files = of_program.placed(_with_threads(of_program.recipe, note))
-        return resolve(loaded, files=files)
-    run = Path(task_of)
-    for line in kept.differences(run):
-        note(line)
-    return resolve(_with_threads(recipes.load(str(whole_recipe(run)), overrides), note), place=run.resolve())
-
-
-def _with_threads(recipe: recipes.Recipe, note: Callable[[str], None]) -> recipes.Recipe:
-    chosen, notes = with_threads(recipe)  # the bits depend on their number
+        plan, notes = plan_of(of_program, of_program.recipe)
+    else:
+        run = Path(task_of)
+        for line in kept.differences(run):
+            note(line)
+        loaded, notes = with_threads(recipes.load(str(whole_recipe(run)), overrides))
+        plan = resolve(loaded, place=run.resolve())
     for line in notes:
         note(line)
-    return chosen
+    return plan
 
 
 def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResult:
@@ -231,7 +230,7 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
         selection = selected(recipe, task, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
         scorer = scorer_of(task, plan.rewards, policy, chat, pool)
-        sample = sampler_of(task, policy, chat, engine, environments)
+        sample = episodes_of(task, policy, chat, engine, environments) or partial(advance, engine)
         judge = _judge(recipe, plan.folder / REWARD_MODEL)
         evaluation, groups = evaluation_of(recipe, sample, scorer, selection, judge)()
     return PolicyResult(named, recipe.measure, groups, evaluation)

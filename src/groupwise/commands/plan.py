@@ -28,12 +28,11 @@ from groupwise.models.context import positions
 from groupwise.models.forward.heads import halves, require_plain_head
 from groupwise.models.load import load_tokenizer, require_config
 from groupwise.models.moe.record import require_routers
-from groupwise.planning.devices import CPU, Device, device_of
 from groupwise.planning.memory import OTHER_RANKS, MemoryPlan, fewest_ranks, plan
 from groupwise.planning.parts import PlannedRun, planned_run
 from groupwise.planning.run_shape import RunShape, microbatch_sizes
 from groupwise.planning.shard_groups import held_bytes
-from groupwise.planning.step_time import Phase, numbers_of, step_phases, step_seconds
+from groupwise.planning.step_time import CPU, Device, Phase, device_of, numbers_of, step_phases, step_seconds
 
 #: Columns of a line, of its first word, and of a table's first column.
 WIDTH, WORD, FIRST = 112, 13, 24

@@ -68,7 +68,11 @@ def given(
     for key, value in changes.items():
         set_key(table, key, of_program(value))
     if rewards is not None:
-        _add(table, _by_name(rewards))
+        tables = table.setdefault("rewards", {})
+        for name, one in _by_name(rewards).items():
+            if name in tables:
+                raise UsageError(f"rewards.{name}: the recipe has a reward of this name; give yours another")
+            tables[name] = one
     functions = _taken(table)
     origin = f"from {os.fspath(recipe) if isinstance(recipe, (str, os.PathLike)) else where}"
     return Given(parse(table, where), origin, functions)
@@ -119,14 +123,6 @@ def _by_name(rewards: Any) -> dict[str, Any]:
             raise UsageError(f"rewards: two are called {name}; name them: rewards={{'one': ..., 'other': ...}}")
         named[name] = {"use": one}
     return named
-
-
-def _add(table: dict[str, Any], rewards: Mapping[str, Any]) -> None:
-    tables = table.setdefault("rewards", {})
-    for name, one in rewards.items():
-        if name in tables:
-            raise UsageError(f"rewards.{name}: the recipe has a reward of this name; give yours another")
-        tables[name] = one
 
 
 def _taken(table: Mapping[str, Any]) -> dict[str, bytes]:

@@ -1,6 +1,6 @@
 """Plan of a run: a recipe with its parts, the keys that nothing in it reads, what it says of itself, and about.json."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from groupwise.core.code.user_code import Source
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import brief, listed
 from groupwise.core.machine.facts import where
-from groupwise.core.numbers.measure import CORRECTNESS, Measure
+from groupwise.core.numbers.measure import CORRECTNESS
 from groupwise.core.processes.place import Role, in_words, resources_in_words
 from groupwise.core.reward import TASK
 from groupwise.core.task import Notes, PlaysInProcesses, PlaysTurns, ScoresSteps, Task
@@ -25,9 +25,7 @@ from groupwise.models.scalar_heads import POLICY_START, REWARD_START
 from groupwise.rewards.functions.user import TaskScore
 from groupwise.rollout.scoring import RewardWeights
 from groupwise.rollout.selection import evaluated, heldout_sets
-from groupwise.training.critic import CriticSettings
-from groupwise.training.learner import LearnerSettings
-from groupwise.training.reference import START, ReferenceSettings
+from groupwise.training.reference import START
 from groupwise.training.settings import Guard
 from groupwise.training.start.initial_policy import TINY
 from groupwise.training.start.reward_model import SAMPLED_PAIRS, PreferenceSettings
@@ -118,83 +116,92 @@ class Plan:
 
     def describe(self) -> str:
         """Say what the run will do, before it does it."""
-        recipe, row = self.recipe, self.algorithm
-        completions = recipe.prompts_per_step * recipe.samples_per_prompt
-        instead = f", in place of {recipe.model} and its warm start" if recipe.start else ""
-        lines = [
-            f"run          {self.folder}, seed {recipe.seed}, {recipe.device}",
-            f"policy       {recipe.origin}, {_describe_warm_start(recipe)}{instead}",
-            *([f"reference    {_describe_reference(recipe.reference)}"] if self.algorithm.needs_reference else []),
-            f"task         {self.task}",
-            *(f"             {note}" for note in (self.task.notes() if isinstance(self.task, Notes) else ())),
-            f"algorithm    {row.name} ({row.paper})",
-            *(f"  {slot:<10} {describe(part)}" for slot, part in row.parts.items()),
-            f"  {'entropy':<10} {row.entropy_coefficient:g}",
-            *(f"own code     {source}" for source in self.code),
-            f"learning     {_describe_learning(recipe.learner)}",
-            f"sampling     {_describe_sampling(recipe.sampling)}",
-            *([f"engine       {recipe.engine}"] if recipe.engine.place != "inside" else []),
-            *([f"placement    {_describe_placement(recipe, self.processes)}"] if recipe.placement.ray else []),
-            *([f"adapters     {_describe_adapters(recipe)}"] if recipe.adapter.rank else []),
-            *([f"routing      {recipe.routing}"] if recipe.routing.changed else []),
-            f"precision    {_describe_precision(recipe, self.copies_reference)}",
-            *([f"critic       {_describe_critic(recipe.critic)}"] if recipe.critic else []),
-            *([f"reward model {_describe_preference(recipe.preference)}"] if recipe.preference else []),
-            *(
-                f"             beside it the task's own score decides {what}"
-                for what in (_decided_by_the_task(row, self.task) if recipe.preference else ())
-            ),
-            *(f"reward       {line}" for line in describe_weights(self.rewards)),
-            *([f"step scores  {_describe_steps(self.task)}"] if row.reads_steps else []),
-            f"step         {recipe.prompts_per_step} prompts x {recipe.samples_per_prompt} samples = {completions} "
-            f"completions of at most {recipe.sampling.max_new_tokens} tokens",
-            f"             {recipe.passes_per_batch} pass(es) of {recipe.updates_per_batch} update(s)",
-            *(f"age          {line}" for line in _describe_age(recipe, row)),
-            f"run length   {recipe.steps} steps, {recipe.total_updates} optimizer updates",
-            f"evaluation   {_describe_evaluation(self.evaluated, recipe)}",
-        ]
-        return "\n".join(lines)
+        return "\n".join((*_policy_lines(self), *_training_lines(self), *_step_lines(self)))
 
 
-def _describe_placement(recipe: Recipe, processes: Mapping[Role, int]) -> str:
-    settings = recipe.placement
-    actors = (f"{in_words(role, count)} of {resources_in_words(settings, role)}" for role, count in processes.items())
-    return f"actors of the Ray {settings.ray}: {', '.join(actors)}; {settings.strategy}"
+def _policy_lines(plan: Plan) -> Iterator[str]:
+    """Say what is trained, on which task, and by which algorithm."""
+    recipe, row = plan.recipe, plan.algorithm
+    instead = f", in place of {recipe.model} and its warm start" if recipe.start else ""
+    yield f"run          {plan.folder}, seed {recipe.seed}, {recipe.device}"
+    yield f"policy       {recipe.origin}, {_describe_warm_start(recipe)}{instead}"
+    if row.needs_reference:
+        model, every = recipe.reference.model, recipe.reference.every
+        start = "the policy that the run starts from" if model == START else model
+        yield f"reference    {start}" + (f", renewed from the policy every {every} steps" if every else "")
+    yield f"task         {plan.task}"
+    for note in plan.task.notes() if isinstance(plan.task, Notes) else ():
+        yield f"             {note}"
+    yield f"algorithm    {row.name} ({row.paper})"
+    for slot, part in row.parts.items():
+        yield f"  {slot:<10} {describe(part)}"
+    yield f"  {'entropy':<10} {row.entropy_coefficient:g}"
+    for source in plan.code:
+        yield f"own code     {source}"
 
 
-def _describe_measure(measure: Measure) -> str:
-    if measure.pass_at is None:
-        return f"measured by the mean of {measure.metric}; with evaluation.pass_at by a pass rate"
-    name = "the task's score" if measure.metric == CORRECTNESS else measure.metric
-    return f"passed from {measure.pass_at:g} of {name} on"
+def _training_lines(plan: Plan) -> Iterator[str]:
+    """Say how the policy learns and samples, what stands beside it, and what scores."""
+    recipe, row, task, learner = plan.recipe, plan.algorithm, plan.task, plan.recipe.learner
+    rising = f" after {learner.warmup_updates} updates of warmup" if learner.warmup_updates else ""
+    norm = f"gradient norm at most {learner.clip_norm:g}" if learner.clip_norm else "any gradient norm"
+    decay = f", weight decay {learner.weight_decay:g}" if learner.weight_decay else ""
+    yield f"learning     rate {learner.learning_rate:g}, {learner.schedule}{rising}, {norm}{decay}"
+    yield f"sampling     {_describe_sampling(recipe.sampling)}"
+    if recipe.engine.place != "inside":
+        yield f"engine       {recipe.engine}"
+    if recipe.placement.ray:
+        placed = plan.processes.items()
+        actors = (f"{in_words(role, count)} of {resources_in_words(recipe.placement, role)}" for role, count in placed)
+        yield f"placement    actors of the Ray {recipe.placement.ray}: {', '.join(actors)}; {recipe.placement.strategy}"
+    if recipe.adapter.rank:
+        rate, factor = learner.learning_rate, recipe.adapter.rate_factor
+        yield f"adapters     {recipe.adapter}, learning rate {factor:g} x {rate:g} = {factor * rate:g}"
+    if recipe.routing.changed:
+        yield f"routing      {recipe.routing}"
+    sides = ("learner", "engine", *["reference"] * plan.copies_reference)
+    precisions = (f"{side} {getattr(recipe, side).precision}".replace(" same", " fp32") for side in sides)
+    yield f"precision    {', '.join(precisions)}"
+    if critic := recipe.critic:
+        start = f"from the {critic.start}" if critic.start in (POLICY_START, REWARD_START) else f"from {critic.start}"
+        alone = f", {critic.warmup_steps} step(s) before the policy's first" if critic.warmup_steps else ""
+        yield f"critic       {start}, learning rate {critic.learning_rate:g}, clip {critic.clip:g}{alone}"
+    scores_steps = isinstance(task, (ScoresSteps, PlaysTurns))
+    if recipe.preference:
+        yield f"reward model {_describe_preference(recipe.preference)}"
+        decided = "             beside it the task's own score decides"
+        if not isinstance(row.filter, KeepAll) and row.filter.metric == CORRECTNESS:
+            yield f"{decided} which groups train (algorithm.filter)"
+        if row.reads_steps and scores_steps:
+            yield f"{decided} step rewards (algorithm.shaping)"
+    for line in describe_weights(plan.rewards):
+        yield f"reward       {line}"
+    if row.reads_steps:
+        of_turns = "the rewards of the turns" if isinstance(task, PlaysTurns) else "by the task"
+        yield f"step scores  {of_turns if scores_steps else 'this task has none: rewards come at the end only'}"
 
 
-def _describe_evaluation(evaluated: Mapping[str, int], recipe: Recipe) -> str:
-    if not evaluated:
-        return "none"
-    counts = ", ".join(
-        f"{count} of {name}" if name else f"{count} held-out problems" for name, count in evaluated.items()
+def _step_lines(plan: Plan) -> Iterator[str]:
+    """Say what a step is, how many there are, and how the run is evaluated."""
+    recipe, row, measure = plan.recipe, plan.algorithm, plan.recipe.measure
+    completions = recipe.prompts_per_step * recipe.samples_per_prompt
+    yield (
+        f"step         {recipe.prompts_per_step} prompts x {recipe.samples_per_prompt} samples = {completions} "
+        f"completions of at most {recipe.sampling.max_new_tokens} tokens"
     )
-    return f"{counts} x {recipe.evaluation.samples} samples, {_describe_measure(recipe.measure)}"
-
-
-def _describe_precision(recipe: Recipe, copies_reference: bool) -> str:
-    precisions = {name: getattr(recipe, name).precision for name in ("learner", "engine", "reference")}
-    if not copies_reference:
-        del precisions["reference"]
-    return ", ".join(f"{name} {'fp32' if one == 'same' else one}" for name, one in precisions.items())
-
-
-def _describe_reference(settings: ReferenceSettings) -> str:
-    start = "the policy that the run starts from" if settings.model == START else settings.model
-    return start + (f", renewed from the policy every {settings.every} steps" if settings.every else "")
-
-
-def _describe_learning(settings: LearnerSettings) -> str:
-    rising = f" after {settings.warmup_updates} updates of warmup" if settings.warmup_updates else ""
-    norm = f"gradient norm at most {settings.clip_norm:g}" if settings.clip_norm else "any gradient norm"
-    decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
-    return f"rate {settings.learning_rate:g}, {settings.schedule}{rising}, {norm}{decay}"
+    yield f"             {recipe.passes_per_batch} pass(es) of {recipe.updates_per_batch} update(s)"
+    for line in _describe_age(recipe, row):
+        yield f"age          {line}"
+    yield f"run length   {recipe.steps} steps, {recipe.total_updates} optimizer updates"
+    if not plan.evaluated:
+        yield "evaluation   none"
+        return
+    counts = (f"{n} of {name}" if name else f"{n} held-out problems" for name, n in plan.evaluated.items())
+    measured = f"measured by the mean of {measure.metric}; with evaluation.pass_at by a pass rate"
+    if measure.pass_at is not None:
+        name = "the task's score" if measure.metric == CORRECTNESS else measure.metric
+        measured = f"passed from {measure.pass_at:g} of {name} on"
+    yield f"evaluation   {', '.join(counts)} x {recipe.evaluation.samples} samples, {measured}"
 
 
 def _describe_sampling(sampling: Sampling) -> str:
@@ -240,11 +247,6 @@ def _describe_age(recipe: Recipe, row: Algorithm) -> list[str]:
     ]
 
 
-def _describe_adapters(recipe: Recipe) -> str:
-    rate, factor = recipe.learner.learning_rate, recipe.adapter.rate_factor
-    return f"{recipe.adapter}, learning rate {factor:g} x {rate:g} = {factor * rate:g}"
-
-
 def _describe_warm_start(recipe: Recipe) -> str:
     warm, adapter = recipe.warm_start, recipe.adapter
     if not warm.steps:
@@ -263,26 +265,6 @@ def _describe_preference(settings: PreferenceSettings) -> str:
     if settings.path is not None:
         return f"from the pairs in {settings.path}, {settings.epochs} epochs"
     return f"from {settings.pairs} {SAMPLED_PAIRS}, {settings.noise:.0%} of the labels wrong, {settings.epochs} epochs"
-
-
-def _decided_by_the_task(row: Algorithm, task: Task) -> list[str]:
-    """List what the task's own score still decides if a learned one trains."""
-    groups = not isinstance(row.filter, KeepAll) and row.filter.metric == CORRECTNESS
-    steps = row.reads_steps and isinstance(task, (ScoresSteps, PlaysTurns))
-    decisions = {"which groups train (algorithm.filter)": groups, "step rewards (algorithm.shaping)": steps}
-    return [what for what, decided in decisions.items() if decided]
-
-
-def _describe_steps(task: Task) -> str:
-    if isinstance(task, PlaysTurns):
-        return "the rewards of the turns"
-    return "by the task" if isinstance(task, ScoresSteps) else "this task has none: rewards come at the end only"
-
-
-def _describe_critic(critic: CriticSettings) -> str:
-    start = f"from the {critic.start}" if critic.start in (POLICY_START, REWARD_START) else f"from {critic.start}"
-    alone = f", {critic.warmup_steps} step(s) before the policy's first" if critic.warmup_steps else ""
-    return f"{start}, learning rate {critic.learning_rate:g}, clip {critic.clip:g}{alone}"
 
 
 def about(plan: Plan, started: float) -> dict[str, Any]:

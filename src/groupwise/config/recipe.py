@@ -94,7 +94,10 @@ def parse(table: Mapping[str, Any], where: str) -> Recipe:
     """Check a recipe's table. Raises UsageError, one line, if anything is off."""
     for key, value in table.items():
         require_plain(f"{where}: {key}", value)
-    require_own_names(table, _known_names(), where)
+    # What is inside of tasks, rewards and parts is judged by them.
+    known = {name: {key: {} for key in getattr(kind, "model_fields", ())} for name, kind in section_types().items()}
+    known["algorithm"] = {key: {} for key in ("name", "kl", "entropy_coefficient", *KINDS)}
+    require_own_names(table, known, where)
     try:
         return Recipe.model_validate(dict(table))
     except ValidationError as error:
@@ -155,12 +158,6 @@ def is_section(kind: Any) -> bool:
 def section_types() -> dict[str, Any]:
     """Map each key of a recipe to the settings class of its section, or to its own type."""
     return {name: section_type(field.annotation) for name, field in Recipe.model_fields.items()}
-
-
-def _known_names() -> dict[str, dict[str, Any]]:
-    """List the keys of a recipe, and inside of its sections; what tasks, rewards and parts have is judged by them."""
-    names = {name: {key: {} for key in getattr(kind, "model_fields", ())} for name, kind in section_types().items()}
-    return names | {"algorithm": {key: {} for key in ("name", "kl", "entropy_coefficient", *KINDS)}}
 
 
 def _in_words(error: Any) -> str:

@@ -44,6 +44,9 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
     row = _algorithm(recipe, metric, files)
     keys = dataclasses.asdict(problems)  # type: ignore[call-overload]
     chosen = {"name": recipe.task["name"]} if recipe.task.get("name") in names() else chosen_by(problems)
+    critic = recipe.critic or CriticSettings()
+    if "learning_rate" not in critic.model_fields_set:
+        critic = critic.replace(learning_rate=CRITIC_RATE * recipe.learner.learning_rate)
     complete = recipe.replace(
         device=device,
         engine=recipe.engine.placed(),
@@ -51,7 +54,7 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
         task=chosen | {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()},
         algorithm={"name": row.name, **settings(row)},
         rewards=with_whole_paths(recipe.rewards, rewards),
-        critic=_critic(recipe) if row.advantage.reads_value else None,
+        critic=critic if row.advantage.reads_value else None,
         warm_start=WarmStart() if recipe.start else recipe.warm_start.fitted(tiny=recipe.model in TINY),
         evaluation=measured_by(recipe.evaluation, metric).with_ends(recipe.sampling),
     )
@@ -123,10 +126,3 @@ def _device(name: str) -> str:
     if name == "cuda" and not available:
         raise UsageError('device = \'cuda\': torch sees no CUDA device; use "cpu" or "auto"')
     return ("cuda" if available else "cpu") if name == "auto" else name
-
-
-def _critic(recipe: Recipe) -> CriticSettings:
-    critic = recipe.critic or CriticSettings()
-    if "learning_rate" in critic.model_fields_set:
-        return critic
-    return critic.replace(learning_rate=CRITIC_RATE * recipe.learner.learning_rate)

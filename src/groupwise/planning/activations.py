@@ -241,8 +241,6 @@ class LiveBytes(TorchDispatchMode):
 
     now   bytes
     peak  the most that `now` has been
-
-    What one operation takes and gives back inside its kernel is not seen.
     """
 
     def __init__(self) -> None:

@@ -44,12 +44,10 @@ COLUMNS, SAMPLED, LATER = 100, 250, 64 << 20
 WORKSPACES = 2 * 8 * (4096 << 10)
 #: What another process of the run holds of libraries, at most: this one may hold more, of what it did before.
 LIBRARIES = 450 << 20
-#: The share of an update's activations that the C library keeps, in pieces, where they are not given back: of what
-#: five shapes held without it, 0.2 to 1.5 of their activations were missing (docs/memory.md).
+#: Share of an update's activations that the C library keeps, in pieces, if they are not given back (docs/memory.md).
 KEPT = 0.5
-#: The share that it keeps over ranks, inside an update, of activations and what is gathered; and of a policy of
-#: `GIVEN_BACK` bytes or more, whose largest blocks have pages of their own. Threads of torch and gloo each have a part
-#: of the C library's memory, and what one has freed another does not take (docs/scale.md).
+#: Share of activations and of what is gathered that it keeps inside an update over ranks; and of a policy of
+#: `GIVEN_BACK` bytes or more, whose largest blocks have pages of their own (docs/scale.md).
 KEPT_INSIDE, KEPT_INSIDE_LARGE = 1.2, 0.75
 
 STARTING, GENERATING, SCORING, LOADING, SAVING = "starting", "generating", "scoring", "loading weights", "saving"

@@ -15,12 +15,14 @@ import torch
 from torch import nn
 
 from groupwise.commands.build.rollout import chat_of, selected
+from groupwise.config.given import Given
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe
+from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import existing_parent
+from groupwise.core.machine.facts import cores, free_threads, held_cores
 from groupwise.core.machine.free_memory import free_memory, held_memory
-from groupwise.core.machine.load import cores, free_threads, held_cores
 from groupwise.core.processes.place import LOCAL
 from groupwise.core.task import PlaysTurns
 from groupwise.engines.outside.connection import addresses_of
@@ -62,6 +64,13 @@ def with_threads(recipe: Recipe) -> tuple[Recipe, list[str]]:
         return recipe.replace(threads=free), [words] * (free < usual)
     slow = f"threads      {recipe.threads}, as the recipe says: {busy}, so steps may take many times as long"
     return recipe, [slow] * (free < min(usual, recipe.threads))
+
+
+def plan_of(one: Given, recipe: Recipe) -> tuple[Plan, list[str]]:
+    """Resolve what a program gives, `recipe` in the place of its own, with threads picked; and what is said of them."""
+    loaded, notes = with_threads(recipe)
+    loaded, files = one.placed(loaded)
+    return resolve(loaded, files=files), notes
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from groupwise.rollout.batches import AsynchronousBatches, Batches
 from groupwise.rollout.collect import Judge, Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.episodes import Episodes
 from groupwise.rollout.scoring import RewardWeights, Scorer
-from groupwise.rollout.segments import Sampler, advance
+from groupwise.rollout.segments import Sampler
 from groupwise.rollout.selection import PromptLimit, Selection, select
 from groupwise.tasks.environment import EnvironmentTask
 
@@ -140,11 +140,6 @@ def episodes_of(
 def turn_findings(task: Task, chat: Chat, ends: frozenset[int]) -> list[TemplateFinding]:
     """Try the chat template on conversations of several turns; nothing for a task without an environment."""
     return check_turns(chat, ends, task.game.roles, task.history) if isinstance(task, EnvironmentTask) else []
-
-
-def sampler_of(task: Task, policy: Policy, chat: Chat, engine: Engine, environments: Environments | None) -> Sampler:
-    """Make what samples completions, or plays episodes."""
-    return episodes_of(task, policy, chat, engine, environments) or partial(advance, engine)
 
 
 def scorer_of(

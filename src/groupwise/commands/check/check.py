@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from groupwise.algorithms.algorithm import Algorithm
-from groupwise.commands.build.machine import threads, with_threads
+from groupwise.commands.build.machine import plan_of, threads
 from groupwise.commands.build.rollout import pool_of, reward_forms
 from groupwise.commands.check.findings import CheckSection, Remark, fault, note, ok
 from groupwise.commands.check.model import ModelFiles, file_findings, loaded_findings, model_path, read_files
@@ -33,7 +33,7 @@ from groupwise.commands.check.trials import (
 )
 from groupwise.config.given import RecipeLike, RewardsLike, given
 from groupwise.config.plan import Plan
-from groupwise.config.resolve import resolve, resolved_recipe
+from groupwise.config.resolve import resolved_recipe
 from groupwise.config.validate import unusual
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
@@ -91,9 +91,7 @@ def check_sections(
 ) -> Iterator[CheckSection]:
     """Check as `check` does, and give each section as soon as it is known."""
     given_recipe = given(recipe, overrides, algorithm, rewards)
-    loaded, notes = with_threads(given_recipe.recipe)
-    loaded, files = given_recipe.placed(loaded)
-    plan = resolve(loaded, files=files)
+    plan, notes = plan_of(given_recipe, given_recipe.recipe)
     if model:
         plan.recipe.engine.require_place()
     with threads(plan.recipe):

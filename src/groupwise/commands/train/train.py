@@ -16,7 +16,7 @@ from groupwise import loop
 from groupwise.actors.place import RayPlace
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.commands.build.build import build
-from groupwise.commands.build.machine import threads, with_threads
+from groupwise.commands.build.machine import plan_of, threads, with_threads
 from groupwise.commands.build.policy import pinned
 from groupwise.commands.train.callbacks import Callback, Callbacks, require_callbacks
 from groupwise.commands.train.resume import continuation, made_again, record_changes, resumed
@@ -72,9 +72,7 @@ def train(
     loaded = pinned(with_given_ranks(given_recipe.recipe), _say(quiet, stderr=True))
     if "name" not in (overrides or {}):
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
-    loaded, notes = with_threads(loaded)
-    loaded, files = given_recipe.placed(loaded)
-    plan = resolve(loaded, files=files)
+    plan, notes = plan_of(given_recipe, loaded)
     plan.recipe.engine.require_place()
     send_to = tracker(plan.recipe.journal.tracker)
     text = recipes.dump(resolved_recipe(plan), given_recipe.origin)
