@@ -55,6 +55,8 @@ def main(run: Channel, memory: int, wanted: str | None) -> None:
     def begin(_: object, descriptors: Sequence[int]) -> None:
         try:
             run.close()
+            if home is not None:
+                os.close(home)
             line, leash = (socket.socket(fileno=descriptor) for descriptor in descriptors)
             keep(line, leash, lambda: _scoring(line, memory, outside), alone=home is not None)
         except BaseException as error:
