@@ -25,7 +25,7 @@ from groupwise.diagnostics.groups import group_metrics, in_words
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.chat.prompts import Chat
 from groupwise.rewards.functions.adapters import LONGEST_TEXT, MOST_NAMES, bound
-from groupwise.rewards.functions.user import finisher
+from groupwise.rewards.functions.form import finisher
 from groupwise.rollout.collect import heldout_answers, measured
 from groupwise.rollout.scoring import RewardWeights, Scorer, ScoringRound
 from groupwise.rollout.segments import advance
