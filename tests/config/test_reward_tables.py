@@ -12,8 +12,7 @@ from groupwise.config.resolve import resolve
 from groupwise.config.rewards import read_reward_weights
 from groupwise.core.errors import UsageError
 from groupwise.core.task import Bounded
-from groupwise.rewards.functions.form import Repetition, Tags
-from groupwise.rewards.functions.user import User
+from groupwise.rewards.functions.form import Repetition, Tags, User
 from groupwise.rollout.scoring import ScoringSettings
 from groupwise.tasks.code import Code
 

@@ -21,7 +21,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
 from groupwise.diagnostics.groups import group_metrics, in_words
 from groupwise.rewards.functions.adapters import LONGEST_TEXT, MOST_NAMES, bound
-from groupwise.rewards.functions.user import finisher
+from groupwise.rewards.functions.form import finisher
 from groupwise.rollout.scoring import RewardWeights, Scorer, ScoringRound
 from tests.rollout.made import ARITHMETIC, NAN, completion, evaluated, group
 

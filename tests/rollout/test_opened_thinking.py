@@ -16,7 +16,7 @@ from groupwise.core.task import Demonstration
 from groupwise.models.chat.later_turns import thinking_of
 from groupwise.models.chat.prompts import Chat, ChatSettings
 from groupwise.models.tiny import CHATML
-from groupwise.rewards.functions.user import TaskScore
+from groupwise.rewards.functions.form import TaskScore
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.scoring import Scorer, ScoringRound
 from groupwise.tasks.make import task

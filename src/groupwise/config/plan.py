@@ -22,7 +22,7 @@ from groupwise.core.processes.place import Role, in_words, resources_in_words
 from groupwise.core.reward import TASK
 from groupwise.core.task import Notes, PlaysInProcesses, PlaysTurns, ScoresSteps, Task
 from groupwise.models.scalar_heads import POLICY_START, REWARD_START
-from groupwise.rewards.functions.user import TaskScore
+from groupwise.rewards.functions.form import TaskScore
 from groupwise.rollout.scoring import RewardWeights
 from groupwise.rollout.selection import evaluated, heldout_sets
 from groupwise.training.reference import START

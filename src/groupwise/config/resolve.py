@@ -17,7 +17,7 @@ from groupwise.core.code.user_code import NO_FILES, Files, Source, source_of
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.task import Task
 from groupwise.journal import kept
-from groupwise.rewards.functions.user import FromFile
+from groupwise.rewards.functions.form import FromFile
 from groupwise.rollout.scoring import RewardWeights, has_answers
 from groupwise.tasks.environment import EnvironmentTask
 from groupwise.tasks.make import chosen_by, names, task

@@ -12,8 +12,7 @@ from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.numbers.measure import CORRECTNESS, REWARD
 from groupwise.core.reward import LEARNED, TASK, Reward
 from groupwise.core.settings import Settings, model_of, validated
-from groupwise.rewards.functions.form import KINDS
-from groupwise.rewards.functions.user import FromFile, User, with_file
+from groupwise.rewards.functions.form import KINDS, FromFile, User, with_file
 from groupwise.rollout.collect import EvaluationSettings
 from groupwise.rollout.scoring import RewardWeights
 

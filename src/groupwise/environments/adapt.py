@@ -23,7 +23,7 @@ from groupwise.environments.calls import calls_in, without_end
 from groupwise.environments.tools import Tool, answer
 from groupwise.environments.tools import tools as as_tools
 from groupwise.rewards.functions.adapters import TRL, Bound, columns, prompt_of, score_result
-from groupwise.rewards.functions.user import finisher
+from groupwise.rewards.functions.form import finisher
 
 #: Characters that an environment says at once, at most.
 LONGEST = 2**20

@@ -1,7 +1,7 @@
-"""Isolation of processes, for those that score and for programs that are not trusted: one module, in two parts.
+"""Isolation of processes, of those that score and of programs that are not trusted.
 
-The calls of Linux that Python does not wrap, through libc; each raises OSError where the system refuses. Above them:
-namespaces, limits of resources, and the end of whatever a process has started.
+First stand the calls of Linux that Python does not wrap, through libc: each raises OSError where the system refuses.
+Then what is made of them: namespaces, limits of resources, and the end of whatever a process has started.
 
 Where Linux lets us (root, or user namespaces), the first process of a PID namespace of its own stands over all that is
 started: when it ends, the kernel ends everything in the namespace, daemons included. Elsewhere on Linux the process
@@ -131,10 +131,10 @@ class Isolation(StrEnum):
 
 
 def enter(isolation: Isolation) -> int | None:
-    """Prepare this process for children in PID namespaces of their own: the namespace that it comes back to after it
-    has made one, as a descriptor; None where `isolation` has no namespaces.
+    """Prepare this process for children in PID namespaces of their own -> its own namespace, to which it comes back
+    after each, as a descriptor; None where `isolation` has no namespaces.
 
-    In a user namespace it goes on in a new process, because only there it may make namespaces and come back.
+    In a user namespace it goes on in a new process, because only there it may come back.
     """
     if isolation not in (Isolation.NAMESPACE, Isolation.USER_NAMESPACE):
         return None

@@ -98,7 +98,9 @@ def make_children(run: Channel, begin: Callable[[Any, Sequence[int]], object], h
             children[order["spawn"]] = born(lambda: begin(order["told"], descriptors), home)
             return {} if order["answer"] else None
         except OSError as error:
-            return {"failed": str(error)} if order.get("answer", True) else None
+            if not order.get("answer", True):
+                raise  # nobody would hear of it: whoever ordered sees that the zygote has ended
+            return {"failed": str(error)}
 
     serve(run, _MOST_DESCRIPTORS, obey)
 

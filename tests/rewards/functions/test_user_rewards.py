@@ -17,7 +17,7 @@ from groupwise.core.processes import codec
 from groupwise.core.reward import Cause
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.functions.adapters import score_result, score_results
-from groupwise.rewards.functions.user import TaskScore, User, with_file
+from groupwise.rewards.functions.form import TaskScore, User, with_file
 from groupwise.tasks.arithmetic import Arithmetic
 
 HERE = Path(__file__).parent

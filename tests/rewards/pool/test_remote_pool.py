@@ -19,7 +19,7 @@ from groupwise.core.processes.place import HERE
 from groupwise.core.reward import ScoreResult
 from groupwise.core.samples import Sample
 from groupwise.environments.live import PoolEnvironments
-from groupwise.rewards.functions.user import User
+from groupwise.rewards.functions.form import User
 from groupwise.rewards.pool import remote
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.remote import RemotePool

@@ -23,8 +23,7 @@ from groupwise.core.records import Completion
 from groupwise.core.reward import Cause, ScoreResult
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards import isolation as isolate
-from groupwise.rewards.functions.form import Format
-from groupwise.rewards.functions.user import TaskScore, User
+from groupwise.rewards.functions.form import Format, TaskScore, User
 from groupwise.rewards.isolation import Isolation
 from groupwise.rewards.pool.dispatch import Dispatcher
 from groupwise.rewards.pool.pool import Pool
@@ -274,7 +273,7 @@ def test_the_users_own_lines_are_told() -> None:
 # No more is imported than these need: torch and this file would take 2.5 s.
 SCRIPT = """
 from groupwise.core.samples import Attempt, Sample
-from groupwise.rewards.functions.user import User
+from groupwise.rewards.functions.form import User
 from groupwise.rewards.pool.work import Limits
 from groupwise.rewards.isolation import Isolation
 from groupwise.rewards.pool.pool import Pool
@@ -311,7 +310,7 @@ def test_what_does_not_load_stops_the_run_in_one_line(tmp_path: Path, left: Call
         with pytest.raises(UsageError):
             pool.submit("mine", attempts("good"))
     with (
-        Pool({"mine": own(tmp_path, "import time\ntime.sleep(60)\n")}, Limits(load=0.5)) as pool,
+        Pool({"mine": own(tmp_path, "import time\ntime.sleep(60)\n")}, Limits(load=2.0)) as pool,
         pytest.raises(UsageError, match="cannot be loaded"),
     ):
         score(pool, "mine", attempts("good"))

@@ -30,7 +30,7 @@ from groupwise.core.reward import ScoreResult
 from groupwise.core.task import Starts
 from groupwise.rewards import isolation
 from groupwise.rewards.functions.adapters import ATTEMPTS, Bound, exhausted, fault, list_is_wrong
-from groupwise.rewards.functions.user import finisher
+from groupwise.rewards.functions.form import finisher
 from groupwise.rewards.isolation import Isolation
 from groupwise.rewards.pool.work import Given
 from groupwise.rewards.zygote import make_children
@@ -55,6 +55,8 @@ def main(run: Channel, memory: int, wanted: str | None) -> None:
     def begin(_: object, descriptors: Sequence[int]) -> None:
         try:
             run.close()
+            if home is not None:
+                os.close(home)
             line, leash = (socket.socket(fileno=descriptor) for descriptor in descriptors)
             keep(line, leash, lambda: _scoring(line, memory, outside), alone=home is not None)
         except BaseException as error:

@@ -7,8 +7,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from groupwise.rewards.verifiers import formula
-from groupwise.rewards.verifiers.numerals import is_name, is_unit, measure
-from groupwise.rewards.verifiers.units import Unit, unit
+from groupwise.rewards.verifiers.numerals import Unit, is_name, is_unit, measure, unit
 
 
 class Kind(StrEnum):

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from groupwise.rewards.verifiers import formula
 from groupwise.rewards.verifiers.kinds import INFINITE, Answer, Kind, Read, name_of, part_of, words_of
-from groupwise.rewards.verifiers.units import Unit
+from groupwise.rewards.verifiers.numerals import Unit
 
 
 def set_of(text: str, read: Read) -> Answer | None:

@@ -5,8 +5,7 @@ from fractions import Fraction
 from itertools import islice, pairwise
 
 from groupwise.rewards.verifiers.marks import LONGEST_CLAIM, SAYS_NOTHING, SENTENCE, backwards, denied
-from groupwise.rewards.verifiers.numerals import SIZES, Number, clean, read, scan
-from groupwise.rewards.verifiers.units import unit
+from groupwise.rewards.verifiers.numerals import SIZES, Number, clean, read, scan, unit
 
 #: Characters at the end of an unmarked completion that are read.
 LONGEST_ENDING = 4_000
