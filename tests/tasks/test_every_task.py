@@ -80,7 +80,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "arithmetic": [
         ({"operands": (1, 3)}, "task.operands must be"),
         ({"operands": (4, 3)}, "task.operands must be"),
-        ({"operands": (3,)}, "task.operands must be"),
+        ({"operands": (3,)}, "task.operands = (3,): must be"),
         ({"largest": 0}, "task.largest must be"),
         ({"worked_share": 1.5}, "task.worked_share must be"),
         ({"heldout_share": 0.0}, "task.heldout_share must lie"),

@@ -396,7 +396,7 @@ def test_a_wide_row_is_not_repeated_whole(tmp_path: Path) -> None:
     assert refusal(path).endswith("column11 and 1988 more")
 
 
-def _parquet(path: Path, columns: dict[str, Any]) -> Path:
+def _arrow(path: Path, columns: dict[str, Any]) -> Path:
     import pyarrow
     import pyarrow.parquet
 
@@ -408,12 +408,12 @@ def test_parquet_with_what_python_cannot_hold_is_refused_by_its_row(tmp_path: Pa
     import pyarrow as pa
 
     texts = {"prompt": ["a"], "answer": ["1"]}
-    nowhere = _parquet(tmp_path / "zone.parquet", {**texts, "at": pa.array([0], pa.timestamp("us", tz="Mars/Olympus"))})
+    nowhere = _arrow(tmp_path / "zone.parquet", {**texts, "at": pa.array([0], pa.timestamp("us", tz="Mars/Olympus"))})
     assert refusal(nowhere).startswith(f"{nowhere}, row 1: ")
-    late = _parquet(tmp_path / "late.parquet", {**texts, "at": pa.array([2**40], pa.timestamp("s"))})
+    late = _arrow(tmp_path / "late.parquet", {**texts, "at": pa.array([2**40], pa.timestamp("s"))})
     assert refusal(late).startswith(f"{late}, row 1: ")
     wrong = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
-    bytes_ = _parquet(tmp_path / "bytes.parquet", {**texts, "text": wrong})
+    bytes_ = _arrow(tmp_path / "bytes.parquet", {**texts, "text": wrong})
     assert refusal(bytes_).startswith(f"{bytes_}, row 1: ")
 
 

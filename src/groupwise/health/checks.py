@@ -106,3 +106,9 @@ INVARIANTS = (
     REPLAYED_ARE_USED,
     AGE_IS_BOUNDED,
 )
+
+
+def invariant(name: str) -> Invariant:
+    """Find the invariant of this name; one of another version has a verdict and no meaning."""
+    unknown = Invariant(name, "It held.", "it does not hold", "it was not measured")
+    return next((each for each in INVARIANTS if each.name == name), unknown)

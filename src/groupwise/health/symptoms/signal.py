@@ -229,7 +229,7 @@ def scoring_faults(h: History) -> Seen | None:
     return Seen(
         f"{math.fsum(counts.values()):.0f}{of} completions have no score because {failed}: {_listed(counts)}{tools}. "
         "They neither vote nor train.",
-        remedy(counts),
+        _advice(counts),
     )
 
 
@@ -244,7 +244,7 @@ def turns_without_an_answer(h: History) -> Seen | None:
     return Seen(
         f"The environment, or a tool, gave no answer to {many(math.fsum(counts.values()), 'turn')} of {h.over}: "
         f"{_listed(counts)}{_tools_at_fault(h, counts, h.recent)}. The policy was told so.",
-        remedy({f"{cause} in {ENVIRONMENT}": count for cause, count in counts.items()}, answered=True),
+        _advice({f"{cause} in {ENVIRONMENT}": count for cause, count in counts.items()}, answered=True),
     )
 
 
@@ -267,6 +267,11 @@ def completions_without_a_score(h: History) -> Seen | None:
     )
 
 
+def _advice(faults: Mapping[str, float], answered: bool = False) -> str:
+    advice = remedy(faults, answered)
+    return f"{advice[:1].upper()}{advice[1:]}; log.txt has the first of each kind"
+
+
 def _listed(counts: Mapping[str, float]) -> str:
     return ", ".join(f"{count:.0f} {cause}" for cause, count in counts.items())
 
@@ -282,19 +287,18 @@ def _tools_at_fault(h: History, causes: Collection[str], rows: Sequence[Row]) ->
 
 
 def remedy(faults: Mapping[str, float], answered: bool = False) -> str:
-    """Advise on the commonest of some faults, which are counted by cause and place, the most first.
+    """Advise on the commonest of some faults, which are counted by cause and place.
 
     answered  the policy is told of faults of its environment already
 
     >>> remedy({"timeout in mine": 2, "nan in task": 1})
-    'A faster reward mine, or a longer scoring.deadline; log.txt has the first of each kind'
+    'a faster reward mine, or a longer scoring.deadline'
     """
     cause, _, place = max(faults, key=lambda name: faults[name]).partition(" in ")
     what = FAILED.get(place, f"reward {place}".rstrip())
     words = MEND.get(cause.split()[0], "mend the {what}").format(what=what)
     told = '; or task.on_fault = "answer", under which the policy is told of it and the episode goes on'
-    advice = words + told * (place == ENVIRONMENT and not answered)
-    return f"{advice[:1].upper()}{advice[1:]}; log.txt has the first of each kind"
+    return words + told * (place == ENVIRONMENT and not answered)
 
 
 def dropped_share(h: History, rows: Sequence[Row]) -> float | None:

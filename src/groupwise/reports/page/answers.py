@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from groupwise.core.numbers.change import FELL, UNTOLD
-from groupwise.health.checks import INVARIANTS, Invariant, of_limit
+from groupwise.health.checks import invariant, of_limit
 from groupwise.health.symptoms.base import (
     BAD,
     CORRECTNESS,
@@ -197,8 +197,7 @@ def check_lines(steps: Sequence[Row]) -> tuple[CheckLine, ...]:
 
 def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> CheckLine:
     """Judge one check; `checks` are (step, what metrics.jsonl has of it)."""
-    unknown = Invariant(name, "It held.", "It does not hold", "It was not measured")
-    known = next((each for each in INVARIANTS if each.name == name), unknown)
+    known = invariant(name)
     measured = [check for _, check in checks if check.get("verdict") in ("pass", "fail")]
     failed = [step for step, check in checks if check.get("verdict") == "fail"]
     sound = [check for check in measured if numbers("value", [check]) and numbers("limit", [check])]
