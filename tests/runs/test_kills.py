@@ -13,7 +13,7 @@ import torch
 from groupwise.journal.journal import read_metrics
 from tests.moe_policy import save_moe
 from tests.runs.test_environment_run import CHANGES as EPISODES
-from tests.runs.test_run import CORES, assert_same_run, go_on, start, wait_for
+from tests.runs.test_run import assert_same_run, go_on, start, wait_for
 from tests.runs.tiny_runs import laid_over
 
 LONG: dict[str, Any] = {"steps": 40, "prompts_per_step": 16}
@@ -40,7 +40,7 @@ def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int) -> Path
     folder = Path(changes["runs"]) / changes["name"]
     generator = torch.Generator().manual_seed(seed)
     for killed in range(kills):
-        process = go_on(folder, CORES) if (folder / "recipe.toml").is_file() else start(changes, CORES)
+        process = go_on(folder, threads=1) if (folder / "recipe.toml").is_file() else start(changes, threads=1)
         if killed % 2:
             wait_for(lambda: list((folder / "checkpoints").glob(".partial-*")), process)
         else:
@@ -50,7 +50,7 @@ def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int) -> Path
         process.kill()
         output = process.communicate()
         assert process.returncode == -signal.SIGKILL, f"the run ended after {killed} kills; make it longer: {output}"
-    process = go_on(folder, CORES)
+    process = go_on(folder, threads=1)
     output = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert not list((folder / "checkpoints").glob(".partial-*"))
@@ -62,8 +62,8 @@ def test_kills_and_resumes_give_the_same_bits(name: str, small: Any, tmp_path: P
     changes, kills = RUNS[name]
     if changes.get("model") == "EXPERTS":
         changes = {**changes, "model": str(save_moe(tmp_path / "policy", initializer_range=0.1))}
-    settings = laid_over({**small(), "threads": CORES}, changes)
-    whole = start({**settings, "name": "whole"}, CORES)
+    settings = laid_over({**small(), "threads": 1}, changes)
+    whole = start({**settings, "name": "whole"}, threads=1)
     told = whole.communicate(timeout=300)
     assert whole.returncode == 0, told
     cut = kill_again_and_again({**settings, "name": "cut"}, kills, seed=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -30,9 +29,6 @@ from groupwise.training import checkpoint
 from tests.command_process import CommandProcess
 from tests.conftest import SMALL
 from tests.runs.tiny_runs import cut_back, step_rows
-
-#: Threads of a run that is alone on its machine.
-CORES = os.cpu_count() or 1
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
