@@ -17,9 +17,9 @@ import typer
 
 from groupwise.claims import readings
 from groupwise.claims.articles.experts import CLAIMS, RATES, run
+from groupwise.claims.command import append_row, read_rows
 from groupwise.claims.experiments import Experiment
 from groupwise.claims.measurements import Row
-from groupwise.claims.run import append_row, read_rows
 from stability import RECIPES, digest
 
 

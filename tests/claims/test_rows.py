@@ -16,9 +16,9 @@ import pytest
 
 from groupwise.claims import experiments
 from groupwise.claims.claim import Claim
+from groupwise.claims.command import HEADER, append_row, current, measure, missing, read_rows
 from groupwise.claims.experiments import Effort, Experiment, computed
 from groupwise.claims.measurements import Measurements, Numbers, Row, above
-from groupwise.claims.run import HEADER, append_row, current, measure, missing, read_rows
 from groupwise.core.errors import RunError, UsageError
 
 SEEDS = 4

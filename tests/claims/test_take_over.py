@@ -11,8 +11,8 @@ import pytest
 
 from groupwise.claims.articles import chosen
 from groupwise.claims.articles.experts import run
+from groupwise.claims.command import current, read_rows
 from groupwise.claims.measurements import Outcome
-from groupwise.claims.run import current, read_rows
 
 ROOT = Path(__file__).parents[2]
 STABILITY = ROOT / "docs" / "evidence" / "moe-stability.jsonl"

@@ -22,8 +22,8 @@ from torch import Tensor
 import groupwise
 from groupwise import cli
 from groupwise.algorithms import catalog as rows
+from groupwise.algorithms.laws import LAWS, tried
 from groupwise.algorithms.laws.draws import draw
-from groupwise.algorithms.laws.slots import LAWS, tried
 from groupwise.algorithms.parts.gae import GAE
 from groupwise.algorithms.settings import KINDS
 from groupwise.commands.algorithm import laws

@@ -15,8 +15,14 @@ from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.models.load import digest, save_policy
 from groupwise.models.scalar_heads import load_reward_model, reward_model_of
-from groupwise.training.start.cached_reward_model import calibration, calibration_error, report_on
-from groupwise.training.start.pairs import flip, ranked, split_by_prompt
+from groupwise.training.start.cached_reward_model import (
+    calibration,
+    calibration_error,
+    flip,
+    ranked,
+    report_on,
+    split_by_prompt,
+)
 from groupwise.training.start.reward_model import Comparison, PreferenceSettings, bradley_terry, gradients, rate
 from tests.tiny_models import causal
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.algorithms.laws.slots import LAWS, tried
+from groupwise.algorithms.laws import LAWS, tried
 from groupwise.algorithms.own_parts import BASES, slot_of
 from groupwise.algorithms.parts.advantage import Advantage, GroupMean, LeaveOneOut
 from groupwise.algorithms.parts.aggregate import Constant, TokenMean

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from groupwise.claims.articles import CLAIMS
+from groupwise.claims.command import current, read_rows
 from groupwise.claims.page import report
-from groupwise.claims.run import current, read_rows
 from groupwise.reports.page.page import write
 from tests.pages.test_report_page import check_plots
 

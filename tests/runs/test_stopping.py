@@ -26,7 +26,7 @@ from groupwise.core.samples import Sample
 from groupwise.environments.live import InlineEnvironments
 from groupwise.journal.journal import read_metrics
 from groupwise.training import checkpoint
-from groupwise.training.start import pairs, reward_model, warm_start
+from groupwise.training.start import cached_reward_model, reward_model, warm_start
 from tests.command_process import CommandProcess
 from tests.runs.test_rlhf import PREFERENCE
 from tests.runs.test_run import assert_same_run, go_on, start, wait_for
@@ -40,7 +40,7 @@ WHOLE: dict[str, Any] = {**PREFERENCE, "steps": 3, "evaluation.every": 2, "check
 MOMENTS: dict[str, tuple[ModuleType, str, int, signal.Signals]] = {
     "loading": (build, "base_policy", 1, signal.SIGTERM),
     "warm start": (warm_start, "_backward", 7, signal.SIGINT),
-    "pairs": (pairs, "scored_groups", 1, signal.SIGTERM),
+    "pairs": (cached_reward_model, "scored_groups", 1, signal.SIGTERM),
     "reward model": (reward_model, "gradients", 3, signal.SIGINT),
     "engine": (build, "training_engine", 1, signal.SIGTERM),
     "first evaluation": (rollout, "measured", 1, signal.SIGINT),

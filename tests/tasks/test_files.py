@@ -22,7 +22,7 @@ from groupwise.tasks.data import formats
 from groupwise.tasks.data.formats import IN_MEMORY, Csv, JsonLines
 from groupwise.tasks.data.sources import sources_at
 from groupwise.tasks.data.task import Data
-from groupwise.training.start.pairs import read_pairs
+from groupwise.training.start.cached_reward_model import read_pairs
 from tests.tasks import made
 from tests.tasks.made import write
 

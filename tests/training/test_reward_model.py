@@ -24,17 +24,15 @@ from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
 from groupwise.training.start.cached_reward_model import (
     REPORT,
-    PreferenceReport,
-    cached_reward_model,
-    read_report,
-    report_on,
-)
-from groupwise.training.start.pairs import (
     Comparison,
     Pair,
+    PreferenceReport,
+    cached_reward_model,
     encode_pairs,
     flip,
     read_pairs,
+    read_report,
+    report_on,
     sample_pairs,
     split_by_prompt,
 )

@@ -1,20 +1,247 @@
-"""The command `groupwise claims`: list the claims, or measure what has no row yet and write the pages."""
+"""The command `groupwise claims`: list the claims, or measure what has no row yet, a row an experiment, and write the
+pages.
+"""
 
+import dataclasses
+import math
 import os
+import platform
+import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
 
 from groupwise.claims.articles import CLAIMS, SUBJECTS, chosen
 from groupwise.claims.claim import Claim
-from groupwise.claims.experiments import Effort
-from groupwise.claims.measurements import Measurements
+from groupwise.claims.experiments import Effort, Experiment
+from groupwise.claims.measurements import Measurements, Row
 from groupwise.claims.page import HEADING, counted, markdown, report
-from groupwise.claims.run import current, measure, missing, read_rows, require_place
-from groupwise.core.errors import RunError, UsageError, shortened
-from groupwise.core.files.atomic import open_regular, whole_file
+from groupwise.core import VERSION
+from groupwise.core.code.trace import unexpected
+from groupwise.core.errors import GroupwiseError, RunError, UsageError, brief, shortened
+from groupwise.core.files.atomic import open_regular, open_to_append, whole_file
+from groupwise.core.files.jsonl import encoded
+from groupwise.core.files.paths import existing_parent
+from groupwise.core.machine.facts import cores
 from groupwise.reports.make import require_ours
 from groupwise.reports.page.page import write
+
+
+class Measuring(NamedTuple):
+    """One experiment with one seed that has no row yet, and its place among all that are to be measured."""
+
+    experiment: Experiment
+    seed: int
+    number: int
+    of: int
+
+    @property
+    def words(self) -> str:
+        return f"{self.number} of {self.of}: {self.experiment.name}, seed {self.seed}"
+
+
+def measure(
+    claims: Sequence[Claim],
+    effort: Effort,
+    rows: Path,
+    work: Path,
+    say: Callable[[str], None],
+    seed: int | None = None,
+    at_once: int = 1,
+) -> Measurements:
+    """Measure what has no row, append each as it is done -> all that is known.
+
+    rows     the file of rows, which may exist
+    work     where experiments write, such as run folders
+    seed     measure this seed alone, whether or not it has a row; None is every seed of the effort that has none
+    at_once  how many of those that have a process of their own run side by side
+    An experiment that fails has a row that says why; it is measured again the next time.
+    """
+    known = current(claims, read_rows(rows))
+    for each, row in _in_turn(missing(claims, effort, known, seed), work, at_once):
+        if row is None:
+            say(each.words)
+            continue
+        append_row(rows, row)
+        again = _again(known.of(row.experiment).get(row.seed), row, each.experiment) if seed is not None else ""
+        whose = f"{each.experiment.name}, seed {each.seed}: " if at_once > 1 else ""
+        say(f"  {whose}{row.error or 'measured'} ({row.seconds:.1f} s){again}")
+    return current(claims, read_rows(rows))
+
+
+def current(claims: Sequence[Claim], rows: Sequence[Row]) -> Measurements:
+    """Pick the rows of these claims' experiments as they are defined now; others no longer count."""
+    fingerprints = {e.name: e.fingerprint for claim in claims for e in claim.experiments}
+    return Measurements(row for row in rows if fingerprints.get(row.experiment) == row.fingerprint)
+
+
+def missing(claims: Sequence[Claim], effort: Effort, known: Measurements, seed: int | None = None) -> list[Measuring]:
+    """List what is to be measured: each experiment once, however many claims read it."""
+    experiments = {e.name: e for claim in claims for e in claim.experiments}
+    pairs = [(e, each) for e in experiments.values() for each in _seeds(e, effort, known, seed)]
+    return [Measuring(experiment, each, number, len(pairs)) for number, (experiment, each) in enumerate(pairs, 1)]
+
+
+def _seeds(experiment: Experiment, effort: Effort, known: Measurements, seed: int | None) -> list[int]:
+    seeds = experiment.seeds_of(effort)
+    if seed is not None:
+        return [seed] * bool(seeds)
+    done = {each for each, row in known.of(experiment.name).items() if row.code == experiment.code}
+    return [each for each in seeds if each not in done]
+
+
+def _in_turn(wanted: Sequence[Measuring], work: Path, at_once: int) -> Iterator[tuple[Measuring, Row | None]]:
+    """Measure each, and yield it twice: without a row where it begins, and with it where it is done.
+
+    What has no process of its own comes first, one by one. Of the others each thread waits for a process; threads end
+    with this process, and with them what they wait for (core/processes/children.py).
+    """
+    apart = [each for each in wanted if each.experiment.own_process] if at_once > 1 else []
+    for each in wanted:
+        if not apart or not each.experiment.own_process:
+            yield each, None
+            yield each, _measured(each.experiment, each.seed, work)
+    waiting = iter(apart)
+    heard: SimpleQueue[tuple[Measuring, Row | None]] = SimpleQueue()
+
+    def work_off() -> None:
+        for each in waiting:  # a list's iterator gives each to one thread
+            heard.put((each, None))
+            heard.put((each, _measured(each.experiment, each.seed, work)))
+
+    for _ in range(min(at_once, len(apart))):
+        Thread(target=work_off, daemon=True).start()
+    for _ in range(2 * len(apart)):
+        yield heard.get()
+
+
+def _measured(experiment: Experiment, seed: int, work: Path) -> Row:
+    began = time.perf_counter()
+    measured, error = {}, ""
+    try:
+        measured = dict(experiment.measure(seed, work))
+        wrong = {k: v for k, v in measured.items() if isinstance(v, float) and not math.isfinite(v)}
+        error = ", ".join(f"{name} is {value}" for name, value in wrong.items())
+    except GroupwiseError as refused:
+        error = str(refused)
+    except Exception as unknown:
+        error = unexpected(unknown, f"claims {experiment.name}")
+    return Row(
+        experiment=experiment.name,
+        seed=seed,
+        fingerprint=experiment.fingerprint,
+        measured={} if error else measured,
+        error=error,
+        seconds=round(time.perf_counter() - began, 1),
+        machine=f"{platform.machine()}, {cores()} cores, cpu",
+        made_by=VERSION,
+        code=experiment.code,
+    )
+
+
+def _again(before: Row | None, now: Row, experiment: Experiment) -> str:
+    """Say whether a seed that was measured before gave the same numbers: a row's own command reproduces it."""
+    if before is None or now.error:
+        return ""
+    names = [name for name in before.measured if name not in experiment.costs]
+    unlike = [name for name in names if before.measured[name] != now.measured.get(name)]
+    if not unlike:
+        return f", the same numbers as before{' but for seconds and memory' if experiment.costs else ''}"
+    name = unlike[0]
+    return f", {len(unlike)} of {len(names)} numbers are others than before, such as {name}: " + (
+        f"{brief(before.measured[name])}, now {brief(now.measured.get(name))}"
+    )
+
+
+#: The first line of such a file; another number where rows are written in another form.
+HEADER: dict[str, Any] = {"groupwise_claims": 1}
+ROW = TypeAdapter(Row)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows so far; none if there is no file. A last line without its end, which a kill leaves, is no row.
+
+    Raises UsageError for another kind of file, one of another version, or a line that is no row.
+    """
+    if not os.path.lexists(path):
+        return []
+    try:
+        with open_regular(path) as file:
+            *lines, unfinished = file.read().split(b"\n")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; name another file with --rows") from None
+    if lines or not encoded(HEADER).startswith(unfinished):
+        _require_header(path, lines[0] if lines else unfinished)
+    return [_row(path, number, line) for number, line in enumerate(lines[1:], 2)]
+
+
+def require_place(path: Path) -> None:
+    """Raise UsageError, before anything is measured, if no row could be added to the file, or no file be made there."""
+    if os.path.lexists(path):
+        writable = stat.S_ISREG(path.lstat().st_mode) and os.access(path, os.W_OK)
+        reason = "this is no file of its own that can be written to"
+    else:
+        place = existing_parent(path)
+        writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+        reason = f"{place} is no folder that can be written to"
+    if not writable:
+        raise UsageError(f"{path}: {reason}; name another file with --rows")
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Add a row, on the disk when this returns. Raises RunError where the disk refuses."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _end_with_whole_line(path)
+        with open_to_append(path) as file:
+            if not file.tell():
+                file.write(encoded(HEADER) + b"\n")
+            written = {name: value for name, value in dataclasses.asdict(row).items() if name != "line"}
+            file.write(encoded(written) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise RunError(f"{path}: a row cannot be added: {error.strerror}; the rows before it are kept") from None
+
+
+def _require_header(path: Path, line: bytes) -> None:
+    try:
+        version = orjson.loads(line).get("groupwise_claims")
+    except (ValueError, AttributeError):
+        version = None
+    if version is None:
+        raise UsageError(f"{path}: this is no file of claims' rows (line 1 is no header); name another with --rows")
+    if version != HEADER["groupwise_claims"]:
+        raise UsageError(
+            f"{path}: its rows are of version {brief(version)}, this is {HEADER['groupwise_claims']} (line 1); name "
+            "another with --rows, or move it away, and all is measured again"
+        )
+
+
+def _row(path: Path, number: int, line: bytes) -> Row:
+    try:
+        return dataclasses.replace(ROW.validate_json(line), line=number)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise UsageError(
+            f"{path}: line {number} is no row ({reason}); delete that line, and what it held is measured again"
+        ) from None
+
+
+def _end_with_whole_line(path: Path) -> None:
+    """Cut off what a killed process began to write."""
+    if path.exists():
+        with open_regular(path) as file:
+            text = file.read()
+        if not text.endswith(b"\n"):
+            os.truncate(path, text.rfind(b"\n") + 1)
+
 
 #: In the folder where the command is given: rows, pages, and the runs of claims that train.
 FOLDER = Path("claims")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from groupwise.algorithms import explain as words
-from groupwise.algorithms.laws.slots import tried
+from groupwise.algorithms.laws import tried
 from groupwise.algorithms.own_parts import slot_of
 from groupwise.algorithms.settings import own
 from groupwise.config import recipe

@@ -12,8 +12,20 @@ import orjson
 
 from groupwise.core.files.atomic import open_regular
 from groupwise.reports.folder.columns import short, spaced
-from groupwise.reports.folder.lines import count_of, number, parsed, table, tables
-from groupwise.reports.folder.scan import DIFFER, EQUAL, GroupPlace, Scan, kind_of, labels_of, scan
+from groupwise.reports.folder.lines import (
+    DIFFER,
+    EQUAL,
+    GroupPlace,
+    Scan,
+    count_of,
+    kind_of,
+    labels_of,
+    number,
+    parsed,
+    scan,
+    table,
+    tables,
+)
 from groupwise.reports.records import Curves, Number, RolloutGroup, RolloutRow, Rollouts
 
 #: Groups that the browser of rollouts filters without a wait.
