@@ -28,8 +28,7 @@ from groupwise.commands.check.trials import (
     unscored_findings,
 )
 from groupwise.core.machine.terminal import Terminal
-from groupwise.core.reward import Cause, Reward, ScoreResult
-from groupwise.core.samples import Sample
+from groupwise.core.samples import Cause, Reward, Sample, ScoreResult
 from groupwise.core.task import Task
 from groupwise.rewards.functions.form import FORMS, Format, Tags
 from groupwise.rollout.scoring import RewardWeights, Scorer

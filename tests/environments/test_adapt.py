@@ -13,8 +13,7 @@ import pytest
 
 from groupwise.core.environment import Reply, Says
 from groupwise.core.errors import UsageError
-from groupwise.core.reward import Cause
-from groupwise.core.samples import Sample
+from groupwise.core.samples import Cause, Sample
 from groupwise.environments.adapt import LONGEST, begun, callable_tools, ended, has_step, playable, role_of
 from groupwise.environments.calls import Call
 from groupwise.environments.game import Game

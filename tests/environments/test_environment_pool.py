@@ -10,8 +10,7 @@ import pytest
 
 from groupwise.core.environment import Conversation, Reply, fingerprint
 from groupwise.core.errors import UsageError
-from groupwise.core.reward import Cause
-from groupwise.core.samples import Sample
+from groupwise.core.samples import Cause, Sample
 from groupwise.environments.game import Game
 from groupwise.environments.live import PoolEnvironments
 from groupwise.rewards.pool.work import Limits

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from groupwise.core.environment import Conversation, Reply, fingerprint
-from groupwise.core.reward import Cause
-from groupwise.core.samples import Sample
+from groupwise.core.samples import Cause, Sample
 from groupwise.environments.adapt import playable
 from groupwise.environments.live import LiveEpisodes
 from tests.environments.environment_faults import Counts, Dice, Moody

@@ -10,8 +10,7 @@ import torch
 import groupwise
 from groupwise.core.collate import collate
 from groupwise.core.records import Completion, Group, Prompt
-from groupwise.core.reward import Cause, ScoreResult
-from groupwise.core.samples import Sample
+from groupwise.core.samples import Cause, Sample, ScoreResult
 from groupwise.rewards.functions.adapters import score_result, score_results
 from groupwise.rollout.scoring import LEARNED, TASK, RewardWeights, with_learned
 

@@ -16,8 +16,7 @@ from groupwise.core.collate import collate
 from groupwise.core.environment import Ended
 from groupwise.core.numbers.measure import CORRECTNESS, REWARD, Measure, metric_value
 from groupwise.core.records import Batch, Completion, Group, Prompt
-from groupwise.core.reward import ScoreResult
-from groupwise.core.samples import Sample
+from groupwise.core.samples import Sample, ScoreResult
 from groupwise.core.stream import Cohort
 from groupwise.diagnostics.groups import group_metrics, in_words
 from groupwise.rewards.functions.adapters import LONGEST_TEXT, MOST_NAMES, bound

@@ -9,8 +9,7 @@ import pytest
 
 from groupwise.core.engine import Finished
 from groupwise.core.records import Completion, Prompt
-from groupwise.core.reward import TASK
-from groupwise.core.samples import Attempt
+from groupwise.core.samples import TASK, Attempt
 from groupwise.core.stream import Cohort
 from groupwise.core.task import Demonstration
 from groupwise.models.chat.later_turns import thinking_of

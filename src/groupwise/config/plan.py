@@ -19,7 +19,7 @@ from groupwise.core.errors import brief, listed
 from groupwise.core.machine.facts import where
 from groupwise.core.numbers.measure import CORRECTNESS
 from groupwise.core.processes.place import Role, in_words, resources_in_words
-from groupwise.core.reward import TASK
+from groupwise.core.samples import TASK
 from groupwise.core.task import Notes, PlaysInProcesses, PlaysTurns, ScoresSteps, Task
 from groupwise.models.scalar_heads import POLICY_START, REWARD_START
 from groupwise.rewards.functions.form import TaskScore

@@ -10,7 +10,7 @@ from groupwise.algorithms.settings import describe
 from groupwise.core.code.user_code import NO_FILES, Files
 from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.numbers.measure import CORRECTNESS, REWARD
-from groupwise.core.reward import LEARNED, TASK, Reward
+from groupwise.core.samples import LEARNED, TASK, Reward
 from groupwise.core.settings import Settings, model_of, validated
 from groupwise.rewards.functions.form import KINDS, FromFile, User, with_file
 from groupwise.rollout.collect import EvaluationSettings

@@ -17,7 +17,7 @@ from groupwise.config.rewards import require_metric, require_weights
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import location
-from groupwise.core.reward import TASK
+from groupwise.core.samples import TASK
 from groupwise.core.task import Bounded, BoundedTurns, Notes, PlaysTurns, ScoresSteps, Task
 from groupwise.health.symptoms.base import RECENT
 from groupwise.models.precision import require_precision

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Protocol
 
-from groupwise.core.reward import Cause
-from groupwise.core.samples import Sample
+from groupwise.core.samples import Cause, Sample
 
 #: Where a fault happened that is an environment's, beside the names of rewards.
 ENVIRONMENT = "environment"

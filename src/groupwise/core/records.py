@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from groupwise.core.environment import Ended, EpisodeTurn
-from groupwise.core.reward import LEARNED, TASK, LoggedValue
-from groupwise.core.samples import Sample
+from groupwise.core.samples import LEARNED, TASK, LoggedValue, Sample
 
 
 @dataclass(frozen=True)

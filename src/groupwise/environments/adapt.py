@@ -16,8 +16,7 @@ from groupwise.core.environment import Reply, Says
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.files.json_text import writable
 from groupwise.core.numbers.seeds import derive
-from groupwise.core.reward import Cause
-from groupwise.core.samples import Attempt, Sample
+from groupwise.core.samples import Attempt, Cause, Sample
 from groupwise.core.task import Starting, Starts
 from groupwise.environments.calls import calls_in, without_end
 from groupwise.environments.tools import Tool, answer

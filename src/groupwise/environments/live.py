@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 from groupwise.core.code.trace import own_traceback
 from groupwise.core.environment import ENVIRONMENT, Conversation, Reply, Says, ToolCall, fingerprint
 from groupwise.core.processes.stop import Stopped
-from groupwise.core.reward import Cause, ScoreResult
-from groupwise.core.samples import Sample
+from groupwise.core.samples import Cause, Sample, ScoreResult
 from groupwise.core.task import Starts
 from groupwise.environments.adapt import Playable, begun, ended
 from groupwise.environments.game import Game

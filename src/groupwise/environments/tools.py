@@ -164,7 +164,7 @@ def unanswered(calls: Sequence[Call | Malformed], known: Collection[str], fault:
     """Record the calls of a turn that has no answer: the one at fault, the outermost that the fault's traceback names,
     has its cause; what became of the others nobody heard.
 
-    >>> from groupwise.core.reward import Cause
+    >>> from groupwise.core.samples import Cause
     >>> fault = Reply(cause=Cause.TIMEOUT, detail='File "tools.py", line 3 in wait', seconds=10.0)
     >>> unanswered([Call("add", {}), Call("wait", {})], ("add", "wait"), fault)
     [ToolCall(tool='add', failure='unanswered', seconds=0.0), ToolCall(tool='wait', failure='timeout', seconds=10.0)]

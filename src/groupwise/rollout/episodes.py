@@ -35,8 +35,7 @@ from groupwise.core.environment import (
 from groupwise.core.errors import UsageError
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Prompt, Span
-from groupwise.core.reward import Cause
-from groupwise.core.samples import Sample
+from groupwise.core.samples import Cause, Sample
 from groupwise.core.stream import Cohort
 from groupwise.environments.calls import calls_in, without_end
 from groupwise.environments.tools import unanswered

@@ -15,8 +15,7 @@ from groupwise.core.engine import Finished
 from groupwise.core.environment import ENVIRONMENT, Ended
 from groupwise.core.numbers.measure import Logged
 from groupwise.core.records import Completion, Prompt
-from groupwise.core.reward import LEARNED, TASK, Cause, Reward, ScoreResult
-from groupwise.core.samples import Attempt, Sample
+from groupwise.core.samples import LEARNED, TASK, Attempt, Cause, Reward, Sample, ScoreResult
 from groupwise.core.settings import Changeable, Settings
 from groupwise.core.stream import Cohort
 from groupwise.core.task import Answers, ScoresSteps, Task

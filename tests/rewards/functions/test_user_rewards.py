@@ -14,8 +14,7 @@ import pytest
 
 from groupwise.core.errors import UsageError
 from groupwise.core.processes import codec
-from groupwise.core.reward import Cause
-from groupwise.core.samples import Attempt, Sample
+from groupwise.core.samples import Attempt, Cause, Sample
 from groupwise.rewards.functions.adapters import score_result, score_results
 from groupwise.rewards.functions.form import TaskScore, User, with_file
 from groupwise.tasks.arithmetic import Arithmetic

@@ -16,8 +16,7 @@ import pytest
 
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.processes.place import HERE
-from groupwise.core.reward import ScoreResult
-from groupwise.core.samples import Sample
+from groupwise.core.samples import Sample, ScoreResult
 from groupwise.environments.live import PoolEnvironments
 from groupwise.rewards.functions.form import User
 from groupwise.rewards.pool import remote

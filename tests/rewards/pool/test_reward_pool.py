@@ -20,8 +20,7 @@ from groupwise.commands.check.findings import Level
 from groupwise.commands.check.trials import Kind, TrialScores, repeated_findings
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Completion
-from groupwise.core.reward import Cause, ScoreResult
-from groupwise.core.samples import Attempt, Sample
+from groupwise.core.samples import Attempt, Cause, Sample, ScoreResult
 from groupwise.rewards import isolation as isolate
 from groupwise.rewards.functions.form import Format, TaskScore, User
 from groupwise.rewards.isolation import Isolation

@@ -13,8 +13,7 @@ import pytest
 
 from groupwise.core.channel import FrameError, pack
 from groupwise.core.errors import UsageError
-from groupwise.core.reward import Cause, ScoreResult
-from groupwise.core.samples import Attempt, Sample
+from groupwise.core.samples import Attempt, Cause, Sample, ScoreResult
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.work import Limits, results_of
 from tests.rewards.pool.test_reward_pool import attempts, left, own, score

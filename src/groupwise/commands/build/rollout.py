@@ -14,7 +14,7 @@ from groupwise.core.environment import Environments
 from groupwise.core.errors import UsageError
 from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Evaluation, Group
-from groupwise.core.reward import TASK
+from groupwise.core.samples import TASK
 from groupwise.core.task import Task
 from groupwise.engines.inputs import local_limit
 from groupwise.environments.live import InlineEnvironments, PoolEnvironments

@@ -10,8 +10,7 @@ from decimal import Decimal
 from enum import StrEnum
 
 from groupwise.commands.check.findings import Remark, fault, graded, listed, note, ok
-from groupwise.core.reward import TASK, Cause, Reward, ScoreResult
-from groupwise.core.samples import Attempt, Sample
+from groupwise.core.samples import TASK, Attempt, Cause, Reward, Sample, ScoreResult
 from groupwise.core.task import KnowsGold, Task
 from groupwise.rewards.functions.form import Format, Tags
 from groupwise.rollout.scoring import Scorer

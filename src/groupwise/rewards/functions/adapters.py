@@ -11,8 +11,7 @@ from typing import Any
 from groupwise.core.code.trace import own_traceback
 from groupwise.core.errors import UsageError, shortened
 from groupwise.core.files.json_text import writable
-from groupwise.core.reward import Cause, LoggedValue, ScoreResult
-from groupwise.core.samples import Attempt, Sample
+from groupwise.core.samples import Attempt, Cause, LoggedValue, Sample, ScoreResult
 from groupwise.core.task import Starts
 
 #: A score is not larger: the squares of larger ones, times their weights, are no longer finite where they are averaged.

@@ -9,8 +9,7 @@ from typing import Any
 
 from groupwise.core.code.user_code import NO_FILES, Files, Source, load, raised, source
 from groupwise.core.errors import UsageError, nearest, one_line
-from groupwise.core.reward import Reward
-from groupwise.core.samples import Attempt
+from groupwise.core.samples import Attempt, Reward
 from groupwise.core.task import ScoresLate, Starts, Task
 from groupwise.rewards.functions.adapters import SINGLE, Bound, bound
 

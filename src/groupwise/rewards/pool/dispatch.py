@@ -18,7 +18,7 @@ from groupwise.core.environment import Conversation
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.core.peer import PeerLost
 from groupwise.core.processes.children import ending
-from groupwise.core.reward import Cause, ScoreResult
+from groupwise.core.samples import Cause, ScoreResult
 from groupwise.rewards.functions.adapters import exhausted
 from groupwise.rewards.pool.slot import Slot, messages, read_available
 from groupwise.rewards.pool.work import Entry, Given, Limits, packed, results_of, take, tree

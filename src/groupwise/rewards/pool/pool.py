@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groupwise.core.environment import Conversation
-from groupwise.core.reward import ScoreResult
-from groupwise.core.samples import Attempt, Sample
+from groupwise.core.samples import Attempt, Sample, ScoreResult
 from groupwise.rewards.pool.dispatch import Dispatcher
 from groupwise.rewards.pool.work import Entry, Limits
 

@@ -21,8 +21,7 @@ from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
 from groupwise.core.peer import PeerLost
 from groupwise.core.processes import codec
 from groupwise.core.processes.place import Place, Process, Role, last_line
-from groupwise.core.reward import ScoreResult
-from groupwise.core.samples import Attempt, Sample
+from groupwise.core.samples import Attempt, Sample, ScoreResult
 from groupwise.rewards.isolation import Isolation
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.work import Given, Limits, packed, results_of, tree

@@ -15,7 +15,7 @@ from groupwise.core.channel import Channel, FrameError, unpack
 from groupwise.core.code.trace import own_lines
 from groupwise.core.environment import Conversation
 from groupwise.core.processes.children import ending
-from groupwise.core.reward import Cause, ScoreResult
+from groupwise.core.samples import Cause, ScoreResult
 from groupwise.rewards.isolation import below, stat_fields
 from groupwise.rewards.pool.work import Entry, Given
 from groupwise.rewards.zygote import Zygote

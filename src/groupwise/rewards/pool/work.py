@@ -21,8 +21,7 @@ from groupwise.core.environment import Conversation
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.peer import Transport
 from groupwise.core.processes import codec
-from groupwise.core.reward import Cause, ScoreResult
-from groupwise.core.samples import Attempt, Sample
+from groupwise.core.samples import Attempt, Cause, Sample, ScoreResult
 from groupwise.rewards.isolation import Isolation
 
 #: The most attempts a worker is given at once: for one call, and one by one.

@@ -26,7 +26,7 @@ from groupwise.core.code.trace import own_traceback
 from groupwise.core.code.user_code import raised
 from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.core.processes import codec
-from groupwise.core.reward import ScoreResult
+from groupwise.core.samples import ScoreResult
 from groupwise.core.task import Starts
 from groupwise.rewards import isolation
 from groupwise.rewards.functions.adapters import ATTEMPTS, Bound, exhausted, fault, list_is_wrong
