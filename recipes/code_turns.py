@@ -42,7 +42,7 @@ class CodeTurns:
     own_path: ClassVar[str] = "task.settings.path"
 
     def __init__(self, slip_share: float = 0.2, mended_share: float = 0.4, **settings: Any) -> None:
-        """Raises UsageError for a setting that does not exist, has another type or cannot be."""
+        """Raise UsageError for a setting that does not exist, has another type or cannot be."""
         for key, share in (("slip_share", slip_share), ("mended_share", mended_share)):
             if type(share) not in (int, float) or not 0 <= share <= 1:
                 raise UsageError(f"task.settings.{key} must be from 0 to 1, not {share}")

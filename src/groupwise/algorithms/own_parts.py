@@ -68,7 +68,7 @@ def slot_of(kind: type) -> str:
 
 
 def require_part(kind: Any, what: str) -> None:
-    """Raises UsageError, `what` first, if something is not the class of a part: a frozen dataclass of one slot."""
+    """Raise UsageError, `what` first, if something is not the class of a part: a frozen dataclass of one slot."""
     require_frozen_dataclass(kind, what)
     if not slot_of(kind):
         bases = ", ".join(f"groupwise.{base.__name__}" for base in BASES.values())

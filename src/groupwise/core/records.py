@@ -137,7 +137,7 @@ class Completion:
 
     @property
     def said(self) -> tuple[int, ...]:
-        """Its tokens without prompts that are read anew, which repeat what came before."""
+        """Tokens without the prompts that are read anew, which repeat what came before."""
         if len(self.spans) == 1:
             return self.tokens
         return tuple(t for span in self.spans if not span.anew for t in self.tokens[span.start : span.stop])
@@ -340,7 +340,7 @@ class Evaluation:
 
     @property
     def row(self) -> dict[str, Any]:
-        """For files: everything but single problems, which are too many for a row of metrics."""
+        """Row for files: everything but single problems, which are too many for a row of metrics."""
         return {name: value for name, value in asdict(self).items() if name != "by_problem"}
 
 

@@ -1,4 +1,4 @@
-"""What every engine is given: requests that fit into a model's positions, and weights by name, whole or not at all.
+"""Inputs of every engine: requests that fit into a model's positions, and weights by name, whole or not at all.
 
 An engine has its own copy of the policy, in the run's process too: updates reach the sampler only through
 `load_weights`, with a version, so the probe after each load compares two things.

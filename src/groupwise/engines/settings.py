@@ -1,4 +1,4 @@
-"""Which engine samples, where it lives, and how many completions it holds at once."""
+"""Settings of the engine that samples: its kind, where it lives, and how many completions it holds at once."""
 
 import shutil
 import subprocess

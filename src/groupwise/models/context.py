@@ -1,4 +1,4 @@
-"""How long a model's sequences may be, by its configuration."""
+"""Longest sequence of a model, by its configuration."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a copy of the weights is held in and what products are computed in: names, devices, and what is fast on them."""
+"""Precisions in which weights are held and products are computed: names, devices, and what is fast on them."""
 
 import os
 from collections.abc import Mapping

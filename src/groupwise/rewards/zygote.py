@@ -33,7 +33,7 @@ _LOOK = 0.0005  # seconds between two looks at a child that is about to end
 
 
 class Ended(NamedTuple):
-    """How a child ended.
+    """End of a child.
 
     code    its exit code; negative: the signal
     cpu     its processor time, seconds

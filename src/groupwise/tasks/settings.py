@@ -30,7 +30,7 @@ def field_defaults(settings: Any) -> dict[str, Any]:
 
 
 def require_type(key: str, value: object, default: object) -> None:
-    """Raises UsageError if a value is not of its default's type, or not one that a recipe can hold. A whole number may
+    """Raise UsageError if a value is not of its default's type, or not one that a recipe can hold. A whole number may
     stand for a number, and a list for a pair.
     """
     require_plain(key, value)
@@ -52,7 +52,7 @@ def require_type(key: str, value: object, default: object) -> None:
 
 
 def require_shares(heldout: float, worked: float, problems: int) -> None:
-    """Raises UsageError unless both splits get a share of so many problems, and `worked` is one of demonstrations."""
+    """Raise UsageError unless both splits get a share of so many problems, and `worked` is one of demonstrations."""
     if problems < 2 or problems > MOST_PROBLEMS:
         bound = "at least 2" if problems < 2 else f"at most {MOST_PROBLEMS}"
         raise UsageError(f"task.problems must be {bound}, not {problems}")
@@ -76,7 +76,7 @@ SPLITS = ("train", "heldout")
 
 
 def require_split(split: str, task: str) -> None:
-    """Raises UsageError if the task has no such split."""
+    """Raise UsageError if the task has no such split."""
     if split not in SPLITS:
         raise UsageError(f"{task} has the splits {' and '.join(SPLITS)}, not {split!r}")
 

@@ -1,1 +1,1 @@
-"""What changes weights, and how they are saved."""
+"""Training: what changes weights, and how they are saved."""

@@ -1,4 +1,4 @@
-"""How far a run is, what a checkpoint holds of it, and how it is put back there."""
+"""State of a run: how far it is, what a checkpoint holds of it, and how it is put back there."""
 
 import math
 from collections.abc import Mapping, Sequence

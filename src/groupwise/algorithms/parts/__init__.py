@@ -24,7 +24,7 @@ class Signal(Enum):
 
 
 def require_within(part: object, low: float, high: float, *fields: str) -> None:
-    """Raises ValueError naming the first of the part's fields that does not lie from low to high; NaN does not."""
+    """Raise ValueError naming the first of the part's fields that does not lie from low to high; NaN does not."""
     for field in fields:
         if not low <= getattr(part, field) <= high:
             raise ValueError(f"{field} = {getattr(part, field)}: must be from {low:g} to {high:g}")

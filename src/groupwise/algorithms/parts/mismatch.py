@@ -159,7 +159,7 @@ def accepted(log_weight: Tensor, floor: float, cap: float, mask: Tensor) -> Tens
 
 
 def require_band(floor: float, cap: float) -> None:
-    """Raises ValueError for bounds that nothing can lie between."""
+    """Raise ValueError for bounds that nothing can lie between."""
     if cap <= 0:
         raise ValueError(f"cap = {cap}: must be above 0")
     if not 0 <= floor <= cap:

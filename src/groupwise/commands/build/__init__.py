@@ -1,1 +1,1 @@
-"""From a plan to a run at step 0: policies, engine, rewards, ranks, memory and disk."""
+"""Builders that make a run at step 0 of a plan: policies, engine, rewards, ranks, memory and disk."""

@@ -45,7 +45,7 @@ def located(definition: Any) -> str:
 
 
 def require_as_in_its_file(definition: Any, what: str) -> None:
-    """Raises UsageError, `what` first, if a function's file says another than when it was imported."""
+    """Raise UsageError, `what` first, if a function's file says another than when it was imported."""
     plain = inspect.isfunction(definition) and inspect.unwrap(definition) is definition
     if plain and definition.__code__.co_name == definition.__name__ and _source(definition) is None:
         file, name = definition.__code__.co_filename, definition.__name__

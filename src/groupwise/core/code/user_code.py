@@ -140,7 +140,7 @@ def use_of(kind: type) -> str:
 
 
 def require_frozen_dataclass(kind: Any, what: str) -> None:
-    """Raises UsageError, `what` first, if something is not a class, or not a frozen dataclass of its own."""
+    """Raise UsageError, `what` first, if something is not a class, or not a frozen dataclass of its own."""
     if not isinstance(kind, type):
         raise UsageError(f"{what}: a {type(kind).__name__}, not a class; write a frozen dataclass")
     if "__dataclass_params__" not in vars(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ BEFORE = (START, LOST)
 
 
 class Extent(NamedTuple):
-    """From when a phase ran first until it ran last, in seconds of time.perf_counter."""
+    """Extent of a phase, from its first moment to its last, in seconds of time.perf_counter."""
 
     begin: float
     end: float

@@ -72,7 +72,7 @@ class Change:
 
     @property
     def row(self) -> dict[str, object]:
-        """For files: value, low and high (None without an interval), verdict, words, problems, unpaired_problems, and
+        """Row for files: value, low and high (None without an interval), verdict, words, problems, unpaired_problems, and
         problems_enough where it cannot be told.
         """
         around = self.interval

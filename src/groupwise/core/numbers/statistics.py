@@ -31,7 +31,7 @@ GRID, LARGEST = 100_001, 40.0
 
 @dataclass(frozen=True)
 class Interval:
-    """From low to high, and in `name` the method and what it is about."""
+    """Interval from low to high; `name` is the method and what it is about."""
 
     low: float
     high: float

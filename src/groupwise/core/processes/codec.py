@@ -186,7 +186,7 @@ def decode(tree: Any, depth: int = DEPTH, others: Others | None = None) -> Any:
 
 
 def validate(tree: Any, depth: int = DEPTH) -> None:
-    """Raises NotPlain unless the tree is one that `encode` makes. Nothing is hashed."""
+    """Raise NotPlain unless the tree is one that `encode` makes. Nothing is hashed."""
     if type(tree) in _SCALARS:
         return
     if type(tree) is not list or not tree or depth == 0:

@@ -42,7 +42,7 @@ class Role(StrEnum):
 
 
 class Exit(NamedTuple):
-    """How a process ended.
+    """End of a process.
 
     words  such as "killed by SIGKILL"
     code   negative where a signal ended it; None where only what it lived in is known to be gone
@@ -126,7 +126,7 @@ class LocalProcess(Child):
     shares_memory = True
 
     def __init__(self, module: str, options: Mapping[str, Any], python: str | None = None) -> None:
-        """Raises PeerLost where it cannot be started."""
+        """Raise PeerLost where it cannot be started."""
         command = [python, "-P"] if python else ()
         try:
             self._tail = Tail()
@@ -204,7 +204,7 @@ AUTO, LOCAL = "auto", "local"
 
 
 def _ray_address(text: str) -> str:
-    """Raises ValueError for what is no Ray's."""
+    """Raise ValueError for what is no Ray's."""
     if text in (AUTO, LOCAL):
         return text
     try:

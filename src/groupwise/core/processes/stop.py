@@ -1,4 +1,4 @@
-"""How a run is asked to stop: once, and it ends in order; a second time, and it ends at once.
+"""Requests to stop a run: after the first it ends in order, after the second at once.
 
 A signal raises only inside `Stop.leaving`, because a flag is not looked at inside a library that loads, downloads or
 waits; elsewhere the step ends first.
@@ -27,7 +27,7 @@ class Stop:
         self.asked, self.number, self._leaves = False, 0, False
 
     def look(self) -> None:
-        """Raises Stopped where the run was asked to stop."""
+        """Raise Stopped where the run was asked to stop."""
         if self.asked:
             raise Stopped
 

@@ -52,7 +52,7 @@ KEEP_BYTES = 2**26
 
 @dataclass(frozen=True)
 class Rules:
-    """How one call of the engine samples.
+    """Sampling rules of one call of the engine.
 
     adjustment  of logits, on the engine's device
     stops       [V] bool, the ids that end a completion

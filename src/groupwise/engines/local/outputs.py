@@ -1,4 +1,4 @@
-"""What has been sampled so far, a row of memory per completion, and the completions it becomes.
+"""Tokens sampled so far, a row of memory per completion, and the completions that they become.
 
 Shapes: N completions, R live rows, S steps since the last flush, V vocabulary, L routers, K experts a token.
 """

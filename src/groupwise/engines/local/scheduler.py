@@ -1,4 +1,4 @@
-"""Which completions are being sampled, which wait, and in which row and columns each one lives.
+"""Running and waiting completions, and the row and columns in which each one lives.
 
 Shapes: R live rows, N completions, L the longest limit.
 """

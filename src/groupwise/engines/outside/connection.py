@@ -1,4 +1,4 @@
-"""How a run reaches a process that has an engine: a child of its own, or what listens at an address."""
+"""Connections of a run to a process that has an engine: a child of its own, or what listens at an address."""
 
 import secrets
 import socket

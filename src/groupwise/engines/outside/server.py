@@ -1,4 +1,4 @@
-"""What runs in the child: makes one engine, and answers what the run asks of it until the run is gone."""
+"""Program of the child: it makes one engine, and answers what the run asks of it until the run is gone."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""What listens at an address, and gives a run there an engine in a process of its own."""
+"""Server that listens at an address, and gives a run an engine in a process of its own there."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What passes between a run and its engine's process: `send` and `receive` messages of core/processes/codec.py.
+"""Messages between a run and its engine's process: `send` and `receive` messages of core/processes/codec.py.
 
 The tokens, log-probabilities, supports and routes of all completions of an answer lie one behind the other in one array
 each. Shapes: N completions, T tokens of all of them, L routers, K experts a token.

@@ -35,7 +35,7 @@ KNOWN = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
 
 @dataclass(frozen=True)
 class Widening:
-    """From `narrow` channels a head to `wide`.
+    """Widening of heads from `narrow` channels to `wide`.
 
     normed  whether queries and keys go through a norm of heads
 

@@ -34,7 +34,7 @@ class Adapters:
     """
 
     def __init__(self, model: Any, settings: AdapterSettings, seed: int) -> None:
-        """Raises UsageError for targets that do not fit the model, or where peft is missing or cannot adapt it."""
+        """Raise UsageError for targets that do not fit the model, or where peft is missing or cannot adapt it."""
         weights = adapted_weights(model, settings)
         self.settings, self.base_digest = settings, digest(model)
         self._model, base = model, dict(model.named_parameters())

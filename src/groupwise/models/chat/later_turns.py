@@ -57,7 +57,7 @@ class ControlTokens:
     """
 
     def __init__(self, tokenizer: Any, ends: frozenset[int]) -> None:
-        """`ends` are the ids that end a completion.
+        """Find the control tokens of a tokenizer; `ends` are the ids that end a completion.
 
         Raises UsageError for a tokenizer that cannot read a control token's text as text.
         """
@@ -202,7 +202,7 @@ class Glue:
     """The ids that follow a turn of the policy's, by what the environment says to it."""
 
     def __init__(self, chat: Chat, ends: frozenset[int]) -> None:
-        """`ends` are the ids that end a completion (Policy.eos).
+        """Take the glue of a chat template; `ends` are the ids that end a completion (Policy.eos).
 
         Raises UsageError for a tokenizer that cannot read the text of a control token as text.
         """

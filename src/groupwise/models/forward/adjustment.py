@@ -1,4 +1,4 @@
-"""What sampling does to logits before it divides them by the temperature, as engine and learner both do it."""
+"""Adjustment of logits before they are divided by the temperature, as engine and learner both make it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -64,7 +64,7 @@ class Block:
 
 @dataclass(frozen=True)
 class PackedSequence:
-    """How the tokens of a line attend: blocks of sequences that begin a row, and of those that go on from another row.
+    """Attention of the tokens of a packed sequence: blocks of sequences that begin a row, and of those that go on from another row.
 
     queries  [Q] places of the blocks' own tokens, block after block, padding included
     keys     [K] places of what they attend to, block after block

@@ -135,7 +135,7 @@ def _scatter(values: Tensor, where: Tensor, each: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a head scores.
+    """Settings with which a head scores.
 
     temperature       T
     support           of the tokens, where sampling left ids out

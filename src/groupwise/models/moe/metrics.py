@@ -1,4 +1,4 @@
-"""What a step says about its policy's experts: pure functions from routes to metrics. docs/metrics.md has their lines.
+"""Metrics of a step about its policy's experts: pure functions from routes to metrics. docs/metrics.md has their lines.
 
 Rows are [tokens run, L, K] each; a trained token's route is that of the token before it, whose forward predicted it.
 """

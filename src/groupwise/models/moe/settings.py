@@ -1,4 +1,4 @@
-"""What a run does about its policy's experts: its settings, what they need of the policy and of the engine, and two
+"""Settings of a run for its policy's experts, what they need of the policy and of the engine, and two
 losses on the routers: one evens the experts' load, one keeps router logits small.
 
 Both losses are sums over tokens, divided by a count of the whole optimizer batch, and the load is a constant of that

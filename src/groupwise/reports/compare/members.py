@@ -280,7 +280,7 @@ def _words(recipe: Recipe, key: str, known: Sequence[Recipe]) -> str:
 
 
 def _unique(labels: Sequence[str]) -> list[str]:
-    """Number the labels that come again.
+    """Add numbers to the labels that come again.
 
     >>> _unique(["a", "b", "a"])
     ['a', 'b', 'a #2']

@@ -298,7 +298,7 @@ class Bound:
         return {**self.form.arguments(attempts), **logs, **self.settings}
 
     def check(self, sample: Sample) -> None:
-        """Raises UsageError if a parameter without a default has nothing to take from this sample."""
+        """Raise UsageError if a parameter without a default has nothing to take from this sample."""
         given = self.arguments([Attempt(sample, "")])
         for name, parameter in self.parameters.items():
             plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

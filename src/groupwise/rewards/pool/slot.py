@@ -130,7 +130,7 @@ class Slot:
             self.episodes.add(conversation.episode)
 
     def send(self, given: Given, seconds: float) -> None:
-        """Raises OSError where the worker does not take it within these seconds."""
+        """Raise OSError where the worker does not take it within these seconds."""
         try:
             given.send(Channel(self.line), seconds)
         finally:

@@ -169,7 +169,7 @@ class Given:
     numbers: bytes = b""
 
     def send(self, line: Transport, seconds: float | None = None) -> None:
-        """Raises as the line does."""
+        """Raise as the line does."""
         line.send(self.message, seconds=seconds)
         if self.numbers:
             line.send_raw(self.numbers, seconds)

@@ -158,7 +158,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         return self._zygote
 
     def _require_layers(self, zygote: Zygote) -> None:
-        """Raises unless the layers are enough, and hold: a program that tries each way out finds all of them shut."""
+        """Raise unless the layers are enough, and hold: a program that tries each way out finds all of them shut."""
         if not self._layers.enough:
             self.close()
             raise UsageError(

@@ -36,7 +36,7 @@ class Limits:
 
 
 class Kind(StrEnum):
-    """How a program ended."""
+    """Kinds of end of a program."""
 
     FINISHED = "finished"  # by itself, with exit code 0
     EXCEPTION = "exception"  # by itself, with another exit code: an uncaught exception
@@ -49,7 +49,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended, in the words of the supervisor; stdout and stderr are the program's own.
+    """End of a program, in the words of the supervisor; stdout and stderr are the program's own.
 
     detail   for a person: the last line of the traceback, the signal, the limit
     seconds  wall time
@@ -64,7 +64,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Layers:
-    """Which layers of protection are in place, as the zygote reports them after putting them there.
+    """Layers of protection that are in place, as the zygote reports them after putting them there.
 
     namespaces  own mount, network, IPC and host-name namespaces, with a root folder that holds Python's library alone
     bubblewrap  the same made by bwrap, where this process may not make it itself

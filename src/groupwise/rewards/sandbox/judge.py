@@ -52,7 +52,7 @@ Test = Stdio | Call | Asserts
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a program fails a test. The words are the program's own and prove nothing; neither of the two: it answered,
+    """Reason why a program fails a test. The words are the program's own and prove nothing; neither of the two: it answered,
     and the answer is wrong.
 
     kind       how it ended, where it did not answer

@@ -1,4 +1,4 @@
-"""Why a program fails its tests, in one line that its author may read.
+"""Words that say why a program fails its tests, in one line that its author may read.
 
     wrong answer
     NameError: name 'y' is not defined

@@ -120,7 +120,7 @@ class _Scan:
             raise UsageError(f"{source.name}: empty: there is no row in it")
 
     def require_enough(self) -> None:
-        """Raises UsageError if too many gold answers cannot be read, or no row is left."""
+        """Raise UsageError if too many gold answers cannot be read, or no row is left."""
         settings, tried = self.columns.settings, self.rows - self.filtered
         if self.unreadable > settings.unreadable_limit * tried:
             raise UsageError(

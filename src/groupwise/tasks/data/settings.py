@@ -156,7 +156,7 @@ def template_columns(prompt: str) -> list[str]:
 
 
 def _require_filter(filter: Mapping[str, Any]) -> None:
-    """Raises UsageError if a condition is not one of these: a value, a list of values, or a table of min and max."""
+    """Raise UsageError if a condition is not one of these: a value, a list of values, or a table of min and max."""
     for column, wanted in filter.items():
         if isinstance(wanted, Mapping):
             for key, bound in wanted.items():

@@ -138,7 +138,7 @@ class Gym(SentAsSettings):
         self._datasets  # noqa: B018  refuses impossible parameters before anything starts
 
     def start_inside(self, starting: Starting) -> None:
-        """Loads the generators' scorers inside of `starting()`."""
+        """Load the generators' scorers inside of `starting()`."""
         with starting():
             self._datasets  # noqa: B018
 

@@ -39,7 +39,7 @@ class Sharded(nn.Module):
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, bf16: bool = False) -> None:
-        """Raises UsageError for a model whose layers cannot be found.
+        """Raise UsageError for a model whose layers cannot be found.
 
         bf16  layers are gathered and run in bfloat16 over masters as they are; gradients are added up in float32
         """

@@ -1,1 +1,1 @@
-"""What a run starts from: a warm start, an initial policy, preference pairs, a reward model."""
+"""Starts of a run: a warm start, an initial policy, preference pairs, a reward model."""

@@ -144,7 +144,7 @@ class Imitation(BaseModel):
 
 
 def check_model(key: str, model: str, names: Sequence[str] = tuple(TINY)) -> None:
-    """Raises UsageError, the recipe's key first, if `model` is none of the names, nor a folder, nor a run, nor looks
+    """Raise UsageError, the recipe's key first, if `model` is none of the names, nor a folder, nor a run, nor looks
     like a hub's id; and where it is a file.
     """
     if os.path.isfile(model):
