@@ -1,4 +1,4 @@
-"""Limits of how far two sound passes over the same tokens may lie apart: the record `Tolerance`, the limits of the checks.
+"""Limits of how far two sound passes over the same tokens may lie apart: `Tolerance`, the limits of the checks.
 
 In float32 the limits are constants: 1e-4 nats for 99 of 100 tokens and 1e-3 for each, as a smaller one (1e-5), or one
 on the worst token, stops sound runs. In bfloat16 numerical noise exceeds any constant that would find faults, so it is

@@ -72,8 +72,8 @@ class Change:
 
     @property
     def row(self) -> dict[str, object]:
-        """Row for files: value, low and high (None without an interval), verdict, words, problems, unpaired_problems, and
-        problems_enough where it cannot be told.
+        """Row for files: value, low and high (None without an interval), verdict, words, problems, unpaired_problems,
+        and problems_enough where the change cannot be told.
         """
         around = self.interval
         return {

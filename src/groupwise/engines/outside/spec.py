@@ -1,4 +1,5 @@
-"""Specification of which a child makes its engine: facts that JSON can say, and a folder with the model's configuration and tokenizer.
+"""Specification of which a child makes its engine: facts that JSON can say, and a folder with the
+model's configuration and tokenizer.
 
 The weights come by themselves (shared_weights.py), with those buffers that the model has.
 """

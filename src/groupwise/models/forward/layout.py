@@ -64,7 +64,8 @@ class Block:
 
 @dataclass(frozen=True)
 class PackedSequence:
-    """Attention of the tokens of a packed sequence: blocks of sequences that begin a row, and of those that go on from another row.
+    """Packed sequence: how its tokens attend, in blocks of sequences that begin a row, and of those that go on from
+    another row.
 
     queries  [Q] places of the blocks' own tokens, block after block, padding included
     keys     [K] places of what they attend to, block after block

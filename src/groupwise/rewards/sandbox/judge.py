@@ -52,8 +52,8 @@ Test = Stdio | Call | Asserts
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason why a program fails a test. The words are the program's own and prove nothing; neither of the two: it answered,
-    and the answer is wrong.
+    """Reason why a program fails a test. The words are the program's own and prove nothing; without either, the program
+    answered, and the answer is wrong.
 
     kind       how it ended, where it did not answer
     error      the name of the exception's type, where it answered with one
