@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.files import jsonl
-from groupwise.core.files.atomic import open_regular, open_to_append, require_place, whole_file
+from groupwise.core.files.atomic import make_folder, open_regular, open_to_append, require_place, whole_file
 
 
 def test_a_file_that_fails_half_way_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
@@ -62,3 +63,19 @@ def test_a_folder_has_a_place_and_room(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     with pytest.raises(UsageError, match=r"a/b: cannot be made: .*a is no folder that can be written to"):
         require_place(tmp_path / "a" / "b", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "free space"),
+        (RuntimeError(f"I/O error: {os.strerror(errno.ENOSPC)} (os error 28)"), "free space"),
+        (OSError(errno.EACCES, os.strerror(errno.EACCES)), "take a folder that can be written to"),
+    ],
+)
+def test_what_to_do_follows_from_what_the_disk_said(error: Exception, remedy: str, tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        raise error
+
+    with pytest.raises(RunError, match=f"the policy cannot be saved: .*; {remedy}$"):
+        make_folder(tmp_path / "a", write, "the policy")

@@ -36,6 +36,22 @@ def test_a_row_without_an_advantage_has_no_gradient(name, batch):
     assert gradient[1::2].any()
 
 
+@pytest.mark.parametrize("name", ROWS)
+def test_masked_positions_change_nothing(name, batch):
+    algo = groupwise.algorithm(name)
+    out, gradient = value_and_gradient(algo, batch)
+    for poison in (math.nan, math.inf, 1e30):
+        holes = {k: torch.where(batch.mask, getattr(batch, k), poison) for k in ("live", "old", "ref")}
+        live = holes["live"].requires_grad_(True)
+        advantage = torch.where(batch.mask, batch.advantage[:, None].expand_as(batch.mask), poison)
+        again = algo.loss(live, holes["old"], advantage, batch.mask, logp_ref=holes["ref"])
+        again.value.backward()
+        assert torch.equal(again.value, out.value)
+        assert torch.equal(live.grad, gradient)
+        for column in (again.share, again.log_ratio, again.kl):
+            assert column is None or (column[~batch.mask] == 0).all()
+
+
 class NaiveRatio:
     per_completion = False
 

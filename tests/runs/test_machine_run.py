@@ -114,9 +114,9 @@ def test_a_step_in_which_nothing_can_train_runs_one_row_of_the_first_update_and_
     changes["rewards.same.use"] = f"{own}:same"
     rows, real = [], Learner._forward
 
-    def counted(learner: Learner, model: Any, micro: Any, *bonus: bool) -> Any:
+    def counted(learner: Learner, micro: Any, *bonus: bool) -> Any:
         rows.append(len(micro.index))
-        return real(learner, model, micro, *bonus)
+        return real(learner, micro, *bonus)
 
     monkeypatch.setattr(Learner, "_forward", counted)
     learned = Learner.update

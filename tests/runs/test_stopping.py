@@ -39,7 +39,7 @@ WHOLE: dict[str, Any] = {**PREFERENCE, "steps": 3, "evaluation.every": 2, "check
 #: Where a signal comes, in the order of a run: what is called there, which of the calls it is, and the signal.
 MOMENTS: dict[str, tuple[ModuleType, str, int, signal.Signals]] = {
     "loading": (build, "base_policy", 1, signal.SIGTERM),
-    "warm start": (warm_start, "_backward", 7, signal.SIGINT),
+    "warm start": (warm_start, "backward", 7, signal.SIGINT),
     "pairs": (cached_reward_model, "scored_groups", 1, signal.SIGTERM),
     "reward model": (reward_model, "gradients", 3, signal.SIGINT),
     "engine": (build, "training_engine", 1, signal.SIGTERM),

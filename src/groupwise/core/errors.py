@@ -1,5 +1,7 @@
 """The two ways a command ends badly. Each carries one line: what is wrong, where, and what to do."""
 
+import errno
+import os
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -110,3 +112,9 @@ def disk_words(error: Exception) -> str:
         return error.strerror or str(error)
     text = " ".join(str(error).split())
     return text if "os error" in text.lower() or "I/O error" in text else ""
+
+
+def disk_remedy(error: Exception, other: str) -> str:
+    """Return "free space" if the disk is full, else `other`. Of an error that a library wrapped, the words are read."""
+    full = {os.strerror(number).lower() for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
+    return "free space" if any(words in disk_words(error).lower() for words in full) else other

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, Field, ValidationError
 
-from groupwise.core.errors import RunError, UsageError
+from groupwise.core.errors import RunError, UsageError, disk_remedy
 from groupwise.core.files import jsonl
 from groupwise.core.files.atomic import open_regular, open_to_append, whole_file
 from groupwise.core.machine.facts import machine_row
@@ -27,8 +26,6 @@ METRICS, ROLLOUTS, HELDOUT, MACHINE = "metrics.jsonl", "rollouts.jsonl", "heldou
 #: Of each evaluation: what it measured of each problem.
 PROBLEMS = "heldout_problems.jsonl"
 LOG, ABOUT, SUMMARY, LOCK = "log.txt", "about.json", "summary.json", ".lock"
-#: The errors of a disk that is full, of a person's full share of it, of a file that may not grow.
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class JournalSettings(Settings):
@@ -124,7 +121,9 @@ class Journal:
         try:
             replace_recipe(self.folder, recipe, remark)
         except OSError as error:
-            raise RunError(f"{self.folder / RECIPE}: cannot be written: {error.strerror}; free space") from None
+            raise RunError(
+                f"{self.folder / RECIPE}: cannot be written: {error.strerror}; {disk_remedy(error, 'move it away')}"
+            ) from None
 
     def listen(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
         """Hand each row of metrics.jsonl to a listener too, once it is written."""
@@ -185,7 +184,7 @@ class Journal:
             with open_to_append(self.folder / name) as file:
                 file.writelines(lines)
         except OSError as error:
-            remedy = "free space" if error.errno in NO_SPACE else "move it away"
+            remedy = disk_remedy(error, "move it away")
             raise RunError(
                 f"{self.folder / name}: cannot be written: {error.strerror}; {remedy}, then resume"
             ) from None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from groupwise.core.errors import RunError, UsageError, disk_words
+from groupwise.core.errors import RunError, UsageError, disk_remedy, disk_words
 from groupwise.core.files.paths import existing_parent
 
 
@@ -89,7 +89,8 @@ def make_folder(folder: Path, write: Callable[[Path], object], what: str) -> Non
     except Exception as error:
         if not disk_words(error):
             raise
-        raise RunError(f"{folder.parent}: {what} cannot be saved: {disk_words(error)}; free space") from None
+        remedy = disk_remedy(error, "take a folder that can be written to")
+        raise RunError(f"{folder.parent}: {what} cannot be saved: {disk_words(error)}; {remedy}") from None
 
 
 def require_place(folder: Path, size: int) -> None:
