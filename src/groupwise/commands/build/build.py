@@ -83,7 +83,7 @@ class Surroundings:
         self.view.note(line)
 
     def on_step(self, what: str, step: int, steps: int, loss: float) -> None:
-        """Show a step of a training before the run's own, which may be left here."""
+        """Show one step of a training that comes before step 1 (warm start, reward model); Ctrl-C may end the run here."""
         self.stop.look()
         self.view.preparing(what, step, steps, loss)
 

@@ -103,7 +103,7 @@ def reward_forms(task: Task, pool: ScorePool | None) -> list[str]:
 def environments_of(
     recipe: Recipe, task: Task, place: Place = HERE, note: Note = lambda line: None
 ) -> Environments | None:
-    """Make what the episodes live in; None for a task without an environment.
+    """Make the environments that episodes play in; None for a task without an environment.
 
     place  where the processes of environments are started; `note` hears of one that is started again
     Raises UsageError if the environment's code does not load.

@@ -87,7 +87,7 @@ def write(page: Page, path: Path) -> None:
 
 
 def html(page: Page) -> str:
-    """Put the whole page together as text."""
+    """Render the whole page as one HTML text."""
     scripts = (plotly(), *map(_asset, SCRIPTS))
     parts = {
         "title": markup.escape(page.title),
