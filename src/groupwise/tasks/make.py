@@ -142,7 +142,10 @@ def chosen_by(problems: Task) -> dict[str, str]:
 
 
 def _made(kind: Any, what: str, keys: Mapping[str, object]) -> Task:
-    """Make a task of a class that is not groupwise's own. Raises UsageError if it is none, or for the first key that is wrong."""
+    """Make a task of a class that is not groupwise's own.
+
+    Raises UsageError if it is no task, or for the first key that is wrong.
+    """
     require_frozen_dataclass(kind, what)
     if Task not in kind.__mro__ or kind.samples is Task.samples or kind.score is Task.score:
         raise UsageError(f"{what}: {kind.__name__} is no task; make it a groupwise.Task with samples and score")

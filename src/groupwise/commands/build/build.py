@@ -83,7 +83,7 @@ class Surroundings:
         self.view.note(line)
 
     def on_step(self, what: str, step: int, steps: int, loss: float) -> None:
-        """Show one step of a training that comes before step 1 (warm start, reward model); Ctrl-C may end the run here."""
+        """Show one step of a training that comes before step 1 (warm start, reward model); Ctrl-C may end it here."""
         self.stop.look()
         self.view.preparing(what, step, steps, loss)
 

@@ -223,7 +223,7 @@ class Claim(NamedTuple):
 
 
 def claims(text: str, numeric: bool) -> list[Claim]:
-    r"""Find the texts behind answer markers, in order, of the strongest kind of marker that occurs; empty if there is none.
+    r"""Find the texts behind answer markers, in order, of the strongest kind that occurs; empty if there is no marker.
 
     numeric  whether an `answer is` without a digit ("the answer is below") marks nothing
 
