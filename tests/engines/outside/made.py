@@ -24,10 +24,11 @@ REQUESTS = [
     Request((7,), samples=4, seed=2**62),
     Request((4, 5, 6, 12, 2), samples=2, seed=3, max_new_tokens=5),
 ]
-#: Eight completions that end in the first eight steps, and many that go on for a while after them.
+#: Eight completions that end in the first eight steps, and many that go on for a while after them, some in each of
+#: three engines that share the requests.
 LONG = [
     *(Request((4, 5, 6), samples=1, seed=limit, max_new_tokens=limit) for limit in range(1, 9)),
-    Request((7, 8), samples=48, seed=9),
+    *(Request((7, 8), samples=16, seed=seed) for seed in (9, 10, 11)),
 ]
 ENDLESS = Sampling(max_new_tokens=200, logit_bias={1: -100.0})
 SAMPLINGS = {
