@@ -150,7 +150,7 @@ def plan(
         typer.Option(help="Of each rank: a100, h100, h200, b200; cpu is this machine, measured; a file NAME.toml."),
     ] = "cpu",
 ) -> None:
-    """Say what a recipe takes on so many ranks of a device: memory of each by phase, and about a step's time."""
+    """What a recipe takes on so many ranks of a device: memory of each by phase, and about how long a step takes."""
     from groupwise.commands.plan import in_words, scale_plan
 
     Terminal().print(in_words(scale_plan(recipe, _assigned(set), ranks, device)))
@@ -242,7 +242,7 @@ def claims(
         int | None, typer.Option(min=1, max=1024, help="Training runs side by side, of one thread each; 1.")
     ] = None,
 ) -> None:
-    """Measure what articles say of these algorithms: holds, does not hold, cannot be told. Goes on where it was."""
+    """What articles say of these algorithms, measured: holds, does not hold, cannot be told. Goes on where it was."""
     from groupwise.claims import command
 
     names, say = only or [], Terminal().print
