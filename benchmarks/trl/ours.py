@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 import groupwise
 from cases import CASES, Case
+from groupwise.core.samples import Sample
 from groupwise.journal.journal import read_metrics
 from groupwise.models.chat.prompts import Chat
 from process import finish, mean, peak_mib
@@ -61,9 +62,10 @@ def phases(seconds: dict[str, float]) -> dict[str, float]:
 def sampled(folder: Path, case: Case, model: Path) -> tuple[float, float]:
     """Mean tokens of a prompt and of a completion over the timed steps."""
     chat = Chat(AutoTokenizer.from_pretrained(model))
-    lines: list[dict[str, Any]] = [json.loads(line) for line in (folder / "rollouts.jsonl").open()]
+    with (folder / "rollouts.jsonl").open("rb") as file:
+        lines: list[dict[str, Any]] = [json.loads(line) for line in file]
     timed = [line for line in lines if line["step"] > case.warmup]
-    length = {text: len(chat.prompts([text])[0]) for text in {line["prompt"] for line in timed}}
+    length = {text: len(chat.encode(Sample(text, text, ""))) for text in {line["prompt"] for line in timed}}
     return mean([length[line["prompt"]] for line in timed]), mean([line["tokens"] for line in timed])
 
 

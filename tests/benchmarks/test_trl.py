@@ -52,6 +52,16 @@ def test_every_prompt_and_the_one_held_out_are_as_long_as_the_case_says(module: 
     assert {len(text.split()) for text in (*rows, *heldout)} == {case.prompt_tokens}
 
 
+def test_our_side_runs_a_case_and_writes_its_row(module: Module, tmp_path: Path) -> None:
+    case = module("cases").SMOKE
+    module("prepare").main(case, tmp_path)
+    module("ours").main(case, tmp_path, tmp_path / "row.json")
+    row = json.loads((tmp_path / "row.json").read_text())
+    assert row["prompt_tokens"] == case.prompt_tokens
+    assert 0 < row["completion_tokens"] <= case.limit
+    assert len(row["steps"]) == case.timed
+
+
 def test_the_operations_of_a_pass_are_those_that_torch_counts(module: Module) -> None:
     prepare, cases, operations = module("prepare"), module("cases"), module("operations")
     model = Qwen3ForCausalLM(prepare.configuration(cases.Shape(2, 64, 100), 16))
