@@ -18,8 +18,8 @@ from groupwise.core.prefixes import prefix_microbatches, prefix_order
 from groupwise.core.records import Batch
 from groupwise.models.forward import logprobs
 from groupwise.models.forward.layout import packed, padded
-from groupwise.models.forward.line_attention import in_line, line_attention, runs_in_line
 from groupwise.models.forward.logprobs import token_logprobs
+from groupwise.models.forward.packed_attention import attend_packed, packed_attention, runs_packed
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
 from groupwise.training.learner import Learner, LearnerSettings
 from tests.laws import moe_models
@@ -124,7 +124,7 @@ def test_the_gradient_in_a_line_is_that_of_padded_rows(name: str, algorithm: str
     assert plain[1].norm() > 1e-3
     for budget in (10**6, 60, 1):
         learner = make_learner(model, budget)
-        assert learner.in_line
+        assert learner.packs
         require_same(gradient(learner, algo, batch), plain)
     require_same(gradient(make_learner(model, 60, recompute=True), algo, batch), plain)
 
@@ -256,7 +256,7 @@ def test_dropout_reaches_attention_in_a_line() -> None:
     model.transformer.drop.p = 0.0
     batch = make_batch()
     line = packed(batch.tokens, batch.length)
-    with torch.no_grad(), in_line(model.base_model):
+    with torch.no_grad(), attend_packed(model.base_model):
         first, second = (
             model.base_model(input_ids=line.ids, position_ids=line.positions, use_cache=False, line=line.line)[0]
             for _ in range(2)
@@ -275,8 +275,8 @@ def test_dropout_reaches_attention_in_a_line() -> None:
 def test_a_model_whose_attention_is_another_runs_in_rows(build: Any) -> None:
     torch.manual_seed(0)
     model = build()
-    assert not runs_in_line(model.base_model)
+    assert not runs_packed(model.base_model)
     before = model.config._attn_implementation
-    with pytest.raises(NotImplementedError), in_line(model.base_model):
-        line_attention(model, torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8), None)
+    with pytest.raises(NotImplementedError), attend_packed(model.base_model):
+        packed_attention(model, torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8), None)
     assert model.config._attn_implementation == before

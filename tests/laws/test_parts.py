@@ -15,8 +15,8 @@ from groupwise.core.collate import collate
 from groupwise.core.records import Batch, Completion, Group, Prompt, Span
 from groupwise.core.samples import Sample
 from groupwise.models.forward.layout import Layout, packed, padded
-from groupwise.models.forward.line_attention import in_line
 from groupwise.models.forward.logprobs import sequence_logprobs
+from groupwise.models.forward.packed_attention import attend_packed
 from tests.laws.test_layout import gradient, make_learner, model_of, require_same
 
 MODELS = ("llama", "mistral, window 5", "gpt2")
@@ -51,7 +51,7 @@ def batch_of(seed: int = 0, anew: bool = True) -> Batch:
 
 
 def logprobs(model: Any, batch: Batch, layout: Layout | None, temperature: float = 1.0) -> Tensor:
-    line = nullcontext() if layout is None or layout.line is None else in_line(model.base_model)
+    line = nullcontext() if layout is None or layout.line is None else attend_packed(model.base_model)
     with line:
         logp, _ = sequence_logprobs(
             model.base_model, model.lm_head, batch.tokens, batch.mask, temperature, layout=layout

@@ -27,7 +27,7 @@ from groupwise.training.learner import AdaptedLearner, Learner, LearnerSettings
 from tests.planning.made import experts, llama
 
 ROWS = Rows(completions=(3, 3), prompt=20, completion=30)
-HOW = Computation(in_line=True, bf16=False, recompute=False, chunk_elements=1 << 24, held_elements=1 << 26)
+HOW = Computation(packs=True, bf16=False, recompute=False, chunk_elements=1 << 24, held_elements=1 << 26)
 CONFIGS = {
     "llama": llama(num_key_value_heads=2),
     "moe": experts(vocab_size=40, num_hidden_layers=4, num_experts=4, num_experts_per_tok=2, mlp_only_layers=[0]),
@@ -91,7 +91,7 @@ def taken(learner: Learner) -> int:
 def test_shapes_alone_tell_what_is_held(name: str, settings: dict[str, Any], rank: int):
     chosen = LearnerSettings(**{"chunk_logits": 1 << 24, "held_logits": 1 << 26, **settings})
     how = Computation(
-        in_line=chosen.shared_prefixes,
+        packs=chosen.shared_prefixes,
         bf16=chosen.bf16,
         recompute=chosen.recompute,
         chunk_elements=int(chosen.chunk_logits),

@@ -161,8 +161,8 @@ def test_fewer_rows_take_less():
 def test_microbatches_are_those_of_the_learner():
     rows = microbatch_rows(SHAPE, 16384, line=True)
     assert [each.completions for each in rows] == [(8,) * 8]
-    assert rows[0].tokens(in_line=True) == 8 * (30 + 8 * 20)
-    assert rows[0].tokens(in_line=False) == 64 * 50
+    assert rows[0].tokens(packs=True) == 8 * (30 + 8 * 20)
+    assert rows[0].tokens(packs=False) == 64 * 50
     assert [each.completions for each in microbatch_rows(SHAPE, 250, line=True)][:2] == [(8, 2), (6, 4)]
     assert [each.completions for each in microbatch_rows(SHAPE, 250, line=False)][:2] == [(5,), (5,)]
 

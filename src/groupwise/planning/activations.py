@@ -27,8 +27,8 @@ from groupwise.models.forward.forwards import recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import halves
 from groupwise.models.forward.layout import Layout, moved, packed, padded
-from groupwise.models.forward.line_attention import NAME, UNMASKED, attending, hidden_states
 from groupwise.models.forward.logprobs import token_logprobs
+from groupwise.models.forward.packed_attention import NAME, UNMASKED, attending, hidden_states
 
 #: Tokens of a microbatch that are run, if only in shape: where each lies is computed with numbers.
 MOST_TOKENS = 1 << 18
@@ -38,14 +38,14 @@ MOST_TOKENS = 1 << 18
 class Computation:
     """Settings with which a learner runs a microbatch.
 
-    in_line         a prompt is run once for the completions of its group
+    packs         a prompt is run once for the completions of its group
     bf16            computed in bfloat16 over float32 weights
     recompute       the backward pass runs each layer again
     chunk_elements  logits computed at once
     held_elements   log-probabilities held for the backward pass, at most
     """
 
-    in_line: bool
+    packs: bool
     bf16: bool
     recompute: bool
     chunk_elements: int
@@ -60,10 +60,10 @@ class Rows:
     prompt: int
     completion: int
 
-    def tokens(self, in_line: bool) -> int:
+    def tokens(self, packs: bool) -> int:
         """Count the tokens of all rows."""
         count = sum(self.completions)
-        return (len(self.completions) if in_line else count) * self.prompt + count * self.completion
+        return (len(self.completions) if packs else count) * self.prompt + count * self.completion
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> M
     """Size a microbatch of a model without memory, which stays as it is; one that shapes cannot run is estimated."""
     _, head = halves(model)
     tokens = sum(rows.completions) * rows.completion
-    inside = _backbone_bytes(model, rows, how.in_line, how.bf16, how.recompute, device)
+    inside = _backbone_bytes(model, rows, how.packs, how.bf16, how.recompute, device)
     shape = _Head(*head.weight.shape, bias=head.bias is not None, trains=head.weight.requires_grad)
     logits = _head_bytes(shape, tokens, how, device)
     # A weight that is embedding and head waits for its second gradient until the backward pass is through.
@@ -152,25 +152,25 @@ def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> M
 
 
 @lru_cache(maxsize=128)
-def _backbone_bytes(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> MicrobatchBytes:
+def _backbone_bytes(model: Any, rows: Rows, packs: bool, bf16: bool, recompute: bool, device: str) -> MicrobatchBytes:
     """Size all but the head; a run tries several ways to cut its logits over one result."""
-    if rows.tokens(in_line) <= MOST_TOKENS:
+    if rows.tokens(packs) <= MOST_TOKENS:
         with suppress(Exception):  # whatever a model does that needs numbers, such as a branch on one
-            return _simulated(model, rows, in_line, bf16, recompute, device)
-    return _rough(model, rows, in_line)
+            return _simulated(model, rows, packs, bf16, recompute, device)
+    return _rough(model, rows, packs)
 
 
-def _rough(model: Any, rows: Rows, in_line: bool) -> MicrobatchBytes:
+def _rough(model: Any, rows: Rows, packs: bool) -> MicrobatchBytes:
     """Estimate as if each linear layer held what goes in and what comes out."""
     backbone, _ = halves(model)
     widths = [m.in_features + m.out_features for m in backbone.modules() if isinstance(m, nn.Linear)]
-    held, layer = (rows.tokens(in_line) * width * 4 for width in (sum(widths), max(widths, default=1)))
+    held, layer = (rows.tokens(packs) * width * 4 for width in (sum(widths), max(widths, default=1)))
     return MicrobatchBytes(head=held, first=held + layer, last=layer, layer=layer)
 
 
-def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: bool, device: str) -> MicrobatchBytes:
+def _simulated(model: Any, rows: Rows, packs: bool, bf16: bool, recompute: bool, device: str) -> MicrobatchBytes:
     """Run the layers forward and backward, one of each kind, on tensors that have a shape only."""
-    layout = _layout(rows, in_line)
+    layout = _layout(rows, packs)
     thin, counts = _one_of_each_kind(copy.deepcopy(model))
     fused = FusedLayers(thin)  # tried on numbers, and so before there are shapes only
     with quiet(), fused.running(), FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
@@ -178,8 +178,8 @@ def _simulated(model: Any, rows: Rows, in_line: bool, bf16: bool, recompute: boo
         for parameter in backbone.parameters():
             parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
         # A model that sees no numbers would make the mask that real rows go without.
-        if in_line or backbone.config._attn_implementation == "sdpa":
-            stack.enter_context(attending(backbone, NAME if in_line else UNMASKED))
+        if packs or backbone.config._attn_implementation == "sdpa":
+            stack.enter_context(attending(backbone, NAME if packs else UNMASKED))
         if recompute:
             stack.enter_context(recomputed(backbone))
         layout = moved(layout, device)

@@ -23,8 +23,8 @@ from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.forwards import CompiledLayers, recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import halves
-from groupwise.models.forward.line_attention import in_line, runs_in_line
 from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, sequence_logprobs
+from groupwise.models.forward.packed_attention import attend_packed, runs_packed
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
@@ -88,7 +88,7 @@ class Learner(TrainedModel):
                     with the same weights, and calls the same methods with the same batches
         """
         models = [model.eval()] if reference is None else [model.eval(), reference.eval().requires_grad_(False)]
-        self.in_line = settings.shared_prefixes and mesh.all_agree(all(runs_in_line(halves(m)[0]) for m in models))
+        self.packs = settings.shared_prefixes and mesh.all_agree(all(runs_packed(halves(m)[0]) for m in models))
         fused = CompiledLayers(*models, bf16=settings.bf16) if settings.compile else FusedLayers(*models)
         super().__init__(model, settings, total_updates, settings.bf16, mesh)
         self.routing, self.routers, self.reference, self.fused = routing, routers, reference, fused
@@ -143,9 +143,9 @@ class Learner(TrainedModel):
         """Yield this rank's microbatches of rows [N] bool of a pass; on every rank as many, the last of some idle."""
         index, most = rows.nonzero()[:, 0], self.tokens_per_microbatch
         length = run.batch.length[index]
-        parts = prefix_microbatches(run.keys[index], length, most) if self.in_line else microbatches(length, most)
+        parts = prefix_microbatches(run.keys[index], length, most) if self.packs else microbatches(length, most)
         for own, columns in self.dealt(run.batch, [index[part] for part in parts]):
-            yield Microbatch(run, own, columns, self.in_line)
+            yield Microbatch(run, own, columns, self.packs)
 
     def completion_logprobs(self, groups: Sequence[Group], pad: int) -> list[Tensor]:
         """Compute [tokens] nats of each completion in order, under the weights as they are.
@@ -298,7 +298,7 @@ class Learner(TrainedModel):
         )
         with reproducible(self.device), self.fused.running(), ExitStack() as stack:
             if micro.layout.line is not None:
-                stack.enter_context(in_line(run.backbone))
+                stack.enter_context(attend_packed(run.backbone))
             if self.recompute and torch.is_grad_enabled():
                 stack.enter_context(recomputed(run.backbone))
             if run.routers:

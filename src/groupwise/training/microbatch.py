@@ -86,10 +86,10 @@ class Microbatch:
     rows   their columns, on the model's device
     """
 
-    def __init__(self, run: Pass, index: Tensor, rows: Batch, in_line: bool) -> None:
+    def __init__(self, run: Pass, index: Tensor, rows: Batch, packs: bool) -> None:
         self.index, self.rows, self.run = index, rows, run
         self._logits: list[Tensor] = []
-        if in_line:
+        if packs:
             keys = run.keys[index] if len(index) else None
             self.layout = packed(rows.tokens, rows.length, keys, rows.read_from)
         else:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from groupwise.core.records import Support
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.layout import Layout, padded
-from groupwise.models.forward.line_attention import hidden_states
+from groupwise.models.forward.packed_attention import hidden_states
 from groupwise.models.precision import computes_in, operand
 
 #: Logits of one chunk, elements: 28 MiB in float32. A tensor of 32 MiB or more is fresh memory of the system each time,

@@ -1,7 +1,7 @@
-"""Attention over a line (models/forward/layout.py), run by transformers' own models as an attention function of ours.
+"""Attention over a packed sequence (models/forward/layout.py), run by transformers' own models as a function of ours.
 
-A token attends to what precedes it in its row, wherever in the line that is. So the hidden states are those of each row
-by itself, and so are the gradients, which add up in what rows share.
+A token attends to what precedes it in its row, wherever in the packed sequence that is. So the hidden states are those
+of each row by itself, and so are the gradients, which add up in what rows share.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ NAME, UNMASKED = "groupwise_line", "groupwise_unmasked"
 
 
 def hidden_states(backbone: nn.Module, layout: Layout) -> Tensor:
-    """Return the hidden state of every token that a layout runs, [R*S,H]. A line is run inside `in_line`."""
+    """Return the hidden state of every token that a layout runs, [R*S,H]; a packed sequence, inside `attend_packed`."""
     if layout.line is None:
         return hidden(backbone, layout.ids).flatten(0, 1)
     out = backbone(input_ids=layout.ids, position_ids=layout.positions, use_cache=False, line=layout.line)
@@ -31,8 +31,8 @@ def hidden_states(backbone: nn.Module, layout: Layout) -> Tensor:
 
 
 @contextmanager
-def in_line(backbone: nn.Module) -> Iterator[None]:
-    """Make a forward of `backbone` attend along a line inside, and its backward, if activations are recomputed."""
+def attend_packed(backbone: nn.Module) -> Iterator[None]:
+    """Make a forward of `backbone` attend by packed sequence inside, and its backward if activations are recomputed."""
     with attending(backbone, NAME):
         yield
 
@@ -51,8 +51,8 @@ def attending(backbone: nn.Module, name: str) -> Iterator[None]:
             config._attn_implementation = before[key]
 
 
-def runs_in_line(backbone: nn.Module) -> bool:
-    """Tell whether a model gives in a line what it gives in rows: tried on a few tokens.
+def runs_packed(backbone: nn.Module) -> bool:
+    """Tell whether a model gives in a packed sequence what it gives in rows: tried on a few tokens.
 
     Not so where tokens mix other than by attention (state-space layers), or attention is more than a softmax over keys
     (softcapping, sinks, chunks).
@@ -66,7 +66,7 @@ def runs_in_line(backbone: nn.Module) -> bool:
     length = torch.tensor([9, 6, 8, 9])
     rows, line = padded(tokens, length.to(weight.device)), packed(tokens, length)
     try:
-        with torch.no_grad(), in_line(backbone):
+        with torch.no_grad(), attend_packed(backbone):
             ours = hidden_states(backbone, line)[line.place[line.run]]
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
         return False
@@ -77,7 +77,7 @@ def runs_in_line(backbone: nn.Module) -> bool:
 
 
 @torch.compiler.disable  # compiled layers call it as it is: its blocks differ from batch to batch
-def line_attention(
+def packed_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -133,7 +133,7 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
     """Make no mask where a model asks for one: the line has its own."""
 
 
-AttentionInterface.register(NAME, line_attention)  # type: ignore[arg-type]
+AttentionInterface.register(NAME, packed_attention)  # type: ignore[arg-type]
 AttentionMaskInterface.register(NAME, _no_mask)  # type: ignore[arg-type]
 AttentionInterface.register(UNMASKED, AttentionInterface()["sdpa"])
 AttentionMaskInterface.register(UNMASKED, _no_mask)  # type: ignore[arg-type]
