@@ -43,7 +43,7 @@ from groupwise.models.precision import WeightPrecision, cast_weights
 
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
 # of them need, and fresh pages take longer than a second pass (docs/log.md).
-PREFILL_TOKENS, PREFILL_TOKENS_CPU = 2048, 1024
+PREFILL_TOKENS, PREFILL_TOKENS_CPU = 8192, 1024
 # Of a pass behind held tokens: tokens, these included, for each one that may be run. What is held of a batch is copied
 # once more for the pass.
 PAST_SHARE = 16
@@ -150,8 +150,8 @@ class LocalEngine:
         return [tuple(completions[first : first + r.samples]) for first, r in zip(queue.offset, requests, strict=True)]
 
     def _rules(self, sampling: Sampling) -> Rules:
-        """Return the same rules for the same sampling. Raises UsageError, beginning with the key, for one that the model
-        cannot follow.
+        """Return the same object for the same sampling. Raises UsageError, beginning with the key, for one that the
+        model cannot follow.
         """
         key = sampling.model_dump_json()
         if key not in self._rules_of:

@@ -131,8 +131,7 @@ def merged(parts: Sequence[tuple[Tensor, Tensor]], sinks: Tensor | None = None) 
 def attend_plainly(query: Tensor, layer: int, seating: Seating, scale: float, sinks: Tensor | None) -> Tensor:
     """Attend by torch's own products: two for the prompts, two for the slots' own tokens."""
     keys, values = seating.own[2 * layer : 2 * layer + 2]
-    slots, heads, size = query.shape
-    grouped = query.view(slots, keys.shape[1], -1, size)
+    grouped = query.view(len(query), keys.shape[1], -1, query.shape[-1])
     own = partial_attention(grouped, keys, values, seating.column + 1, scale)
     places, seats = seating.seated.shape
     # An empty seat takes slot 0's query; what comes of it is not looked at.

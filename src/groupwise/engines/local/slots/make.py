@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -51,7 +52,11 @@ def make_slots(
 
 def _ways(on_gpu: bool) -> list[Attend]:
     """List the attentions to try, the fastest first."""
-    return [attend_plainly]
+    if not on_gpu or find_spec("triton") is None:
+        return [attend_plainly]
+    from groupwise.engines.local.slots.kernel import attend_by_kernels  # triton comes with torch for GPUs alone
+
+    return [attend_by_kernels, attend_plainly]
 
 
 def _refused(
@@ -74,7 +79,7 @@ def _refused(
 
 
 def _sampled(model: Any, prefill: Prefill, sampler: SlotSampler) -> tuple[list[Tensor], Tensor]:
-    """Sample the requests of the trial -> their ids, prompt and completion, and the logits [3,V] of what would follow."""
+    """Sample the trial's requests -> the ids of each, its prompt's too, and the logits [3,V] of what would follow."""
     device, vocabulary = next(model.parameters()).device, model.config.get_text_config().vocab_size
     requests = [Request(tuple(i % vocabulary for i in r.tokens), r.samples, r.seed) for r in TRIED]
     queue, stops = Queue(requests, [STEPS] * len(requests)), torch.zeros(vocabulary, dtype=torch.bool, device=device)

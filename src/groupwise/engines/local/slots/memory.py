@@ -23,7 +23,7 @@ from groupwise.engines.local.cache import PrefilledPrompts
 
 
 class SlotMemory:
-    """Keys and values by layer: `own` [R,H,columns,D] and `prompts` [P,H,columns,D], of each layer keys, then values."""
+    """Keys, then values, of each layer: `own` [R,H,columns,D] of what is sampled and `prompts` [P,H,columns,D]."""
 
     def __init__(self) -> None:
         self.own: list[Tensor] = []
@@ -74,7 +74,7 @@ def _grow(tensors: list[Tensor], rows: int, columns: int) -> bool:
     """Give each tensor [rows,H,columns,D] at least, one after another; columns grow by half of what they were, or more,
     so that long completions are copied a few times only.
     """
-    have_rows, heads, have, size = tensors[0].shape
+    have_rows, _, have, _ = tensors[0].shape
     if rows <= have_rows and columns <= have:
         return False
     rows, columns = max(rows, have_rows), have if columns <= have else max(columns, have + have // 2)

@@ -35,8 +35,9 @@ RunPrompts = Callable[[Sequence[Take]], tuple[PrefilledPrompts, list[int]]]
 
 @dataclass
 class Row:
-    """A completion in a slot: its number, its request, the place of its prompt, and its tokens so far and at most, those
-    drawn before this call included.
+    """A completion in a slot: its number, its request, the place of its prompt, and its tokens so far and at most.
+
+    Tokens that were drawn before this call count too.
     """
 
     number: int
