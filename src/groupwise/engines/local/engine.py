@@ -33,6 +33,7 @@ from groupwise.engines.local.rules import Rules
 from groupwise.engines.local.sampler import draw, end_sum
 from groupwise.engines.local.scheduler import Queue, Scheduler, Take
 from groupwise.engines.local.slots.make import make_slots
+from groupwise.engines.local.slots.sampler import SlotSampler
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.stop_strings import Decode, StopStrings
@@ -145,7 +146,10 @@ class LocalEngine:
         outputs = Outputs([r.tokens[len(r.tokens) - r.drawn :] for r in queue.by_slot()], queue.longest, rules.stops)
         announce = partial(_announce, queue, outputs, on_finish)
         with torch.inference_mode():
-            self._held = (self._in_rows if self._slots is None else self._in_slots)(queue, outputs, rules, announce)
+            if self._slots is None:
+                self._held = self._in_rows(queue, outputs, rules, announce)
+            else:
+                self._held = self._in_slots(self._slots, queue, outputs, rules, announce)
         completions = outputs.completions(self.version)
         return [tuple(completions[first : first + r.samples]) for first, r in zip(queue.offset, requests, strict=True)]
 
@@ -169,13 +173,20 @@ class LocalEngine:
             self._strings[stop] = StopStrings(stop, self._text_of)
         return Rules(sampling, adjustment, stops, self._strings.get(stop))
 
-    def _in_slots(self, queue: Queue, outputs: Outputs, rules: Rules, announce: Callable[[Tensor], None]) -> Store:
+    def _in_slots(
+        self,
+        slots: SlotSampler,
+        queue: Queue,
+        outputs: Outputs,
+        rules: Rules,
+        announce: Callable[[Tensor], None],
+    ) -> Store:
         """Sample every completion in slots -> what is held."""
 
         def run_prompts(takes: Sequence[Take]) -> tuple[PrefilledPrompts, list[int]]:
             return self._run_batch(queue, _prefill_batch(queue, takes, self._prefill_tokens))
 
-        held, run = self._slots.sample(queue, outputs, rules, self.version, announce, run_prompts)
+        held, run = slots.sample(queue, outputs, rules, self.version, announce, run_prompts)
         self.tokens_run += run
         return held
 

@@ -11,6 +11,9 @@ Two parts are one attention over all their keys:
 A sink of an architecture that has them (a number s a head, which takes weight and gives nothing) is a part with l = s
 and o = 0. A prompt's keys and values are read once for all its slots, as one product.
 
+A model that makes keys anew from what it caches (multi-head latent attention), or attends in a way of its own, gets a
+copy of prompt and own tokens, side by side, and a mask.
+
 Importing this module registers `slot_attention` with transformers under the name SLOTS.
 
 Shapes: R slots, P places of prompts, G seats of a place, H key-value heads, S query heads of each, D head size.
@@ -43,7 +46,7 @@ class Seating:
     seat     [R] the number of each slot's seat among P*G
     own      of each layer keys, then values, [R,H,W,D]: the columns that are looked at
     prompts  of each layer keys, then values, [P,H,W,D]
-    attend   computes both parts
+    attend   computes both parts; None: the model attends to a copy in its own way
     """
 
     column: Tensor
@@ -52,7 +55,20 @@ class Seating:
     seat: Tensor
     own: Sequence[Tensor]
     prompts: Sequence[Tensor]
-    attend: Attend
+    attend: Attend | None
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """Return [R,1,1,prompt columns + own columns], 0 where a slot may look and -inf where it may not."""
+        prompt, own = (torch.arange(m[0].shape[2], device=self.seat.device) for m in (self.prompts, self.own))
+        hidden = torch.cat([prompt >= self.length[self.places, None], own > self.column[:, None]], 1)
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[
+            :, None, None
+        ]
+
+    @property
+    def places(self) -> Tensor:
+        """[R] the place of each slot's prompt."""
+        return self.seat // self.seated.shape[1]
 
 
 #: query [R,H*S,D], the layer's number, a seating, the scale, sinks [H*S] or None -> [R,H*S,D]
@@ -74,7 +90,11 @@ class SlotCache(Cache):
         at = self._seating.column[:, None, None, None].expand_as(key_states)
         keys.scatter_(2, at, key_states)
         values.scatter_(2, self._seating.column[:, None, None, None].expand_as(value_states), value_states)
-        return keys, values
+        if self._seating.attend is not None:
+            return keys, values
+        before_keys, before_values = self._seating.prompts[2 * layer_idx : 2 * layer_idx + 2]
+        places = self._seating.places
+        return torch.cat([before_keys[places], keys], 2), torch.cat([before_values[places], values], 2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._seating.own[0].shape[2]
@@ -98,7 +118,7 @@ def slot_attention(
     Raises NotImplementedError if the model asks for what this attention does not do.
     """
     more = [name for name in ("softcap", "position_bias") if others.get(name) is not None]
-    if slots is None or more or query.shape[2] != 1:
+    if slots is None or slots.attend is None or more or query.shape[2] != 1:
         raise NotImplementedError(f"attention of slots {f'with {more[0]}' if more else 'without slots'}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = slots.attend(query[:, :, 0], module.layer_idx, slots, scale, others.get("s_aux"))
@@ -136,8 +156,8 @@ def attend_plainly(query: Tensor, layer: int, seating: Seating, scale: float, si
     places, seats = seating.seated.shape
     # An empty seat takes slot 0's query; what comes of it is not looked at.
     seated = grouped[seating.seated.clamp(min=0)].transpose(1, 2)
-    prompts = seating.prompts[2 * layer : 2 * layer + 2]
-    mean, log = partial_attention(seated.flatten(2, 3), *prompts, seating.length, scale)
+    prompt_keys, prompt_values = seating.prompts[2 * layer : 2 * layer + 2]
+    mean, log = partial_attention(seated.flatten(2, 3), prompt_keys, prompt_values, seating.length, scale)
     mean = mean.view(places, -1, seats, grouped.shape[2], mean.shape[-1]).transpose(1, 2).flatten(0, 1)
     log = log.view(places, -1, seats, grouped.shape[2]).transpose(1, 2).flatten(0, 1)
     prompt = (mean[seating.seat], log[seating.seat])

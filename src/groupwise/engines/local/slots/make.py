@@ -50,17 +50,17 @@ def make_slots(
     return None, reason
 
 
-def _ways(on_gpu: bool) -> list[Attend]:
-    """List the attentions to try, the fastest first."""
+def _ways(on_gpu: bool) -> list[Attend | None]:
+    """List the attentions to try, the fastest first; None is the model's own."""
     if not on_gpu or find_spec("triton") is None:
-        return [attend_plainly]
+        return [attend_plainly, None]
     from groupwise.engines.local.slots.kernel import attend_by_kernels  # triton comes with torch for GPUs alone
 
-    return [attend_by_kernels, attend_plainly]
+    return [attend_by_kernels, attend_plainly, None]
 
 
 def _refused(
-    model: Any, prefill: Prefill, routers: Sequence[Router], context: int, attend: Attend, graphs: bool
+    model: Any, prefill: Prefill, routers: Sequence[Router], context: int, attend: Attend | None, graphs: bool
 ) -> str:
     """Say why a model does not give in slots what it gives in its own forward; "" if it does."""
     step = SlotStep(model, routers, context, attend, graphs)

@@ -34,7 +34,7 @@ RunPrompts = Callable[[Sequence[Take]], tuple[PrefilledPrompts, list[int]]]
 
 
 @dataclass
-class Row:
+class RunningRow:
     """A completion in a slot: its number, its request, the place of its prompt, and its tokens so far and at most.
 
     Tokens that were drawn before this call count too.
@@ -48,7 +48,7 @@ class Row:
 
 
 @dataclass
-class Place:
+class PromptPlace:
     """A prompt in the memory: the requests that still wait for it are `open`, and `users` completions sit at it.
 
     logits  [V] of the first token that follows
@@ -92,7 +92,7 @@ class SlotSampler:
             self.progress()
             if run.admits:
                 run.admit()
-            with self.step.attending():
+            with self.step.running():
                 steps = run.advance()
             sound, finished = run.look(steps)
             if not sound:
@@ -110,9 +110,9 @@ class SlotRun:
     ) -> None:
         self._sampler, self._queue, self._outputs, self._rules = sampler, queue, outputs, rules
         self._run_prompts, self._device = run_prompts, outputs.stops.device
-        self._rows: dict[int, Row] = {}
-        self._places: dict[int, Place] = {}
-        self._open: dict[int, Place] = {}
+        self._rows: dict[int, RunningRow] = {}
+        self._places: dict[int, PromptPlace] = {}
+        self._open: dict[int, PromptPlace] = {}
         self._free_places: list[int] = []
         self._seats = self._prompt_columns = 1
         self._most_places = 1
@@ -154,14 +154,14 @@ class SlotRun:
                 self._seat(take, place)
         self._arrange()
 
-    def _placed(self, prompts: PrefilledPrompts, which: Sequence[int], batch: Sequence[Take]) -> list[Place]:
+    def _placed(self, prompts: PrefilledPrompts, which: Sequence[int], batch: Sequence[Take]) -> list[PromptPlace]:
         """Put the prompts of a batch into the memory; batch i has prompt which[i]."""
         order = sorted(set(which))
-        new: dict[int, Place] = {}
+        new: dict[int, PromptPlace] = {}
         for index in order:
             number = heapq.heappop(self._free_places) if self._free_places else len(self._places)
             routes = prompts.routes[index] if prompts.routes else None
-            new[index] = self._places[number] = Place(number, prompts.logits[index], routes)
+            new[index] = self._places[number] = PromptPlace(number, prompts.logits[index], routes)
         self._most_places = max(self._most_places, len(self._places) + len(self._free_places))
         self._prompt_columns = max(self._prompt_columns, prompts.width)
         self._reserve_prompts(prompts)
@@ -174,14 +174,14 @@ class SlotRun:
             self._open[take.request] = new[index]
         return [new[index] for index in which]
 
-    def _seat(self, take: Take, place: Place) -> None:
+    def _seat(self, take: Take, place: PromptPlace) -> None:
         request, tables = self._queue.requests[take.request], self._tables
         taken = set(self._rows)
         slots = [slot for slot in range(self._sampler.max_rows) if slot not in taken][: take.count]
         first = self._queue.offset[take.request] + take.first
         end = request.drawn + self._queue.limits[take.request]
         for slot, number in zip(slots, range(first, first + take.count), strict=True):
-            self._rows[slot] = Row(number, take.request, place.number, request.drawn, end)
+            self._rows[slot] = RunningRow(number, take.request, place.number, request.drawn, end)
         place.users += take.count
         if not self._queue.unfinished(take):
             place.open.remove(take.request)

@@ -8,8 +8,8 @@ Shapes: R slots, V vocabulary, L routers, K experts a token, Q = LOOK.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ from groupwise.engines.local.rules import Rules
 from groupwise.engines.local.sampler import Draw, draw
 from groupwise.engines.local.slots.attention import SLOTS, Attend, Seating, SlotCache
 from groupwise.engines.local.slots.memory import SlotMemory
+from groupwise.models.forward.forwards import replaced
+from groupwise.models.forward.fused_layers import one_kernel_norms
 from groupwise.models.forward.packed_attention import attending
 from groupwise.models.moe.record import Router
 
@@ -31,7 +33,7 @@ TOKEN, NUMBER, SEAT, PROMPT, FILLED, AGE, END, DONE = range(8)
 
 
 class Bucket(NamedTuple):
-    """What a step computes: slots and columns of their own tokens, places of prompts, seats and columns of each."""
+    """Amounts that a step computes: slots, their columns, places of prompts, seats and columns of each place."""
 
     slots: int
     columns: int
@@ -41,7 +43,7 @@ class Bucket(NamedTuple):
 
 
 class SlotState:
-    """What slots are at, on the device, at addresses that last.
+    """State of the slots, on the device, at addresses that last.
 
     table    [8,R] int64: the last token drawn; the number of the completion; its seat; tokens of its prompt; columns of
              its own that are filled; tokens drawn, those before this call included; how many it draws at most; 1 where
@@ -152,11 +154,12 @@ class SlotStep:
     """Steps of one model; `graphs`: recorded as CUDA graphs."""
 
     def __init__(
-        self, model: Any, routers: Sequence[Router], context: int, attend: Attend, graphs: bool = False
+        self, model: Any, routers: Sequence[Router], context: int, attend: Attend | None, graphs: bool = False
     ) -> None:
         self._model, self._routers, self._context, self._attend = model, routers, context, attend
         self._recorded: dict[tuple[Bucket, int], tuple[Callable[[], None], Rules]] = {}
         self._graphs, self._pool = graphs, None
+        self._norms = one_kernel_norms(model)
         #: Why steps run without a graph though they should; "" if they do not.
         self.refused = ""
 
@@ -164,12 +167,14 @@ class SlotStep:
         """Drop what was recorded: memory has moved."""
         self._recorded.clear()
 
-    def attending(self) -> AbstractContextManager[None]:
-        """Make the model attend by slots inside."""
-        return attending(self._model, SLOTS)
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Make the model run by slots inside: it attends as they do, and its norms are one kernel each."""
+        with nullcontext() if self._attend is None else attending(self._model, SLOTS), replaced(self._norms):
+            yield
 
     def run(self, tables: Tables, bucket: Bucket, rules: Rules, steps: int) -> None:
-        """Run some steps, at most LOOK; inside `attending`. Rules are compared by identity: the same object again runs
+        """Run some steps, at most LOOK; inside `running`. Rules are compared by identity: the same object again runs
         what was recorded.
         """
         step = partial(self._step, tables, bucket, rules)
@@ -201,9 +206,9 @@ class SlotStep:
             self._routers,
             input_ids=tokens[:, None],
             position_ids=(prompt + filled).clamp(max=self._context - 1)[:, None],
-            attention_mask=None,
+            attention_mask=seating.mask(self._model.dtype) if self._attend is None else None,
             past_key_values=SlotCache(seating),
-            slots=seating,
+            **({} if self._attend is None else {"slots": seating}),
         )
         state.logits[:slots] = logits
         if experts is not None:
