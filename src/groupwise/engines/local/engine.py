@@ -64,6 +64,7 @@ class LocalEngine:
     progress   called at each step and each pass over prompts
     slots      rows are sampled in fixed slots (slots/): what a GPU does, one CUDA graph a step, where the model can be
                sampled so; None: on a GPU
+    compiled   the layers of a step in slots are compiled by torch.compile
     why_rows   why slots were wanted and are not there; "" otherwise
 
     In tokens_run padding is not counted, nor what is computed in places that would be padding.
@@ -83,6 +84,7 @@ class LocalEngine:
         decode: Decode | None = None,
         progress: Progress = silent,
         slots: bool | None = None,
+        compiled: bool = False,
     ) -> None:
         if max_rows < 1:
             raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
@@ -116,9 +118,10 @@ class LocalEngine:
         self._slots, self.why_rows = None, ""
         on_gpu = self._device.type == "cuda"
         if on_gpu if slots is None else slots:
-            self._slots, self.why_rows = make_slots(
-                self._model, self._prefill, self._step.routers, self._context, max_rows, progress, graphs=on_gpu
-            )
+            made = (self._model, self._prefill, self._step.routers, self._context, max_rows, progress)
+            self._slots, self.why_rows = make_slots(*made, graphs=on_gpu, compiled=compiled)
+        elif compiled:
+            raise UsageError("engine.compile: the engine's steps are compiled on a GPU alone; set it to false")
 
     def close(self) -> None:
         """Drop the copy of the model and the caches: it cannot sample any more. A second call does nothing."""
@@ -304,6 +307,7 @@ def local_engine(policy: Policy, settings: EngineSettings, routes: bool, progres
         precision=settings.precision,
         decode=policy.decode,
         progress=progress,
+        compiled=settings.compile,
     )
 
 

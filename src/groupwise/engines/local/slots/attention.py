@@ -103,6 +103,7 @@ class SlotCache(Cache):
         return self._seating.own[0].shape[2], 0
 
 
+@torch.compiler.disable  # compiled layers call it as it is: it has kernels of its own
 def slot_attention(
     module: Any,
     query: Tensor,

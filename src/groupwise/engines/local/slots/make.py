@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from groupwise.core.engine import Progress, Request, Sampling, silent
+from groupwise.core.errors import UsageError
 from groupwise.engines.local.cache import PrefilledPrompts
 from groupwise.engines.local.forward import Prefill
 from groupwise.engines.local.outputs import Outputs
@@ -37,16 +39,22 @@ def make_slots(
     max_rows: int,
     progress: Progress = silent,
     graphs: bool = False,
+    compiled: bool = False,
 ) -> tuple[SlotSampler | None, str]:
     """Make slots for a model -> them, or None and why not.
 
-    graphs  steps are recorded as CUDA graphs, and attend by a kernel where it agrees
+    graphs    steps are recorded as CUDA graphs, and attend by a kernel where it agrees
+    compiled  layers are compiled
+    Raises UsageError if they are to be compiled and cannot.
     """
     reason = ""
     for attend in _ways(graphs):
-        reason = _refused(model, prefill, routers, context, attend, graphs)
+        step = partial(SlotStep, model, routers, context, attend, graphs, compiled and attend is not None)
+        reason = _refused(model, prefill, step())
         if not reason:
-            return SlotSampler(SlotStep(model, routers, context, attend, graphs), max_rows, progress), ""
+            return SlotSampler(step(), max_rows, progress), ""
+        if compiled:
+            raise UsageError(f"engine.compile: {reason}; set it to false")
     return None, reason
 
 
@@ -59,11 +67,8 @@ def _ways(on_gpu: bool) -> list[Attend | None]:
     return [attend_by_kernels, attend_plainly, None]
 
 
-def _refused(
-    model: Any, prefill: Prefill, routers: Sequence[Router], context: int, attend: Attend | None, graphs: bool
-) -> str:
+def _refused(model: Any, prefill: Prefill, step: SlotStep) -> str:
     """Say why a model does not give in slots what it gives in its own forward; "" if it does."""
-    step = SlotStep(model, routers, context, attend, graphs)
     sampler = SlotSampler(step, max_rows=4, progress=silent)
     try:
         with torch.inference_mode(), quiet():

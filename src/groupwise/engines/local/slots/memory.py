@@ -21,6 +21,18 @@ from torch import Tensor
 
 from groupwise.engines.local.cache import PrefilledPrompts
 
+# Columns of own tokens and of prompts that the smallest bucket has.
+LEAST_COLUMNS, LEAST_PROMPT = 64, 16
+
+
+def bucket_of(count: int) -> int:
+    """Round up to a power of two.
+
+    >>> [bucket_of(count) for count in (1, 3, 4, 65)]
+    [1, 4, 4, 128]
+    """
+    return 1 << (count - 1).bit_length()
+
 
 class SlotMemory:
     """Keys, then values, of each layer: `own` [R,H,columns,D] of what is sampled and `prompts` [P,H,columns,D]."""
@@ -71,13 +83,11 @@ class SlotMemory:
 
 
 def _grow(tensors: list[Tensor], rows: int, columns: int) -> bool:
-    """Give each tensor [rows,H,columns,D] at least, one after another; columns grow by half of what they were, or more,
-    so that long completions are copied a few times only.
-    """
+    """Give each tensor [rows,H,columns,D] at least, one after another; asked for buckets, it is copied a few times."""
     have_rows, _, have, _ = tensors[0].shape
     if rows <= have_rows and columns <= have:
         return False
-    rows, columns = max(rows, have_rows), have if columns <= have else max(columns, have + have // 2)
+    rows, columns = max(rows, have_rows), max(columns, have)
     for i, tensor in enumerate(tensors):
         # Zeros, not empty memory: a hidden column has weight 0, and 0 * NaN is NaN.
         tensors[i] = tensor.new_zeros(rows, tensor.shape[1], columns, tensor.shape[3])

@@ -24,11 +24,9 @@ from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.rules import Rules
 from groupwise.engines.local.sampler import uniforms
 from groupwise.engines.local.scheduler import ADMIT_SHARE, Queue, Take
-from groupwise.engines.local.slots.memory import SlotMemory
+from groupwise.engines.local.slots.memory import LEAST_COLUMNS, LEAST_PROMPT, SlotMemory, bucket_of
 from groupwise.engines.local.slots.step import AGE, DONE, LOOK, NUMBER, SEAT, Bucket, SlotState, SlotStep, Tables
 
-# Columns of own tokens and of prompts that the smallest bucket has.
-LEAST_COLUMNS, LEAST_PROMPT = 64, 16
 #: Runs the prompts of some requests, by their numbers.
 RunPrompts = Callable[[Sequence[Take]], tuple[PrefilledPrompts, list[int]]]
 
@@ -119,6 +117,11 @@ class SlotRun:
         streams = ((r.seed, r.first + i) for r in queue.requests for i in range(r.samples))
         self._uniforms = torch.from_numpy(uniforms(streams, queue.longest)).to(self._device)
         self.held, self.tokens_run = Store(), 0
+        slots = min(bucket_of(queue.count), sampler.max_rows)
+        if sampler.tables is None or sampler.tables.state.slots < slots:
+            sampler.step.forget()
+            sampler.tables = None if sampler.tables is None else sampler.tables.wider(slots)
+        self._slots = slots
         if sampler.tables is not None:
             sampler.tables.state.empty()  # of the call before
 
@@ -205,11 +208,11 @@ class SlotRun:
         steps = min(LOOK, left)
         own = max(row.age - self._queue.requests[row.request].drawn for row in self._rows.values()) + steps
         bucket = Bucket(
-            slots=min(_bucket(max(self._rows) + 1), self._sampler.max_rows),
-            columns=_bucket(max(own, LEAST_COLUMNS)),
-            places=_bucket(self._most_places),
-            seats=_bucket(self._seats),
-            prompt_columns=_bucket(max(self._prompt_columns, LEAST_PROMPT)),
+            slots=min(bucket_of(max(self._rows) + 1), self._tables.state.slots),
+            columns=bucket_of(max(own, LEAST_COLUMNS)),
+            places=bucket_of(self._most_places),
+            seats=bucket_of(self._seats),
+            prompt_columns=bucket_of(max(self._prompt_columns, LEAST_PROMPT)),
         )
         tables = self._tables
         if tables.memory.reserve_own(tables.state.slots, bucket.columns):
@@ -299,7 +302,7 @@ class SlotRun:
 
     def _move_together(self) -> None:
         """Move rows to the first slots once these are a smaller bucket, and nothing waits for the empty ones."""
-        few = _bucket(self.live)
+        few = bucket_of(self.live)
         origin = [slot for slot in self._rows if slot >= few]
         if self._queue.waiting or not origin:
             return
@@ -318,7 +321,7 @@ class SlotRun:
         for slot in sorted(self._rows):
             at_place.setdefault(self._rows[slot].place, []).append(slot)
         self._seats = max(self._seats, *map(len, at_place.values()))
-        seats, places = _bucket(self._seats), _bucket(self._most_places)
+        seats, places = bucket_of(self._seats), bucket_of(self._most_places)
         seated = np.full((places, seats), -1)
         seat = np.zeros(self._tables.state.slots, dtype=np.int64)
         for place, slots in at_place.items():
@@ -334,20 +337,10 @@ class SlotRun:
         """Make room for all places; the first call of an engine makes the tables."""
         sampler, history = self._sampler, self._rules.sampling.repetition_penalty != 1
         if sampler.tables is None:
-            state = SlotState(sampler.max_rows, prompts.logits)
-            sampler.tables = Tables(state, SlotMemory())
+            sampler.tables = Tables(SlotState(self._slots, prompts.logits), SlotMemory())
         if history:
             sampler.tables.state.remember()
-        places, columns = _bucket(self._most_places), _bucket(max(self._prompt_columns, LEAST_PROMPT))
+        places, columns = bucket_of(self._most_places), bucket_of(max(self._prompt_columns, LEAST_PROMPT))
         moved = sampler.tables.memory.reserve_prompts(prompts, places, columns)
-        if moved | sampler.tables.reserve_seats(places, _bucket(self._seats)):
+        if moved | sampler.tables.reserve_seats(places, bucket_of(self._seats)):
             sampler.step.forget()
-
-
-def _bucket(count: int) -> int:
-    """Round up to a power of two.
-
-    >>> [_bucket(count) for count in (1, 3, 4, 65)]
-    [1, 4, 4, 128]
-    """
-    return 1 << (count - 1).bit_length()

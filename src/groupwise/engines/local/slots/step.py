@@ -20,6 +20,7 @@ from groupwise.engines.local.forward import logits_and_experts
 from groupwise.engines.local.rules import Rules
 from groupwise.engines.local.sampler import Draw, draw
 from groupwise.engines.local.slots.attention import SLOTS, Attend, Seating, SlotCache
+from groupwise.engines.local.slots.compiled import CompiledStepLayers
 from groupwise.engines.local.slots.memory import SlotMemory
 from groupwise.models.forward.forwards import replaced
 from groupwise.models.forward.fused_layers import one_kernel_norms
@@ -137,6 +138,10 @@ class Tables:
         self.seated = state.table.new_zeros(0, 0)
         self.length = state.table.new_ones(0)
 
+    def wider(self, slots: int) -> Tables:
+        """Return tables of more slots, all empty, that keep the memory of prompts and of what is sampled."""
+        return Tables(SlotState(slots, self.state.logits), self.memory)
+
     def reserve_seats(self, places: int, seats: int) -> bool:
         """Make room for so many -> whether the tables moved; what was in `seated` is gone then."""
         have_places, have_seats = self.seated.shape
@@ -151,15 +156,27 @@ class Tables:
 
 
 class SlotStep:
-    """Steps of one model; `graphs`: recorded as CUDA graphs."""
+    """Steps of one model.
+
+    attend    of a Seating
+    graphs    steps are recorded as CUDA graphs
+    compiled  layers are compiled; for an attention of slots only
+    """
 
     def __init__(
-        self, model: Any, routers: Sequence[Router], context: int, attend: Attend | None, graphs: bool = False
+        self,
+        model: Any,
+        routers: Sequence[Router],
+        context: int,
+        attend: Attend | None,
+        graphs: bool = False,
+        compiled: bool = False,
     ) -> None:
         self._model, self._routers, self._context, self._attend = model, routers, context, attend
         self._recorded: dict[tuple[Bucket, int], tuple[Callable[[], None], Rules]] = {}
         self._graphs, self._pool = graphs, None
-        self._norms = one_kernel_norms(model)
+        self._layers = CompiledStepLayers(model) if compiled else None
+        self._norms = [] if compiled else one_kernel_norms(model)
         #: Why steps run without a graph though they should; "" if they do not.
         self.refused = ""
 
@@ -169,8 +186,10 @@ class SlotStep:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Make the model run by slots inside: it attends as they do, and its norms are one kernel each."""
-        with nullcontext() if self._attend is None else attending(self._model, SLOTS), replaced(self._norms):
+        """Make the model run by slots inside: it attends as they do, and its layers have few kernels."""
+        slots = nullcontext() if self._attend is None else attending(self._model, SLOTS)
+        layers = nullcontext() if self._layers is None else self._layers.running()
+        with slots, layers, replaced(self._norms):
             yield
 
     def run(self, tables: Tables, bucket: Bucket, rules: Rules, steps: int) -> None:
