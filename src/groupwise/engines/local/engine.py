@@ -123,6 +123,11 @@ class LocalEngine:
         elif compiled:
             raise UsageError("engine.compile: the engine's steps are compiled on a GPU alone; set it to false")
 
+    @property
+    def how(self) -> str:
+        """Say in words how it samples."""
+        return f"rows{self.why_rows and f': {self.why_rows}'}" if self._slots is None else self._slots.step.how
+
     def close(self) -> None:
         """Drop the copy of the model and the caches: it cannot sample any more. A second call does nothing."""
         self._model = self._step = self._prefill = self._slots = None

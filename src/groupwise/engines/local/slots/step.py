@@ -180,6 +180,14 @@ class SlotStep:
         #: Why steps run without a graph though they should; "" if they do not.
         self.refused = ""
 
+    @property
+    def how(self) -> str:
+        """Say in words how steps run."""
+        own = self._attend is None and "a copy of each prompt"
+        ways = [own or getattr(self._attend, "__name__", ""), self._layers and "compiled layers"]
+        ways.append(self._graphs and (f"no CUDA graphs ({self.refused})" if self.refused else "CUDA graphs"))
+        return ", ".join(["slots", *(way for way in ways if way)])
+
     def forget(self) -> None:
         """Drop what was recorded: memory has moved."""
         self._recorded.clear()
