@@ -181,6 +181,7 @@ OTHER: dict[str, Any] = {
     "learner.shared_prefixes": False,
     "learner.recompute": True,
     "learner.compile": True,
+    "engine.compile": True,
     "engine.precision": "bf16",
     "engine.process": "child",
     "engine.python": "python3",
@@ -315,7 +316,7 @@ def test_sampling_keys_are_those_that_no_other_source_of_pairs_reads():
     for source in ("model", "path"):
         assert PreferenceSettings.model_validate({source: "."}).unread >= {"pairs", "noise", "samples"}
     inside = resolved_recipe(plan())["engine"]
-    assert inside.keys() == {"name", "process", "max_rows", "precision"}
+    assert inside.keys() == {"name", "process", "max_rows", "compile", "precision"}
     assert "reference" not in resolved_recipe(plan({"algorithm.name": "dapo"}))
     read = resolved_recipe(plan({"reference.precision": "bf16"}))
     assert read["reference"] == {"model": "start", "every": 0, "precision": "bf16"}

@@ -59,6 +59,7 @@ LOCAL = EngineKind(
     library="transformers",
     build="groupwise.engines.local.engine:engine_of_spec",
     build_inside="groupwise.engines.local.engine:local_engine",
+    keys=frozenset({"compile"}),
     keeps_support=True,
 )
 #: The interpreter that has vLLM unless engine.python names another.

@@ -50,6 +50,8 @@ class EngineSettings(Settings):
     restarts        how often in a row a child is started again; 0: the run stops instead
     max_rows        completions sampled side by side, by each of several children; the others wait for a place
     precision       of the engine's copy of the weights; "same" is as the learner's master weights are
+    compile         layers of the local engine's step are compiled by torch.compile, on a GPU: fewer kernels, after a
+                    minute at the start
     cache_mib       MiB of vLLM's keys and values; without this key what max_rows need, at most 1024
     """
 
@@ -63,6 +65,7 @@ class EngineSettings(Settings):
     restarts: Changeable[int] = Field(default=2, ge=0, le=1000)
     max_rows: Changeable[int] = Field(default=512, ge=1)
     precision: WeightPrecision = "same"
+    compile: Changeable[bool] = False
     cache_mib: int | None = Field(default=None, ge=1, le=2**24)
 
     @property

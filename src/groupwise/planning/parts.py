@@ -9,6 +9,7 @@ import torch
 
 from groupwise.engines.local.cache import GAP, GAP_SHARE, ROOM
 from groupwise.engines.local.engine import KEEP_BYTES, PREFILL_TOKENS, PREFILL_TOKENS_CPU
+from groupwise.engines.local.slots.memory import LEAST_COLUMNS, LEAST_PROMPT, bucket_of
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings, adapted_weights
 from groupwise.models.scalar_heads import tokens_at_once
@@ -319,7 +320,11 @@ def _sampling(run: PlannedRun, layer_token: float) -> dict[str, int]:
         own = shape.kind.cache_bytes(config, shape.max_rows, shape.cache_mib, shape.engine, run.on_cpu)
         taken = shape.engines * own
         return {"engine's cache": taken, "held turns": 0, "cache between steps": taken, "drawing": 0}
-    cache = cache_bytes(widths, shape.rows, shape.prompt, shape.completion, shape.engine)
+    sizes = (shape.prompt, shape.completion, shape.engine)
+    if run.on_cpu:
+        cache = cache_bytes(widths, shape.rows, *sizes)
+    else:
+        cache = slot_bytes(widths, shape.rows, shape.max_rows or shape.rows, shape.samples, *sizes)
     prompts = max(PREFILL_TOKENS_CPU if run.on_cpu else PREFILL_TOKENS, shape.prompt)
     drawing = drawing_bytes(shape.rows, config.get_text_config().vocab_size, shape.truncates, shape.adjusts)
     passing = prompts * sum(widths) * shape.engine + int(max(prompts, shape.rows) * layer_token)
@@ -361,6 +366,22 @@ def cache_bytes(widths: Sequence[int], rows: int, prompt: int, new: int, itemsiz
         window = columns
     size = (sum(buffers) + spare) * itemsize
     return CacheBytes(max(peak * itemsize, size), size if size <= KEEP_BYTES else 0)
+
+
+def slot_bytes(
+    widths: Sequence[int], rows: int, max_rows: int, samples: int, prompt: int, new: int, itemsize: int = 4
+) -> CacheBytes:
+    """Size the memory of `rows` slots, in groups of `samples`, that all begin with `prompt` tokens and sample `new`.
+
+    A prompt is held once a group; the memory stays between calls.
+    """
+    places = bucket_of(-(-rows // samples)) * bucket_of(max(prompt, LEAST_PROMPT))
+    columns = bucket_of(max(new, LEAST_COLUMNS))
+    rows = min(bucket_of(rows), max_rows)
+    kept = (places + rows * columns) * sum(widths) * itemsize
+    # While columns double, one layer's keys are held twice.
+    growing = rows * columns // 2 * max(widths) * itemsize if columns > LEAST_COLUMNS else 0
+    return CacheBytes(kept + growing, kept)
 
 
 def drawing_bytes(rows: int, vocabulary: int, truncates: bool, adjusts: bool = False) -> int:
