@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Changeable, Location, Settings
-from groupwise.engines.kinds import KINDS, LOCAL, EngineKind
+from groupwise.engines.kinds import KINDS, LOCAL, EngineKind, Sleep, sleeps
 from groupwise.engines.outside.connection import AddressText, addresses_of, connect
 from groupwise.models.precision import WeightPrecision
 
@@ -18,7 +18,7 @@ Lives = Literal["inside", "child", "address"]
 #: The keys that only an engine in a child reads.
 OF_A_CHILD = frozenset({"count", "python", "deadline", "start_deadline", "restarts"})
 #: The keys that an engine at an address leaves unread: its own machine says these.
-OF_THIS_MACHINE = frozenset({"process", "count", "python"})
+OF_THIS_MACHINE = frozenset({"process", "count", "python", "sleep"})
 
 
 def _known(name: object) -> object:
@@ -51,6 +51,8 @@ class EngineSettings(Settings):
     max_rows        completions sampled side by side, by each of several children; the others wait for a place
     precision       of the engine's copy of the weights; "same" is as the learner's master weights are
     cache_mib       MiB of vLLM's keys and values; without this key what max_rows need, at most 1024
+    sleep           whether it gives its memory back while the learner trains: vLLM weights and cache, the local engine
+                    its cache; "auto": a child on the run's GPU does, unless it samples meanwhile
     """
 
     name: EngineName = LOCAL.name
@@ -64,6 +66,7 @@ class EngineSettings(Settings):
     max_rows: Changeable[int] = Field(default=512, ge=1)
     precision: WeightPrecision = "same"
     cache_mib: int | None = Field(default=None, ge=1, le=2**24)
+    sleep: Changeable[Sleep] = "auto"
 
     @property
     def kind(self) -> EngineKind:
@@ -90,6 +93,14 @@ class EngineSettings(Settings):
         if self.address:
             return f"engine.address = {self.address!r}"
         return f"engine.python = {self.python!r}" if self.python else f"engine.process = {self.process!r}"
+
+    def sleeps(self, on_gpu: bool, beside: bool) -> bool:
+        """Decide if it sleeps while the learner trains.
+
+        on_gpu  whether its children are on the GPU that the run computes on
+        beside  whether it samples meanwhile
+        """
+        return self.place != "address" and sleeps(self.sleep, on_gpu and self.place == "child", beside)
 
     def placed(self) -> "EngineSettings":
         """Add what follows from the name: an engine that cannot live inside lives in a child.

@@ -296,3 +296,14 @@ def test_an_interpreter_that_does_not_start_an_engine_is_one_line(
     said = str(error.value)
     assert said.startswith(f"engine.python = {str(python)!r}: the engine's process did not start: {words}")
     assert "\n" not in said
+
+
+def test_an_engine_that_slept_gives_the_same_completions(pair: Any) -> None:
+    """Be there no load between: it is loaded before it samples."""
+    before = pair.inside.generate(REQUESTS, PLAIN)
+    for engine in (pair.inside, pair.other):
+        engine.sleep()
+        engine.sleep()
+    assert_same(pair.inside.generate(REQUESTS, PLAIN), before)
+    pair.same(pair.other.generate(REQUESTS, PLAIN), before)
+    assert pair.other.version == pair.version

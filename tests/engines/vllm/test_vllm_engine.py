@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import groupwise
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Completion, Prompt
@@ -29,7 +31,7 @@ from groupwise.engines.vllm.heads import BLOCK
 from groupwise.models.load import Policy, load_policy
 from groupwise.rollout.segments import Segment, advance
 from tests.engines.outside.made import assert_same, fields
-from tests.engines.vllm.conftest import Served, vllm_settings
+from tests.engines.vllm.conftest import PYTHON, Served, dense, vllm_settings
 from tests.moe_policy import save_moe
 
 pytestmark = pytest.mark.vllm
@@ -350,3 +352,21 @@ def test_an_environment_without_vllm_is_named_before_anything_starts() -> None:
         EngineSettings(name="vllm", python="python3").placed().require_place()
     vllm_settings().require_place()
     assert fields(vllm_settings().process) == fields("child")
+
+
+def test_one_that_sleeps_wakes_with_the_next_weights_and_samples_nothing_before(tmp_path: Path) -> None:
+    """vLLM's own sleep gives nothing back on a CPU; its scheduler and the tags of its memory are the real ones."""
+    dense(tmp_path)
+    program = Path(__file__).with_name("asleep.py")
+    command = [PYTHON, str(program), str(tmp_path)]
+    source = str(Path(groupwise.__file__).parents[1])
+    ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": source}, capture_output=True, text=True, check=False)
+    said = dict(line.split(maxsplit=1) for line in ran.stdout.splitlines() if line.startswith(("before", "after")))
+    words = [line for line in ran.stdout.splitlines() if line.startswith(("asleep", "refused", "version"))]
+    assert words == [
+        "asleep True",
+        "refused the engine sleeps, and has no weights until the next load",
+        "asleep False",
+        "version 2",
+    ], ran.stderr
+    assert said["before"] == said["after"]

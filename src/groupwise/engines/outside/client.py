@@ -55,7 +55,7 @@ class RemoteEngine:
         self._spec, self._write_folder = spec_of(policy, settings, routes), folder_writer(policy)
         self._weights, self._owns_weights = weights or shared_weights(policy), weights is None
         self._process: EngineProcess | None = None
-        self._closed = False
+        self._closed = self._asleep = False
         self.version, self.restarts, self.tokens_run = 0, 0, 0
         try:
             declared = self._start(again=False)
@@ -85,6 +85,8 @@ class RemoteEngine:
 
         Raises what the engine raises, and RunError where its process is lost for good.
         """
+        if self._asleep:
+            self.take_weights(self.version)
         reported: set[tuple[int, int]] = set()
 
         def once(done: Finished) -> None:
@@ -107,11 +109,17 @@ class RemoteEngine:
         self.take_weights(version)
 
     def take_weights(self, version: int) -> None:
-        """Load what was published last. Raises as `load_weights` does."""
+        """Load what was published last, which wakes the engine. Raises as `load_weights` does."""
         loaded = self._ask_with_restarts(lambda process: process.load(self._weights, self._settings.deadline))
         if loaded != version:
             raise RunError(f"the engine's process was given weights of version {version} and says that it has {loaded}")
-        self.version = version
+        self.version, self._asleep = version, False
+
+    def sleep(self) -> None:
+        """Have the engine give its memory back; a process that is started again for that sleeps too."""
+        if not self._asleep:
+            self._ask_with_restarts(lambda process: process.sleep(self._settings.deadline))
+            self._asleep = True
 
     def close(self) -> None:
         """End the process and give memory of its own back. A second call does nothing."""
@@ -243,6 +251,10 @@ class Replicas:
         self._weights.write(dict(weights), version)
         self._holds = {}
         self._side_by_side([partial(engine.take_weights, version) for engine in self._members])
+
+    def sleep(self) -> None:
+        """Have every engine give its memory back."""
+        self._side_by_side([engine.sleep for engine in self._members])
 
     def close(self) -> None:
         """End every engine. A second call does nothing."""

@@ -176,6 +176,10 @@ class EngineProcess:
         self._version = weights.stamp.version
         return version
 
+    def sleep(self, seconds: float) -> None:
+        """Have the engine sleep until the next load. Raises as `start` does."""
+        self._ask({"verb": "sleep"}, seconds)
+
     def generate(
         self, requests: list[Request], sampling: Sampling, on_finish: OnFinish | None, seconds: float
     ) -> wire.Generated:

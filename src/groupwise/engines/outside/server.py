@@ -55,6 +55,7 @@ class Server:
         self._verbs: Mapping[str, Callable[[Message, Sequence[int]], Message]] = {
             "start": self._start,
             "load": self._load,
+            "sleep": self._sleep,
             "generate": self._generate,
         }
 
@@ -107,6 +108,12 @@ class Server:
         stamp = from_json(Stamp, question.content["stamp"])
         self._started.load_weights(self._arrived(question, descriptors, stamp).items(), stamp.version)
         return Message({"version": self._started.version}, {})
+
+    def _sleep(self, question: Message, _: Sequence[int]) -> Message:
+        self._started.sleep()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # what torch keeps of it, no other process can take
+        return Message({}, {})
 
     def _generate(self, question: Message, _: Sequence[int]) -> Message:
         content = question.content

@@ -48,6 +48,7 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
     model = _facts(spec, config, weights, on_cpu)
     dtype = DTYPES.get(settings.precision, getattr(torch, spec.dtype))
     precision: Precision = "bf16" if dtype == torch.bfloat16 else "fp32"
+    sleeps = settings.sleep is True and not on_cpu
     _configure_process(spec.threads)
     library, make = _import()
     try:
@@ -62,6 +63,7 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
             enforce_eager=on_cpu,
+            enable_sleep_mode=sleeps,
             hf_overrides=_overrides(model),
             **(_whole_prompts(model) if on_cpu else {}),
         )
@@ -69,7 +71,7 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
         words = UsageError(f"engine.name = 'vllm': it cannot serve this model: {one_line(error)}")
         raise words from error
     decode = partial(tokenizer.decode, skip_special_tokens=True)
-    return VllmEngine(llm, library, model, decode, precision, progress)
+    return VllmEngine(llm, library, model, decode, precision, progress, sleeps)
 
 
 def _facts(spec: EngineSpec, config: Any, weights: Mapping[str, Tensor], on_cpu: bool) -> ModelFacts:
