@@ -41,7 +41,6 @@ def test_by_itself_a_child_on_the_gpu_of_the_run_sleeps(
     [
         ({"rollout.ahead": 1}, r"^engine.sleep = true: with rollout.ahead = 1 the engine samples while the learner"),
         ({"rollout.free": 2}, r"^engine.sleep = true: with rollout.free = 2 the engine samples while the learner"),
-        ({"engine.name": "vllm"}, r"^engine.sleep = true: on a CPU vLLM gives nothing back; take it out$"),
         ({"engine.address": "far:1"}, r"^engine.sleep: set, but nothing in this run reads it"),
     ],
     ids=repr,

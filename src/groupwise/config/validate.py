@@ -135,17 +135,13 @@ def _of_age(recipe: Recipe, row: Algorithm) -> Iterator[str]:
 
 
 def _of_the_engine(recipe: Recipe) -> Iterator[str]:
-    """Refuse a sleep for which there is no time, or that gives nothing back."""
-    if recipe.engine.sleep is not True:
-        return
-    if recipe.rollout.beside:
+    """Refuse a sleep for which there is no time."""
+    if recipe.engine.sleep is True and recipe.rollout.beside:
         key = "ahead" if recipe.rollout.ahead else "free"
         yield (
             f"engine.sleep = true: with rollout.{key} = {getattr(recipe.rollout, key)} the engine samples while the "
             "learner trains, and cannot sleep; take one of the two out"
         )
-    if recipe.device == "cpu" and not recipe.engine.kind.sleeps_on_cpu:
-        yield f"engine.sleep = true: on a CPU {recipe.engine.kind.title} gives nothing back; take it out"
 
 
 def _of_origins(recipe: Recipe, folder: Path, copies_reference: bool) -> Iterator[str]:

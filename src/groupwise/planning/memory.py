@@ -95,7 +95,9 @@ def fewest_ranks(run: PlannedRun, held: int, free: int) -> int | None:
 
 
 def _plan(run: PlannedRun, cuts: Cuts, held: int, free: int) -> MemoryPlan:
-    parts, phases, others = rank_0_parts(run, cuts, held), _phases(run), run.shape.ranks - 1
+    parts = rank_0_parts(run, cuts, held)
+    parts |= _shared_out(run, parts["engine's weights"], held + free)
+    phases, others = _phases(run), run.shape.ranks - 1
     if not others:
         return MemoryPlan(parts, phases, held, free, cuts)
     follower = MemoryPlan(other_rank_parts(run, parts, held), phases_of(run, rank=1), held, free, cuts)
@@ -104,6 +106,15 @@ def _plan(run: PlannedRun, cuts: Cuts, held: int, free: int) -> MemoryPlan:
         parts |= {each[phase]: others * follower.bytes_of(phase) for phase in phases}
         phases = {phase: (*own, each[phase]) for phase, own in phases.items()}
     return MemoryPlan(parts, phases, held, free, cuts, follower)
+
+
+def _shared_out(run: PlannedRun, weights: int, whole: int) -> dict[str, int]:
+    """Size an engine that takes a share of a device of so many bytes: what are not its weights is called its cache."""
+    shape = run.shape
+    if shape.memory_share is None or run.on_cpu or shape.elsewhere:
+        return {}
+    rest = max(0, int(shape.engines * shape.memory_share * whole) - weights)
+    return {"engine's cache": rest, "cache between steps": rest}
 
 
 def _phases(run: PlannedRun) -> dict[str, tuple[str, ...]]:

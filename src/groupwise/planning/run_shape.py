@@ -42,6 +42,7 @@ class RunShape:
     max_rows            completions that it may sample side by side
     cache_mib           of its cache, if the recipe says it
     sleep               engine.sleep
+    memory_share        of the device, that the engine takes in all, if the recipe says it
     ranks               processes that hold the policy together; on a CPU all of one machine
     """
 
@@ -65,6 +66,7 @@ class RunShape:
     max_rows: int = 0
     cache_mib: int | None = None
     sleep: Sleep = "auto"
+    memory_share: float | None = None
     ranks: int = 1
     passes: int = 1
     annotated: int = 0

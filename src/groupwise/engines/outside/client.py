@@ -16,6 +16,7 @@ from torch import Tensor
 
 from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
 from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
+from groupwise.core.machine.free_memory import give_back_card
 from groupwise.core.peer import PeerLost
 from groupwise.core.records import Completion
 from groupwise.engines.kinds import KINDS
@@ -110,6 +111,8 @@ class RemoteEngine:
 
     def take_weights(self, version: int) -> None:
         """Load what was published last, which wakes the engine. Raises as `load_weights` does."""
+        if self._asleep:
+            give_back_card()  # what updates have freed, the engine is about to take
         loaded = self._ask_with_restarts(lambda process: process.load(self._weights, self._settings.deadline))
         if loaded != version:
             raise RunError(f"the engine's process was given weights of version {version} and says that it has {loaded}")

@@ -20,6 +20,7 @@ from groupwise.core.channel import Channel, FrameError
 from groupwise.core.engine import Engine, Finished
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, listed, one_line
 from groupwise.core.files.dataclass_json import from_json
+from groupwise.core.machine.free_memory import give_back_card
 from groupwise.engines.kinds import KINDS
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.shared_weights import Stamp, mapped, read_weights
@@ -111,8 +112,7 @@ class Server:
 
     def _sleep(self, question: Message, _: Sequence[int]) -> Message:
         self._started.sleep()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # what torch keeps of it, no other process can take
+        give_back_card()
         return Message({}, {})
 
     def _generate(self, question: Message, _: Sequence[int]) -> Message:
