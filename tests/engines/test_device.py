@@ -48,8 +48,8 @@ def test_a_share_that_is_not_free_is_one_line_with_numbers() -> None:
     with pytest.raises(UsageError) as error:
         of_vllm(memory_share=0.6).require_device("cuda", card)
     assert str(error.value) == (
-        "engine.memory_share = 0.6: that is 48.0 of the GPU's 80.0 GiB, and 40.0 are free; set it to at most 0.5, or end "
-        "what holds memory there"
+        "engine.memory_share = 0.6: that is 48.0 of the GPU's 80.0 GiB, and 40.0 are free; set it to at most 0.5, or "
+        "end what holds memory there"
     )
     with pytest.raises(
         UsageError,

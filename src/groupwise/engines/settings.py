@@ -156,8 +156,8 @@ class EngineSettings(Settings):
                 most = math.floor(100 * free / whole / self.count) / 100
                 remedy = f"set it to at most {most:g}, or end what holds memory there" if most else "end what holds it"
                 raise UsageError(
-                    f"engine.memory_share = {share:g}: that is {share * whole / GIB:.1f} of the GPU's {whole / GIB:.1f} "
-                    f"GiB{each}, and {free / GIB:.1f} are free; {remedy}"
+                    f"engine.memory_share = {share:g}: that is {share * whole / GIB:.1f} of the GPU's "
+                    f"{whole / GIB:.1f} GiB{each}, and {free / GIB:.1f} are free; {remedy}"
                 )
 
     def require_place(self) -> None:
