@@ -205,3 +205,9 @@ def test_an_engine_that_sleeps_holds_nothing_of_what_it_gives_back_while_the_lea
         missing = set(parts_of_it) - set(memory.phases[phase])
         assert missing == (gone if phase == "updating" else set())
     assert awake.bytes_of("updating") - memory.bytes_of("updating") == sum(awake.parts[part] for part in gone)
+
+
+def test_weights_that_children_read_on_the_gpu_are_counted_there() -> None:
+    assert planned(outside=True, device="cuda").parts["shared weights"] == WEIGHTS
+    assert planned(outside=True, elsewhere=True, device="cuda").parts["shared weights"] == 0
+    assert planned(device="cuda").parts["shared weights"] == 0

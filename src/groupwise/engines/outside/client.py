@@ -21,9 +21,9 @@ from groupwise.core.peer import PeerLost
 from groupwise.core.records import Completion
 from groupwise.engines.kinds import KINDS
 from groupwise.engines.outside.connection import Reach
+from groupwise.engines.outside.newest import NewestWeights
 from groupwise.engines.outside.process import Declared, EngineProcess
-from groupwise.engines.outside.shared_weights import SharedWeights
-from groupwise.engines.outside.spec import folder_writer, shared_weights, spec_of
+from groupwise.engines.outside.spec import folder_writer, spec_of
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 
@@ -37,7 +37,8 @@ class RemoteEngine:
     same requests under the same weights are answered by the same completions.
 
     reach     makes the connection to such a process
-    weights   where it gets its weights, which another closes, for several engines may share them; None: its own
+    weights   where it gets its weights
+    owns_weights  whether it closes them; several engines may share them
     restarts  how often it was started again
     library   what samples there, with its version, and whether that is one that is tested
     Raises UsageError if it does not start, or the engine refuses the policy.
@@ -50,11 +51,12 @@ class RemoteEngine:
         routes: bool,
         note: Note,
         reach: Reach,
-        weights: SharedWeights | None = None,
+        weights: NewestWeights,
+        owns_weights: bool = False,
     ) -> None:
         self._settings, self._note, self._reach = settings, note, reach
         self._spec, self._write_folder = spec_of(policy, settings, routes), folder_writer(policy)
-        self._weights, self._owns_weights = weights or shared_weights(policy), weights is None
+        self._weights, self._owns_weights = weights, owns_weights
         self._process: EngineProcess | None = None
         self._closed = self._asleep = False
         self.version, self.restarts, self.tokens_run = 0, 0, 0
@@ -199,7 +201,7 @@ class Replicas:
     Raises what an engine raises; of several that do, the first one's.
     """
 
-    def __init__(self, members: Sequence[RemoteEngine], weights: SharedWeights) -> None:
+    def __init__(self, members: Sequence[RemoteEngine], weights: NewestWeights) -> None:
         self._members, self._weights = tuple(members), weights
         self._workers = ThreadPoolExecutor(len(members), thread_name_prefix="engine")
         self._holds: dict[int, int] = {}
