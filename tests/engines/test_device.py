@@ -12,7 +12,8 @@ from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.engines.kinds import VLLM
 from groupwise.engines.settings import EngineSettings
-from groupwise.engines.vllm.make import _memory
+from groupwise.engines.vllm.engine import ModelFacts
+from groupwise.engines.vllm.make import _memory, _scheduling
 from tests.planning.made import WEIGHTS, planned
 
 GIB = 2**30
@@ -76,6 +77,12 @@ def test_vllm_is_told_bytes_and_never_asks_for_more_of_a_gpu_than_it_takes(monke
     assert _memory(None, cache, taken, torch.device("cuda")) == said
     assert _memory(None, cache, taken, torch.device("cuda:3")) == {**said, "device_ids": [3]}
     assert _memory(0.4, cache, taken, torch.device("cuda:0")) == {"gpu_memory_utilization": 0.4}
+
+
+def test_on_a_gpu_no_step_of_vllm_is_in_flight_as_a_call_ends() -> None:
+    model = ModelFacts(frozenset({1}), vocabulary=20, context=4096, parameters={}, buffers={})
+    assert _scheduling(model, on_cpu=False) == {"async_scheduling": False}
+    assert _scheduling(model, on_cpu=True) == {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096}
 
 
 def test_the_plan_counts_the_share() -> None:

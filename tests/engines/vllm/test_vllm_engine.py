@@ -15,6 +15,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +28,9 @@ from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.engines.settings import EngineSettings
+from groupwise.engines.vllm.engine import ModelFacts
 from groupwise.engines.vllm.heads import BLOCK
+from groupwise.engines.vllm.make import _memory, _scheduling
 from groupwise.models.load import Policy, load_policy
 from groupwise.rollout.segments import Segment, advance
 from tests.engines.outside.made import assert_same, fields
@@ -370,3 +373,19 @@ def test_one_that_sleeps_wakes_with_the_next_weights_and_samples_nothing_before(
         "version 2",
     ], ran.stderr
     assert said["before"] == said["after"]
+
+
+def test_what_is_asked_of_vllm_on_a_gpu_is_spelled_as_this_version_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of it is asked for here: a word that it does not know would be found on a GPU."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=1 << 36))
+    model, gpu = ModelFacts(frozenset(), 20, 64, {}, {}), torch.device("cuda:1")
+    asked = [
+        *_memory(None, 1, 2, gpu),
+        *_memory(0.5, 1, 2, gpu),
+        *_scheduling(model, on_cpu=False),
+        "enable_sleep_mode",
+    ]
+    words = "from vllm.engine.arg_utils import EngineArgs as E; print(*E.__dataclass_fields__)"
+    known = subprocess.run([PYTHON, "-c", words], capture_output=True, text=True, check=True).stdout.split()
+    assert {"kv_cache_memory_bytes", "gpu_memory_utilization", "device_ids", "async_scheduling"} <= set(asked)
+    assert not set(asked) - set(known)

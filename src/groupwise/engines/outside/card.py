@@ -68,6 +68,7 @@ def opened(handle: CardHandle, device: torch.device) -> Tensor:
 
     Raises Unshareable if the driver or torch refuses.
     """
+    torch.cuda.init()
     try:
         storage = torch.UntypedStorage._new_shared_cuda(
             device.index or 0,
@@ -81,7 +82,7 @@ def opened(handle: CardHandle, device: torch.device) -> Tensor:
         )
     except RuntimeError as error:
         raise Unshareable(f"the run's memory cannot be opened there: {_first(error)}") from None
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (handle.size,), (1,))
 
 
 def released(handle: CardHandle) -> None:

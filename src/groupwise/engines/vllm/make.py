@@ -73,7 +73,7 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
             enforce_eager=on_cpu,
             enable_sleep_mode=sleeps,
             hf_overrides=_overrides(model),
-            **(_whole_prompts(model) if on_cpu else {}),
+            **_scheduling(model, on_cpu),
         )
     except Exception as error:  # vLLM raises whatever it raises
         words = UsageError(f"engine.name = 'vllm': it cannot serve this model: {one_line(error)}")
@@ -147,10 +147,15 @@ def _import() -> tuple[Library, Any]:
     return Library(SamplingParams, RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA), LLM
 
 
-def _whole_prompts(model: ModelFacts) -> dict[str, Any]:
-    """Keep vLLM's scheduler from running a prompt in parts: the number that it then draws too early it takes back,
-    which the generators of a CPU cannot do.
+def _scheduling(model: ModelFacts, on_cpu: bool) -> dict[str, Any]:
+    """Keep vLLM's scheduler from what cannot be undone.
+
+    On a CPU from running a prompt in parts: the number that it then draws too early it takes back, which the generators
+    there cannot do. On a GPU from scheduling a step before the one that runs has ended: it would be in flight as a call
+    ends, and vLLM that lives in this process waits for it neither before it sleeps nor before it takes weights.
     """
+    if not on_cpu:
+        return {"async_scheduling": False}
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(LEAST_BATCHED, model.context)}
 
 
