@@ -82,6 +82,11 @@ class EngineSettings(Settings):
                 f"cache_mib = {self.cache_mib} and memory_share = {self.memory_share:g} are two sizes of one cache; "
                 "take one of them out"
             )
+        if self.memory_share is not None and self.count > 1:
+            raise ValueError(
+                f"memory_share = {self.memory_share:g} with count = {self.count}: each would measure what it takes by "
+                "what is free, and so what others take at that moment; set cache_mib in its place, or count = 1"
+            )
         return self
 
     @property
@@ -151,13 +156,12 @@ class EngineSettings(Settings):
                 )
         elif share is not None:
             free, whole = card()
-            if self.count * share * whole > free:
-                each = f" for each of {self.count} engines" if self.count > 1 else ""
-                most = math.floor(100 * free / whole / self.count) / 100
+            if share * whole > free:
+                most = math.floor(100 * free / whole) / 100
                 remedy = f"set it to at most {most:g}, or end what holds memory there" if most else "end what holds it"
                 raise UsageError(
                     f"engine.memory_share = {share:g}: that is {share * whole / GIB:.1f} of the GPU's "
-                    f"{whole / GIB:.1f} GiB{each}, and {free / GIB:.1f} are free; {remedy}"
+                    f"{whole / GIB:.1f} GiB, and {free / GIB:.1f} are free; {remedy}"
                 )
 
     def require_place(self) -> None:

@@ -113,7 +113,7 @@ def _shared_out(run: PlannedRun, weights: int, whole: int) -> dict[str, int]:
     shape = run.shape
     if shape.memory_share is None or run.on_cpu or shape.elsewhere:
         return {}
-    rest = max(0, int(shape.engines * shape.memory_share * whole) - weights)
+    rest = max(0, int(shape.memory_share * whole) - weights)
     return {"engine's cache": rest, "cache between steps": rest}
 
 
