@@ -330,3 +330,22 @@ def test_a_process_without_a_gpu_says_so_and_gets_the_weights_through_memory(eng
     finally:
         child.close()
     assert len(notes) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["asleep", "falling asleep"])
+def test_a_process_that_is_lost_asleep_is_started_again_with_the_newest_weights(
+    engines: Any, child: Any, experts: Policy, lost: str
+) -> None:
+    before, restarts = engines.inside.generate(REQUESTS, PLAIN), child.restarts
+    if lost == "asleep":
+        child.sleep()
+    os.kill(child.pid, signal.SIGKILL)
+    child.sleep()
+    assert_same(child.generate(REQUESTS, PLAIN), before)
+    assert child.restarts == restarts + 1
+    for engine in (engines.inside, child):
+        engine.sleep()
+        engine.load_weights(weights(experts, 0.9).items(), next(engines.versions))
+    (mine, theirs) = (engine.generate(REQUESTS, PLAIN) for engine in (child, engines.inside))
+    assert [[c.tokens for c in group] for group in mine] == [[c.tokens for c in group] for group in theirs]
