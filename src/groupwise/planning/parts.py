@@ -288,13 +288,14 @@ def _kept(run: PlannedRun, *updates: UpdateBytes) -> dict[str, int]:
 
 
 def _engine(run: PlannedRun, held: int) -> dict[str, int]:
-    """Size the copies of the weights for engines and checks, and the engines' processes, not counted beside a GPU."""
+    """Size the copies of the weights for engines and checks, and the engines' processes, of which a GPU has none."""
     shape, weights = run.shape, weight_bytes(run.base)
     copies = shape.kind.weight_copies if run.on_cpu else 1
     process = shape.engines * (shape.kind.process_bytes or min(held, LIBRARIES))
     return {
         "engine's process": process if run.on_cpu and shape.outside and not shape.elsewhere else 0,
-        "shared weights": weights if run.on_cpu and shape.outside else 0,
+        # On a GPU those that its own children read there; for others they are in the machine's memory.
+        "shared weights": weights if shape.outside and (run.on_cpu or not shape.elsewhere) else 0,
         "engine's weights": 0 if shape.elsewhere else shape.engines * weights * shape.engine // 4 * copies,
         # A policy in shards that is trained in bfloat16 is asked for its float32 answers as a whole one.
         "whole copy": weights if shape.ranks > 1 and run.learner.bf16 and shape.engine == 4 else 0,

@@ -133,6 +133,10 @@ class LocalEngine:
         self._model = self._step = self._prefill = self._slots = None
         self._cache, self._held = RowCache(), Store()
 
+    def sleep(self) -> None:
+        """Drop the caches; the next call makes them anew."""
+        self._cache, self._held = RowCache(), Store()
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every parameter, and buffers where named; nothing is changed if a name or shape does not match."""
         self._held = Store()
