@@ -152,6 +152,16 @@ def test_completions_are_told_as_they_end_and_new_weights_are_seen() -> None:
     assert by_slots.generate(RAGGED[:1], Sampling())[0][0].version == 3
 
 
+def test_slots_that_slept_give_their_memory_back_and_the_same_answers() -> None:
+    engine = LocalEngine(build(), EOS, 0, max_rows=11, slots=True)
+    before = engine.generate(RAGGED, Sampling())
+    assert engine._slots is not None
+    assert engine._slots.tables is not None
+    engine.sleep()
+    assert engine._slots.tables is None
+    assert engine.generate(RAGGED, Sampling()) == before
+
+
 def test_broken_weights_are_said() -> None:
     engine = LocalEngine(build(), EOS, 0, slots=True)
     engine.load_weights({name: weight * torch.nan for name, weight in build().named_parameters()}.items(), version=2)

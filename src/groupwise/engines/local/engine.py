@@ -134,8 +134,10 @@ class LocalEngine:
         self._cache, self._held = RowCache(), Store()
 
     def sleep(self) -> None:
-        """Drop the caches; the next call makes them anew."""
+        """Drop the caches, and what was recorded for them; the next call makes them anew."""
         self._cache, self._held = RowCache(), Store()
+        if self._slots is not None:
+            self._slots.clear()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every parameter, and buffers where named; nothing is changed if a name or shape does not match."""
