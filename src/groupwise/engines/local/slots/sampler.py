@@ -86,17 +86,18 @@ class SlotSampler:
         Raises RunError for broken logits.
         """
         run = SlotRun(self, queue, outputs, rules, run_prompts)
-        while run.live or queue.waiting:
-            self.progress()
-            if run.admits:
-                run.admit()
-            with self.step.running():
-                steps = run.advance()
-            sound, finished = run.look(steps)
-            if not sound:
-                raise broken(version)
-            if finished:
-                announce(torch.tensor(finished, device=outputs.stops.device))
+        with self.step.sampling():
+            while run.live or queue.waiting:
+                self.progress()
+                if run.admits:
+                    run.admit()
+                with self.step.running():
+                    steps = run.advance()
+                sound, finished = run.look(steps)
+                if not sound:
+                    raise broken(version)
+                if finished:
+                    announce(torch.tensor(finished, device=outputs.stops.device))
         return run.held, run.tokens_run
 
 

@@ -9,7 +9,7 @@ Shapes: R slots, V vocabulary, L routers, K experts a token, Q = LOOK.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from groupwise.engines.local.slots.compiled import CompiledStepLayers
 from groupwise.engines.local.slots.memory import SlotMemory
 from groupwise.models.forward.forwards import replaced
 from groupwise.models.forward.fused_layers import one_kernel_norms
+from groupwise.models.forward.heads import wide_head
 from groupwise.models.forward.packed_attention import attending
 from groupwise.models.moe.record import Router
 
@@ -175,6 +176,7 @@ class SlotStep:
         self._model, self._routers, self._context, self._attend = model, routers, context, attend
         self._recorded: dict[tuple[Bucket, int], tuple[Callable[[], None], Rules]] = {}
         self._graphs, self._pool = graphs, None
+        self._head = wide_head(model)
         self._layers = CompiledStepLayers(model) if compiled else None
         self._norms = [] if compiled else one_kernel_norms(model)
         #: Why steps run without a graph though they should; "" if they do not.
@@ -191,6 +193,10 @@ class SlotStep:
     def forget(self) -> None:
         """Drop what was recorded: memory has moved."""
         self._recorded.clear()
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Make the head's logits float32 inside, those of prompts too: a model of 16 bits would round them."""
+        return replaced(self._head)
 
     @contextmanager
     def running(self) -> Iterator[None]:
