@@ -28,9 +28,10 @@ def measure(context: Context) -> None:
 
 def loaded(context: Context, size: Size, place: Any) -> dict[str, Any]:
     """Seconds until an engine in bfloat16 has the weights of a learner in float32."""
+    notes: list[str] = []  # why weights leave the card, if they do
     policy = load_policy(size.folder(context.models, context.device), device=context.device)
     learner = Learner(policy.model, None, LearnerSettings(precision="bf16"), temperature=1.0, total_updates=1)
-    engine = make_engine(policy=policy, settings=EngineSettings(process=place, precision="bf16"))
+    engine = make_engine(policy=policy, settings=EngineSettings(process=place, precision="bf16"), note=notes.append)
     try:
         took = median_seconds(context.device, lambda: engine.load_weights(learner.weights(), version=1), RUNS)
         before = greedy(engine)
@@ -42,7 +43,7 @@ def loaded(context: Context, size: Size, place: Any) -> dict[str, Any]:
             raise RuntimeError("the engine answers as before with other weights")
     finally:
         engine.close()
-    return {"seconds": took, "gib": 2 * sum(p.numel() for p in policy.model.parameters()) / 2**30}
+    return {"seconds": took, "notes": notes, "gib": 2 * sum(p.numel() for p in policy.model.parameters()) / 2**30}
 
 
 def greedy(engine: Any) -> tuple[float, ...]:

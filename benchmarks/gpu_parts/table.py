@@ -173,9 +173,10 @@ def median(row: Row, phase: str) -> float:
 
 
 def load(rows: Sequence[Row], own: Sequence[Row]) -> Iterator[str]:
-    yield head("model", "engine's process", "GiB", "seconds")
+    yield head("model", "engine's process", "GiB", "seconds", "said")
     for row in rows:
-        yield line(row["key"]["model"], row["key"]["engine"], f"{row['gib']:.2f}", f"{row['seconds']:.3f}")
+        told = (f"{row['gib']:.2f}", f"{row['seconds']:.3f}", "; ".join(row["notes"]) or "-")
+        yield line(row["key"]["model"], row["key"]["engine"], *told)
 
 
 def runs(rows: Sequence[Row], own: Sequence[Row]) -> Iterator[str]:

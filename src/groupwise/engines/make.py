@@ -27,12 +27,12 @@ def make_engine(
 ) -> Engine:
     """Return an engine that samples from a copy of the policy; `routes`: with the experts chosen. Close it after use.
 
-    note   hears of a process that is started again
+    note   hears how an engine inside samples if not as it should, and of a process that is started again
     place  where processes of engines are started
     Raises UsageError if the policy's model cannot be sampled, or has no experts to record.
     """
     if settings.place == "inside":
-        return resolve_name(settings.kind.build_inside)(policy, settings, routes)
+        return resolve_name(settings.kind.build_inside)(policy, settings, routes, note=note)
     settings.require_device(policy.model.device.type)
     if settings.address:
         reaches = [reach_address(address, settings.start_deadline) for address in addresses_of(settings.address)]

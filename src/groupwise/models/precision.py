@@ -68,6 +68,15 @@ def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.float() if dtype == torch.bfloat16 and not multiplies_bf16(x.device.type) else x
 
 
+def wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply x [m,H] by the transpose of weight [V,H] -> [m,V], in float32 where both have 16 bits."""
+    if x.dtype.itemsize > 2:
+        return x @ weight.T
+    if x.is_cuda:
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
+    return x.float() @ weight.float().T
+
+
 @lru_cache
 def multiplies_bf16(kind: str) -> bool:
     """Tell whether a kind of device has instructions for products of bfloat16; yes, where torch does not tell."""

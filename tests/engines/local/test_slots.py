@@ -23,8 +23,9 @@ from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.local.sampler import support_mask
 from groupwise.engines.local.slots.attention import attend_plainly
 from groupwise.engines.local.slots.step import packed_bits, unpacked_bits
+from groupwise.models.forward.heads import wide_head
 from tests.engines.local.kernels import SEATINGS, seated
-from tests.engines.local.made import EOS, SIZES, VOCABULARY, assert_alike, build, build_moe, each
+from tests.engines.local.made import EOS, SIZES, VOCABULARY, assert_alike, build, build_moe, each, plain_logp
 from tests.engines.local.test_held import HOW, assert_same, turns_of
 from tests.engines.local.test_stopping import decode
 from tests.laws import moe_models
@@ -59,12 +60,14 @@ HOWS = {
 }
 
 
-def both(model: Any, rows: int, eos: frozenset[int] = EOS, routes: bool = False) -> tuple[LocalEngine, LocalEngine]:
-    """Engines of the same model, by rows and by slots."""
+def both(
+    model: Any, rows: int, eos: frozenset[int] = EOS, routes: bool = False, how: str = "attend_plainly"
+) -> tuple[LocalEngine, LocalEngine]:
+    """Engines of the same model, by rows and by slots that attend so."""
     engines = [
         LocalEngine(model, eos, 0, max_rows=rows, routes=routes, decode=decode, slots=slots) for slots in (False, True)
     ]
-    assert (engines[1]._slots is not None, engines[1].why_rows) == (True, "")
+    assert [engine.how for engine in engines] == ["rows", f"slots, {how}"]
     return engines[0], engines[1]
 
 
@@ -99,7 +102,8 @@ def test_other_models_are_sampled_in_slots(name: str) -> None:
 def test_experts_and_their_routes_are_those_of_rows(name: str) -> None:
     window: dict[str, Any] = {"sliding_window": 64} if name == "gpt_oss" else {}
     model = moe_models.build(name, seed=4, initializer_range=0.2, **window)
-    assert_same_answers(both(model, 11, routes=True), RAGGED, HOWS["all"])
+    how = "a copy of each prompt" if name == "deepseek_v3" else "attend_plainly"
+    assert_same_answers(both(model, 11, routes=True, how=how), RAGGED, HOWS["all"])
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -160,6 +164,23 @@ def test_slots_that_slept_give_their_memory_back_and_the_same_answers() -> None:
     engine.sleep()
     assert engine._slots.tables is None
     assert engine.generate(RAGGED, Sampling()) == before
+
+
+def test_the_head_of_a_model_of_16_bits_rounds_no_logit() -> None:
+    model = build("llama").bfloat16()
+    states = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+    ((head, forward),) = wide_head(model)
+    assert head is model.lm_head
+    assert torch.equal(forward(states), states.float() @ model.lm_head.weight.float().T)
+    assert wide_head(build("llama")) == []
+    engine = LocalEngine(build("llama"), EOS, 0, precision="bf16", slots=True)
+    groups = engine.generate(RAGGED, Sampling(max_new_tokens=4))
+    assert engine._slots is not None
+    assert engine._slots.tables is not None
+    assert engine._slots.tables.state.logits.dtype == torch.float32
+    for request, done in each(RAGGED, groups):
+        expected = plain_logp(model.float(), request.tokens, done)
+        torch.testing.assert_close(torch.tensor(done.logp_engine).double(), expected, atol=0.2, rtol=0)
 
 
 def test_broken_weights_are_said() -> None:

@@ -304,12 +304,18 @@ def _prefill_batch(queue: Queue, takes: Sequence[Take], most: int) -> Sequence[T
     return takes
 
 
-def local_engine(policy: Policy, settings: EngineSettings, routes: bool, progress: Progress = silent) -> LocalEngine:
-    """Make an engine in this process, with its own copy of the policy.
+def local_engine(
+    policy: Policy,
+    settings: EngineSettings,
+    routes: bool,
+    progress: Progress = silent,
+    note: Callable[[str], None] = lambda line: None,
+) -> LocalEngine:
+    """Make an engine with its own copy of the policy; `note` hears why it does not sample in slots on a GPU.
 
     Raises UsageError if the policy's model cannot be sampled, or has no experts to record.
     """
-    return LocalEngine(
+    engine = LocalEngine(
         policy.model,
         eos=policy.eos,
         pad=policy.pad,
@@ -320,6 +326,9 @@ def local_engine(policy: Policy, settings: EngineSettings, routes: bool, progres
         progress=progress,
         compiled=settings.compile,
     )
+    if engine.why_rows:
+        note(f"engine       {engine.how}")
+    return engine
 
 
 def engine_of_spec(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progress: Progress) -> LocalEngine:

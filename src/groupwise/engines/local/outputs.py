@@ -52,30 +52,41 @@ class Outputs:
     def append(self, draw: Draw) -> None:
         """Append one step of the live rows, in their present order."""
         if draw.support is not None:
-            # Ids now and not at the flush: a step's mask over a large vocabulary is too large to wait.
-            row, ids = draw.support.nonzero(as_tuple=True)
-            self._step_support.append((row, ids.int()))
+            self.append_support(draw.support)
             draw = draw._replace(support=None)
         self._steps.append(draw)
+
+    def append_support(self, support: Tensor) -> None:
+        """Append [R,V] bool, the ids that one step of the live rows was drawn from."""
+        # Ids now and not at the flush: a step's mask over a large vocabulary is too large to wait.
+        row, ids = support.nonzero(as_tuple=True)
+        self._step_support.append((row, ids.int()))
 
     def flush(self, slot: Tensor, age: Tensor, length: Tensor, run: Tensor) -> None:
         """Write the steps. Row r is completion slot[r], has drawn age[r] tokens, will have or has length[r], and run[r]
         of them have been through the model.
         """
-        self._flush_routes(slot, run)
         if not self._steps:
+            self._flush_routes(slot, run)
             return
-        column = _columns(age, len(self._steps), self._tokens.shape[1])
         tokens, chance, total = (torch.stack(steps, 1) for steps in list(zip(*self._steps, strict=True))[:3])
-        self._tokens[slot[:, None], column] = tokens
-        self._logp[slot[:, None], column] = Draw(tokens, chance, total, None).logp
+        self._steps = []
+        self.write(slot, age, length, run, Draw(tokens, chance, total, None))
+
+    def write(self, slot: Tensor, age: Tensor, length: Tensor, run: Tensor, drawn: Draw) -> None:
+        """Write several steps, [R,S] each, as `flush` does, with their supports and routes that were appended."""
+        self._flush_routes(slot, run)
+        steps = drawn.tokens.shape[1]
+        column = _columns(age, steps, self._tokens.shape[1])
+        self._tokens[slot[:, None], column] = drawn.tokens
+        self._logp[slot[:, None], column] = drawn.logp
         self._length[slot] = length
-        for token, (row, ids) in enumerate(self._step_support, start=-len(self._steps)):
+        for token, (row, ids) in enumerate(self._step_support, start=-steps):
             at = age[row] + token
             live = at < length[row]
             owner = torch.stack([slot[row], at], 1)[live]
             self._support.append((owner.cpu().numpy(), ids[live].cpu().numpy()))
-        self._steps, self._step_support = [], []
+        self._step_support = []
 
     def _flush_routes(self, slot: Tensor, run: Tensor) -> None:
         if not self._step_routes:

@@ -1,11 +1,14 @@
 """The two halves of a causal language model: the backbone that makes hidden states and the head that makes logits."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from groupwise.core.errors import UsageError
+from groupwise.models.precision import wide_product
 
 #: The largest logit that a model is tried with: a cap or a scale changes it, however small the model's own logits are.
 LARGE_LOGIT = 1e4
@@ -57,6 +60,19 @@ def require_plain_head(model: Any) -> None:
         own = model(input_ids=few_ids(model), use_cache=head.weight.is_meta).logits
     if given:
         require_same(given[-1], own, _changed(model))
+
+
+def wide_head(model: Any) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+    """Pair the head of a model of 16 bits with a function that does not round its logits; none for another model."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or head.weight.dtype.itemsize > 2:
+        return []
+    return [(head, partial(_wide_logits, head))]
+
+
+def _wide_logits(head: nn.Linear, states: Tensor) -> Tensor:
+    logits = wide_product(states.flatten(0, -2), head.weight).unflatten(0, states.shape[:-1])
+    return logits if head.bias is None else logits + head.bias
 
 
 def few_ids(model: Any) -> Tensor:

@@ -86,17 +86,18 @@ class SlotSampler:
         Raises RunError for broken logits.
         """
         run = SlotRun(self, queue, outputs, rules, run_prompts)
-        while run.live or queue.waiting:
-            self.progress()
-            if run.admits:
-                run.admit()
-            with self.step.running():
-                steps = run.advance()
-            sound, finished = run.look(steps)
-            if not sound:
-                raise broken(version)
-            if finished:
-                announce(torch.tensor(finished, device=outputs.stops.device))
+        with self.step.sampling():
+            while run.live or queue.waiting:
+                self.progress()
+                if run.admits:
+                    run.admit()
+                with self.step.running():
+                    steps = run.advance()
+                sound, finished = run.look(steps)
+                if not sound:
+                    raise broken(version)
+                if finished:
+                    announce(torch.tensor(finished, device=outputs.stops.device))
         return run.held, run.tokens_run
 
 
@@ -250,21 +251,22 @@ class SlotRun:
         """Write the steps since the last look to their completions; `over` has the lengths of those that have ended."""
         rows, state = [self._rows[slot] for slot in slots], self._tables.state
         for step in range(steps):
-            self._outputs.append(state.draws(step, at, self._rules.sampling.truncates))
+            if self._rules.sampling.truncates:
+                self._outputs.append_support(state.support(step, at))
             routes = state.routes(step, at)
             if routes is not None:
                 self._outputs.append_routes(routes)
         lengths = [over.get(slot, row.end) for slot, row in zip(slots, rows, strict=True)]
         table = [[row.number for row in rows], [row.age + steps for row in rows], lengths]
         number, ran, length = torch.tensor(table, device=self._device)
-        self._outputs.flush(number, ran, length, ran)
+        self._outputs.write(number, ran, length, ran, state.draws(steps, at))
 
     def _ended_by_strings(self, slots: Sequence[int], ages: Sequence[int], steps: int) -> dict[int, int]:
         """End the rows of which a new token completes a stop string -> the tokens of each, by slot."""
         strings, ended = self._rules.strings, dict[int, int]()
         if strings is None:
             return ended
-        drawn = self._tables.state.drawn(steps, torch.tensor(slots, device=self._device)).T.tolist()
+        drawn = self._tables.state.draws(steps, torch.tensor(slots, device=self._device)).tokens.tolist()
         for slot, age, tokens in zip(slots, ages, drawn, strict=True):
             row = self._rows[slot]
             # The token that completes one is not among the first `least`.

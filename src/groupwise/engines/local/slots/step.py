@@ -9,7 +9,7 @@ Shapes: R slots, V vocabulary, L routers, K experts a token, Q = LOOK.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from groupwise.engines.local.slots.compiled import CompiledStepLayers
 from groupwise.engines.local.slots.memory import SlotMemory
 from groupwise.models.forward.forwards import replaced
 from groupwise.models.forward.fused_layers import one_kernel_norms
+from groupwise.models.forward.heads import wide_head
 from groupwise.models.forward.packed_attention import attending
 from groupwise.models.moe.record import Router
 
@@ -110,20 +111,20 @@ class SlotState:
             self._routes = routes.new_zeros(LOOK, self.slots, *routes.shape[1:])
         self._routes[:, : len(routes)].index_copy_(0, self.at, routes[None])
 
-    def draws(self, step: int, rows: Tensor, truncated: bool) -> Draw:
-        """Return the draw of a step since the last look, for some slots; whether it was from part of the vocabulary."""
-        support = None
-        if truncated and self._support is not None:
-            support = unpacked_bits(self._support[step, rows], self.logits.shape[1])
-        return Draw(self._tokens[step, rows], self._chance[step, rows], self._total[step, rows], support)
+    def draws(self, steps: int, rows: Tensor) -> Draw:
+        """Return the draws of the steps since the last look, for some slots, [n,steps] each and without supports."""
+        rings = (self._tokens, self._chance, self._total)
+        tokens, chance, total = (ring[:steps].index_select(1, rows).T for ring in rings)
+        return Draw(tokens, chance, total, None)
+
+    def support(self, step: int, rows: Tensor) -> Tensor:
+        """Return the support [n,V] of a step since the last look, for some slots."""
+        assert self._support is not None
+        return unpacked_bits(self._support[step, rows], self.logits.shape[1])
 
     def routes(self, step: int, rows: Tensor) -> Tensor | None:
         """Return the experts [n,L,K] that a step since the last look chose, for some slots."""
         return None if self._routes is None else self._routes[step, rows]
-
-    def drawn(self, steps: int, rows: Tensor) -> Tensor:
-        """Return the tokens [steps,n] since the last look."""
-        return self._tokens[:steps, rows]
 
 
 class Tables:
@@ -175,6 +176,7 @@ class SlotStep:
         self._model, self._routers, self._context, self._attend = model, routers, context, attend
         self._recorded: dict[tuple[Bucket, int], tuple[Callable[[], None], Rules]] = {}
         self._graphs, self._pool = graphs, None
+        self._head = wide_head(model)
         self._layers = CompiledStepLayers(model) if compiled else None
         self._norms = [] if compiled else one_kernel_norms(model)
         #: Why steps run without a graph though they should; "" if they do not.
@@ -191,6 +193,10 @@ class SlotStep:
     def forget(self) -> None:
         """Drop what was recorded: memory has moved."""
         self._recorded.clear()
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Make the head's logits float32 inside, those of prompts too: a model of 16 bits would round them."""
+        return replaced(self._head)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -217,7 +223,7 @@ class SlotStep:
     def _step(self, tables: Tables, bucket: Bucket, rules: Rules) -> None:
         state, memory, slots = tables.state, tables.memory, bucket.slots
         tokens = _draw(state, slots, rules)
-        _, _, seat, prompt, filled, _, _, done = state.table[:, :slots]
+        _, _, seat, prompt, filled, *_ = state.table[:, :slots]
         column = filled.clamp(max=bucket.columns - 1)
         seating = Seating(
             column=column,
@@ -240,14 +246,15 @@ class SlotStep:
         state.logits[:slots] = logits
         if experts is not None:
             state.log_routes(experts)
-        filled += 1 - done
+        filled += 1  # of a finished row too: it stays at the bucket's last column
         state.at += 1
 
     def _record(self, step: Callable[[], None]) -> Callable[[], None]:
         """Record a step, which has been run before, as a CUDA graph; the step itself where it cannot be recorded."""
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            # Other threads may use the device meanwhile: one that samples ahead records while the learner trains.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 step()
         except Exception as error:  # whatever a model does that cannot be recorded, the plain step can do
             torch.cuda.synchronize()
