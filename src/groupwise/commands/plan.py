@@ -19,7 +19,7 @@ from groupwise.commands.check.model import model_path
 from groupwise.config import recipe as recipes
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
-from groupwise.config.validate import require_rankable
+from groupwise.config.validate import require_offloadable, require_rankable
 from groupwise.core.errors import UsageError
 from groupwise.core.machine.free_memory import free_memory, held_memory
 from groupwise.core.task import PlaysTurns
@@ -128,6 +128,7 @@ def _refused(run: Plan, ranks: int, kind: str) -> str:
     learner = run.recipe.learner.replace(ranks=ranks)
     try:
         require_rankable(run.recipe.replace(learner=learner, device=kind))
+        require_offloadable(run.recipe.replace(learner=learner, device=kind))
     except UsageError as error:
         return str(error)
     return ""

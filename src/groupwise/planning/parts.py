@@ -34,7 +34,8 @@ from groupwise.planning.shard_groups import (
 )
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
-from groupwise.training.optimizer import GIVEN_BACK
+from groupwise.training.moments import moment_bytes, visiting_bytes
+from groupwise.training.optimizer import GIVEN_BACK, OptimizerSettings
 
 #: Bytes of a token in the columns of a batch; of a sampled one in the completions, which Python holds; and what
 #: libraries take after a run is planned.
@@ -51,9 +52,9 @@ KEPT = 0.5
 KEPT_INSIDE, KEPT_INSIDE_LARGE = 1.2, 0.75
 
 STARTING, GENERATING, SCORING, LOADING, SAVING = "starting", "generating", "scoring", "loading weights", "saving"
-UPDATING, UPDATING_CRITIC = "updating", "updating the critic"
+UPDATING, UPDATING_CRITIC, ANNOTATING = "updating", "updating the critic", "annotating"
 #: Every phase of a run, in the order in which a plan tells them.
-PHASES = (GENERATING, UPDATING, LOADING, SCORING, UPDATING_CRITIC, STARTING, SAVING)
+PHASES = (GENERATING, UPDATING, LOADING, SCORING, ANNOTATING, UPDATING_CRITIC, STARTING, SAVING)
 EVERY, NONE = frozenset(PHASES), frozenset[str]()
 STEP = EVERY - {STARTING}  # the models are in shards
 UPDATES = frozenset({UPDATING, UPDATING_CRITIC})
@@ -141,6 +142,7 @@ def phases_of(run: PlannedRun, rank: int) -> dict[str, tuple[str, ...]]:
     """Map each phase that a run has to the parts that a rank holds in it: rank 0, or 1, which stands for all others."""
     over, table = run.shape.ranks > 1, held_in(run.shape.ahead)
     there = {SCORING: run.reward is not None, UPDATING_CRITIC: run.critic is not None, STARTING: over, SAVING: over}
+    there[ANNOTATING] = bool(run.shape.offloaded & {"reference", "critic"})  # else it holds less than an update
     phases = (phase for phase in PHASES if there.get(phase, True))
     return {phase: tuple(part for part in table if phase in table[part][rank]) for phase in phases}
 
@@ -178,6 +180,10 @@ def held_in(ahead: bool) -> dict[str, tuple[Set[str], Set[str]]]:
         "critic's gathered weights": ({UPDATING_CRITIC}, {UPDATING_CRITIC}),
         "critic's activations": ({UPDATING_CRITIC}, {UPDATING_CRITIC}),
         "freed inside an update": (UPDATES, UPDATES),
+        "critic in use": ({UPDATING_CRITIC}, NONE),
+        "reward model in use": (scoring, NONE),
+        "model that annotates": ({ANNOTATING}, NONE),
+        "annotated rows": ({ANNOTATING}, NONE),
         "merged weights": ({LOADING}, NONE),
         "a gathered weight": ({LOADING}, {LOADING, SAVING}),
         "whole models": ({STARTING}, {STARTING}),
@@ -193,11 +199,18 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
     trained, critic_trained = (trained_part(weights_of(one), ranks) for one in (policy, critic))
     models = {"weights": policy, "reference": run.reference, "critic": critic, "reward model": run.reward}
     dealt = {name: held_bytes(weights_of(one), ranks) for name, one in models.items()}
+    stays = {name: 0 if name in run.shape.offloaded else size for name, size in dealt.items()}
+    moments, visiting = _moments(run, policy, run.learner)
+    critic_moments, critic_visiting = _moments(run, critic, run.critic_settings)
     return {
         "process": held + LATER if run.on_cpu else WORKSPACES,
-        **dealt,
-        "critic": dealt["critic"] + 2 * critic_trained,
-        "moments": 2 * trained,
+        **stays,
+        "critic": stays["critic"] + critic_moments,
+        "critic in use": dealt["critic"] - stays["critic"],
+        "reward model in use": dealt["reward model"] - stays["reward model"],
+        "model that annotates": max(dealt[name] - stays[name] for name in ("reference", "critic")),
+        "annotated rows": int(cuts.learner * own.layer_token) + cuts.chunk_logits * DRAWN,
+        "moments": moments,
         **_engine(run, held),
         **_batch(run),
         **_kept(run, own, critics),
@@ -205,10 +218,10 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
         **_scoring(run, own.layer_token),
         "gradients": trained,
         "gathered weights": own.gathered,
-        "activations": own.activations,
+        "activations": max(own.activations, visiting),
         "critic's gradients": critic_trained,
         "critic's gathered weights": critics.gathered,
-        "critic's activations": critics.activations,
+        "critic's activations": max(critics.activations, critic_visiting),
         "merged weights": run.merged,
         "whole models": sum(held_bytes(one.groups.every, 1) for one in run.models) if run.on_cpu else 0,
         "a gathered weight": largest_whole(policy.groups, ranks) if ranks > 1 else 0,
@@ -228,6 +241,17 @@ def other_rank_parts(run: PlannedRun, parts: dict[str, int], held: int) -> dict[
         "moments": moments,
         "critic": parts["critic"] - 2 * parts["critic's gradients"] + critic_moments,
     }
+
+
+def _moments(run: PlannedRun, model: GroupedModel | None, settings: OptimizerSettings | None) -> tuple[int, int]:
+    """Size a model's moments on rank 0, and what those on the host take while an update has them: not beside a
+    microbatch.
+    """
+    if model is None or settings is None:
+        return 0, 0
+    if settings.moments == "device":
+        return 2 * trained_part(model.groups.every, run.shape.ranks), 0
+    return moment_bytes(model.model, settings.moments), visiting_bytes(model.model, settings.moments)
 
 
 def weights_of(model: GroupedModel | None) -> Group:

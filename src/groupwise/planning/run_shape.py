@@ -42,6 +42,7 @@ class RunShape:
     max_rows            completions that it may sample side by side
     cache_mib           of its cache, if the recipe says it
     ranks               processes that hold the policy together; on a CPU all of one machine
+    offloaded           models that are on the host while they are not used: "reference", "critic", "reward model"
     """
 
     prompts: int
@@ -67,6 +68,7 @@ class RunShape:
     passes: int = 1
     annotated: int = 0
     devices: int = 1
+    offloaded: frozenset[str] = frozenset()
 
 
 def microbatch_rows(shape: RunShape, tokens: int, line: bool) -> list[Rows]:
