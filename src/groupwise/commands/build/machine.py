@@ -24,6 +24,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import existing_parent
 from groupwise.core.machine.facts import cores, free_threads, held_cores
 from groupwise.core.machine.free_memory import free_memory, held_memory
+from groupwise.core.machine.gpu import card, gpu
 from groupwise.core.processes.place import LOCAL
 from groupwise.core.task import PlaysTurns
 from groupwise.engines.outside.connection import addresses_of
@@ -74,6 +75,10 @@ def plan_of(one: Given, recipe: Recipe) -> tuple[Plan, list[str]]:
     loaded, files = one.placed(loaded)
     plan = resolve(loaded, files=files)
     require_offloadable(plan.recipe)
+    if plan.recipe.device == "cuda":
+        card().require_kernels("device = 'cuda'")
+    elif recipe.device == "auto" and (wasted := gpu().wasted):
+        notes.append(f"device       cpu: {wasted}")
     return plan, notes
 
 
