@@ -17,6 +17,7 @@ embedding keeps float32 moments, as transformers' trainer has it: tokens seen se
 block.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -46,7 +47,7 @@ def make_adamw(model: nn.Module, moments: Moments, **settings: Any) -> torch.opt
 def require_moments(key: str, moments: object) -> None:
     """Raise UsageError, the setting's key first, with what to install if bitsandbytes is missing."""
     if moments == "8bit":
-        need("bitsandbytes", EXTRA, f"{key} = '8bit'")
+        _bitsandbytes(f"{key} = '8bit'")
 
 
 class HostAdamW(AdamW):
@@ -120,9 +121,20 @@ def _float32_bytes(model: nn.Module) -> dict[int, int]:
     return {id(p): 2 * FLOAT32 * p.numel() for p in model.parameters() if p.requires_grad}
 
 
+def _bitsandbytes(what: str) -> Any:
+    """Import bitsandbytes for `what`, silent about the kernels that it has no use for on a GPU."""
+    log = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        return need("bitsandbytes", EXTRA, what)
+    finally:
+        log.setLevel(before)
+
+
 def _eight_bit(trained: Sequence[Tensor], wide: set[int], settings: Mapping[str, Any]) -> torch.optim.Optimizer:
     """Make bitsandbytes' AdamW; the weights `wide`, by id(), have float32 moments."""
-    library = need("bitsandbytes", EXTRA, "8-bit moments").optim
+    library = _bitsandbytes("8-bit moments").optim
 
     class EightBit(library.AdamW8bit):
         """AdamW of bitsandbytes, where a group of parameters may have more bits than the others."""
