@@ -242,6 +242,7 @@ ELSEWHERE = (
     "engine.name",
     "engine.cache_mib",
     "engine.address",
+    "adapter.base",
     "device",
     "sampling.repetition_penalty",
     "critic",

@@ -38,11 +38,12 @@ def tensors_after(run: Path, step: int) -> dict[str, bytes]:
         {"rollout__ahead": 1},
         {"learner__moments": "host"},
         {"learner__moments": "8bit"},
+        {"adapter__rank": 4, "adapter__alpha": 8, "adapter__base": "nf4"},
     ],
     ids=repr,
 )
 def test_a_run_that_is_taken_up_again_is_the_run(changes: dict[str, Any], tmp_path: Path) -> None:
-    if "8bit" in changes.values():
+    if {"8bit", "nf4"} & {*map(str, changes.values())}:
         pytest.importorskip("bitsandbytes")
     whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", steps=3, **GPU, **changes))
     checks = [check for row in read_metrics(whole.folder) for check in row.get("checks", {}).values()]

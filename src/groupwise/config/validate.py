@@ -66,6 +66,7 @@ def require_rankable(recipe: Recipe) -> None:
     """Raise UsageError for what is not there yet for a policy that several processes hold together."""
     reasons = {
         "device": recipe.device != "cpu" and "they compute on CPUs alone so far: set it to 'cpu'",
+        "adapter.base": recipe.adapter.packs and "weights in 4 bits are not sharded: set it to 'same'",
         "learner.compile": recipe.learner.compile and "compiled layers have not been tried in shards: set it to false",
     }
     for key, reason in reasons.items():

@@ -334,7 +334,7 @@ class AdaptedLearner(Learner):
 
         reference  another one than the model with its adapters off
         """
-        self.adapters = Adapters(model, adapter, seed)
+        self.adapters = Adapters(model, adapter, seed, packs=True)
         faster = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
         super().__init__(model, reference, faster, temperature, total_updates, routing, routers, adjustment, mesh)
 

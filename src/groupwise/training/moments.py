@@ -17,7 +17,6 @@ embedding keeps float32 moments, as transformers' trainer has it: tokens seen se
 block.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -25,12 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import AdamW, adamw
 
-from groupwise.core.errors import need
 from groupwise.models.on_host import Copy, host_like, to_device
+from groupwise.models.precision import bitsandbytes
 
 Moments = Literal["device", "host", "8bit"]
-#: What installs bitsandbytes, beside groupwise.
-EXTRA = "bitsandbytes"
 #: Of bitsandbytes: a weight of fewer numbers has float32 moments; numbers of a block, which have a scale in common.
 SMALLEST, BLOCK = 4096, 256
 FLOAT32 = 4
@@ -47,7 +44,7 @@ def make_adamw(model: nn.Module, moments: Moments, **settings: Any) -> torch.opt
 def require_moments(key: str, moments: object) -> None:
     """Raise UsageError, the setting's key first, with what to install if bitsandbytes is missing."""
     if moments == "8bit":
-        _bitsandbytes(f"{key} = '8bit'")
+        bitsandbytes(f"{key} = '8bit'")
 
 
 class HostAdamW(AdamW):
@@ -121,20 +118,9 @@ def _float32_bytes(model: nn.Module) -> dict[int, int]:
     return {id(p): 2 * FLOAT32 * p.numel() for p in model.parameters() if p.requires_grad}
 
 
-def _bitsandbytes(what: str) -> Any:
-    """Import bitsandbytes for `what`, silent about the kernels that it has no use for on a GPU."""
-    log = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        return need("bitsandbytes", EXTRA, what)
-    finally:
-        log.setLevel(before)
-
-
 def _eight_bit(trained: Sequence[Tensor], wide: set[int], settings: Mapping[str, Any]) -> torch.optim.Optimizer:
     """Make bitsandbytes' AdamW; the weights `wide`, by id(), have float32 moments."""
-    library = _bitsandbytes("8-bit moments").optim
+    library = bitsandbytes("8-bit moments").optim
 
     class EightBit(library.AdamW8bit):
         """AdamW of bitsandbytes, where a group of parameters may have more bits than the others."""
