@@ -1,14 +1,13 @@
 """Bytes of each part of a run, and the phases in which it is held."""
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
-from groupwise.engines.local.cache import GAP, GAP_SHARE, ROOM
-from groupwise.engines.local.engine import KEEP_BYTES, PREFILL_TOKENS, PREFILL_TOKENS_CPU
+from groupwise.engines.local.engine import PREFILL_TOKENS, PREFILL_TOKENS_CPU
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings, adapted_weights
 from groupwise.models.scalar_heads import tokens_at_once
@@ -20,6 +19,7 @@ from groupwise.planning.activations import (
     with_value_head,
 )
 from groupwise.planning.run_shape import RunShape, extremes, microbatch_rows, microbatch_sizes, scored_sizes
+from groupwise.planning.sampling_bytes import DRAWN, cache_bytes, drawing_bytes, slot_bytes
 from groupwise.planning.shard_groups import (
     FLOAT32,
     Group,
@@ -311,13 +311,14 @@ def _kept(run: PlannedRun, *updates: UpdateBytes) -> dict[str, int]:
 
 
 def _engine(run: PlannedRun, held: int) -> dict[str, int]:
-    """Size the copies of the weights for engines and checks, and the engines' processes, not counted beside a GPU."""
+    """Size the copies of the weights for engines and checks, and the engines' processes, of which a GPU has none."""
     shape, weights = run.shape, weight_bytes(run.base)
     copies = shape.kind.weight_copies if run.on_cpu else 1
     process = shape.engines * (shape.kind.process_bytes or min(held, LIBRARIES))
     return {
         "engine's process": process if run.on_cpu and shape.outside and not shape.elsewhere else 0,
-        "shared weights": weights if run.on_cpu and shape.outside else 0,
+        # On a GPU those that its own children read there; for others they are in the machine's memory.
+        "shared weights": weights if shape.outside and (run.on_cpu or not shape.elsewhere) else 0,
         "engine's weights": 0 if shape.elsewhere else shape.engines * weights * shape.engine // 4 * copies,
         # A policy in shards that is trained in bfloat16 is asked for its float32 answers as a whole one.
         "whole copy": weights if shape.ranks > 1 and run.learner.bf16 and shape.engine == 4 else 0,
@@ -343,7 +344,11 @@ def _sampling(run: PlannedRun, layer_token: float) -> dict[str, int]:
         own = shape.kind.cache_bytes(config, shape.max_rows, shape.cache_mib, shape.engine, run.on_cpu)
         taken = shape.engines * own
         return {"engine's cache": taken, "held turns": 0, "cache between steps": taken, "drawing": 0}
-    cache = cache_bytes(widths, shape.rows, shape.prompt, shape.completion, shape.engine)
+    sizes = (shape.prompt, shape.completion, shape.engine)
+    if run.on_cpu:
+        cache = cache_bytes(widths, shape.rows, *sizes)
+    else:
+        cache = slot_bytes(widths, shape.rows, shape.max_rows or shape.rows, shape.samples, *sizes)
     prompts = max(PREFILL_TOKENS_CPU if run.on_cpu else PREFILL_TOKENS, shape.prompt)
     drawing = drawing_bytes(shape.rows, config.get_text_config().vocab_size, shape.truncates, shape.adjusts)
     passing = prompts * sum(widths) * shape.engine + int(max(prompts, shape.rows) * layer_token)
@@ -353,40 +358,3 @@ def _sampling(run: PlannedRun, layer_token: float) -> dict[str, int]:
         "cache between steps": shape.engines * cache.kept,
         "drawing": shape.engines * (drawing + passing),
     }
-
-
-#: Bytes that a logit takes while a token is drawn: two steps' logits and a softmax; with top-p, top-k or min-p, ranks
-#: too; where a bias, a penalty or barred ends change logits, what they become and what a row has had.
-DRAWN, RANKED, ADJUSTED = 12, 40, 16
-
-
-@dataclass(frozen=True)
-class CacheBytes:
-    """Bytes of keys and values: peak  the most, while their buffers grow; kept  between two calls."""
-
-    peak: int
-    kept: int
-
-
-def cache_bytes(widths: Sequence[int], rows: int, prompt: int, new: int, itemsize: int = 4) -> CacheBytes:
-    """Size the cache of `rows` rows that all begin with `prompt` tokens and sample `new`.
-
-    widths  numbers that a token has in each tensor of keys or values: [heads * head size] for each layer, twice
-    """
-    buffers, spare, peak, window = [0] * len(widths), 0, 0, prompt
-    while not peak or window < prompt + new - 1:  # the last token is not run
-        ahead = prompt + new - window
-        columns = window + max(1, min(ahead, max(GAP, int(GAP_SHARE * window))))
-        room = rows * (window + max(1, min(ahead, max(ROOM, window)))) * max(widths)
-        for i, width in enumerate(widths):
-            fits = spare >= rows * columns * width
-            peak = max(peak, sum(buffers) + spare + (0 if fits else room))
-            spare, buffers[i] = buffers[i], spare if fits else room
-        window = columns
-    size = (sum(buffers) + spare) * itemsize
-    return CacheBytes(max(peak * itemsize, size), size if size <= KEEP_BYTES else 0)
-
-
-def drawing_bytes(rows: int, vocabulary: int, truncates: bool, adjusts: bool = False) -> int:
-    """Size the logits [rows,V] and what a token is drawn from them with."""
-    return rows * vocabulary * ((RANKED if truncates else DRAWN) + (ADJUSTED if adjusts else 0))

@@ -46,7 +46,8 @@ def training_engine(
     place: Place = HERE,
 ) -> Engine:
     """Start an engine for the policy. Raises UsageError if it does not return what training needs."""
-    engine = make_engine(policy=policy, settings=recipe.engine, routes=bool(routers), note=note, place=place)
+    settings = recipe.engine.replace(sleep=recipe.engine_sleeps)
+    engine = make_engine(policy=policy, settings=settings, routes=bool(routers), note=note, place=place)
     try:
         require_engine_routes(engine, recipe.routing)
         require_engine_support(engine, recipe.sampling)

@@ -165,6 +165,8 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         kind=engine.kind,
         max_rows=engine.max_rows,
         cache_mib=engine.cache_mib,
+        sleep=engine.sleep,
+        memory_share=engine.memory_share,
         ranks=recipe.learner.ranks,
         passes=recipe.passes_per_batch or 1,
         annotated=_annotated(run),
