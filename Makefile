@@ -17,7 +17,7 @@ help:  ## what each verb does
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "groupwise needs Python 3.11 or newer; set PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,tasks,adapters]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,tasks,adapters,bitsandbytes]'
 	@touch $@
 
 install: .venv/installed  ## create .venv with groupwise, its tested versions and the tools for development

@@ -89,6 +89,23 @@ def test_a_model_of_which_there_is_a_configuration_alone(large: Path) -> None:
     assert f"no; on {over.fits_from} ranks it does" in said(fewer)
 
 
+def test_a_configuration_without_a_tokenizer_is_planned_with_prompts_as_long_as_they_may_be(
+    large: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes((large / "config.json").read_bytes())
+    over = planned(1, model=str(tmp_path), max_prompt_tokens=77)
+    assert over.shape.prompt == 77
+    assert weights(over) == pytest.approx(8.03e9, rel=0.01)
+    with pytest.raises(UsageError, match="no tokenizer"):
+        planned(1, model=str(tmp_path))
+
+
+def test_what_is_refused_on_a_gpu_or_without_one_is_said_of_the_device_that_is_planned() -> None:
+    here, there = (planned(1, device, learner__moments="host") for device in ("cpu", "h100"))
+    assert here.refused.startswith("learner.moments = 'host' with device = 'cpu': ")
+    assert (there.refused, there.memory.parts["moments"]) == ("", 0)
+
+
 def test_what_rank_0_has_for_itself_is_not_dealt(large: Path) -> None:
     never = planned(64, "a100", model=str(large), reference__precision="fp32", engine__count=4, engine__process="child")
     assert never.fits_from is None

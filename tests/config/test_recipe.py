@@ -68,7 +68,7 @@ def test_a_plan_is_silent_about_what_is_not_there():
 def test_every_recipe_resolves_and_reads_back(path: Path, tmp_path: Path):
     file = tmp_path / "problems.jsonl"  # a recipe's own data set may be on a hub
     file.write_text("".join(json.dumps({"question": f"{i}?", "answer": f"#### {i}"}) + "\n" for i in range(6000)))
-    changes = {"task.path": str(file)} if path.stem.startswith("gsm8k") else {}
+    changes = {"task.path": str(file), "task.heldout_share": 0.3} if path.stem.startswith("gsm8k") else {}
     first = plan(changes, path.relative_to(FOLDER).with_suffix("").as_posix())
     again = read_back(first)
     assert (again.algorithm, again.task) == (first.algorithm, first.task)
@@ -211,6 +211,8 @@ OTHER: dict[str, Any] = {
     "evaluation.pass_at": 0.5,
     "prompt_truncation": "left",
     "threads": 7,
+    "learner.moments": "host",
+    "reference.offload": True,
     "learner.beta1": 0.5,
     "learner.beta2": 0.5,
     "warm_start.warmup": 0.5,
@@ -243,6 +245,7 @@ ELSEWHERE = (
     "engine.cache_mib",
     "engine.memory_share",
     "engine.address",
+    "adapter.base",
     "device",
     "sampling.repetition_penalty",
     "critic",
@@ -283,7 +286,7 @@ def test_every_key_changes_the_run(key: str):
 def test_every_key_of_a_reward_model_changes_it(key: str):
     base = plan({"preference": {}}).recipe.preference
     assert base is not None
-    others = {"model": ".", "path": "pairs.jsonl", "noise": 0.2}
+    others = {"model": ".", "path": "pairs.jsonl", "noise": 0.2, "offload": True}
     other = others[key] if key in others else getattr(base, key) * 2 + 1
     changed = plan({"preference": {key: other}}).recipe.preference
     assert changed is not None
@@ -322,7 +325,7 @@ def test_sampling_keys_are_those_that_no_other_source_of_pairs_reads():
     assert inside.keys() == {"name", "process", "max_rows", "compile", "precision", "sleep"}
     assert "reference" not in resolved_recipe(plan({"algorithm.name": "dapo"}))
     read = resolved_recipe(plan({"reference.precision": "bf16"}))
-    assert read["reference"] == {"model": "start", "every": 0, "precision": "bf16"}
+    assert read["reference"] == {"model": "start", "every": 0, "precision": "bf16", "offload": False}
 
 
 def test_rank_0_laid_over_a_recipe_with_adapters_leaves_their_keys_unread():

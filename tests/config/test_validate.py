@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 import groupwise
 from groupwise.config.keys import sections
+from groupwise.config.recipe import load
 from groupwise.config.resolve import resolved_recipe
-from groupwise.config.validate import USUAL, of_turns, unusual
+from groupwise.config.validate import USUAL, of_turns, require_offloadable, unusual
+from groupwise.core.errors import UsageError
 from tests.config.made import plan
 
 
@@ -97,3 +100,18 @@ def test_rewards_of_turns_and_their_states_come_from_what_has_them_and_count_onc
     refusals = list(of_turns(groupwise.algorithm(name, keys), task, rewards, given.get("learned", False)))
     assert len(refusals) == bool(words)
     assert all(words in refusal for refusal in refusals)
+
+
+AWAY = ["learner.moments", "critic.moments", "reference.offload", "critic.offload", "preference.offload"]
+
+
+@pytest.mark.parametrize("key", AWAY)
+def test_what_lies_elsewhere_goes_with_one_gpu_and_with_no_ranks_and_no_processor(key: str):
+    value = "host" if key.endswith("moments") else True
+    recipe = load("rlhf", {key: value}).replace(device="cuda")
+    require_offloadable(recipe)
+    said = re.escape(f"{key} = {'true' if value is True else repr(value)} with ")
+    with pytest.raises(UsageError, match=rf"^{said}device = 'cpu': a processor has one memory; take it out$"):
+        require_offloadable(recipe.replace(device="cpu"))
+    with pytest.raises(UsageError, match=rf"^{said}learner.ranks = 2: .*; take it out, or set learner.ranks to 1$"):
+        require_offloadable(recipe.replace(learner=recipe.learner.replace(ranks=2)))

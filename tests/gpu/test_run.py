@@ -36,10 +36,15 @@ def tensors_after(run: Path, step: int) -> dict[str, bytes]:
         {"learner__precision": "bf16", "engine__precision": "bf16"},
         {"engine__process": "child"},
         {"rollout__ahead": 1},
+        {"learner__moments": "host"},
+        {"learner__moments": "8bit"},
+        {"adapter__rank": 4, "adapter__alpha": 8, "adapter__base": "nf4"},
     ],
     ids=repr,
 )
 def test_a_run_that_is_taken_up_again_is_the_run(changes: dict[str, Any], tmp_path: Path) -> None:
+    if {"8bit", "nf4"} & {*map(str, changes.values())}:
+        pytest.importorskip("bitsandbytes")
     whole = groupwise.train("quickstart", tiny_run(tmp_path, name="whole", steps=3, **GPU, **changes))
     checks = [check for row in read_metrics(whole.folder) for check in row.get("checks", {}).values()]
     assert {check["verdict"] for check in checks} == {"pass", "not measured"}
@@ -51,6 +56,25 @@ def test_a_run_that_is_taken_up_again_is_the_run(changes: dict[str, Any], tmp_pa
     assert tensors_after(whole.folder, 3) == tensors_after(cut.folder, 3)
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        {"learner__moments": "host"},
+        {"reference__offload": True},
+        {"critic__offload": True, "critic__moments": "host"},
+    ],
+    ids=repr,
+)
+def test_a_run_with_more_of_it_on_the_host_is_the_run(host: dict[str, Any], tmp_path: Path) -> None:
+    algorithm = {"algorithm__name": "ppo" if "critic__offload" in host else "grpo"}
+    runs = [
+        groupwise.train("quickstart", tiny_run(tmp_path, name=name, steps=3, **GPU, **algorithm, **changes)).folder
+        for name, changes in (("device", {}), ("host", host))
+    ]
+    assert (runs[0] / "rollouts.jsonl").read_bytes() == (runs[1] / "rollouts.jsonl").read_bytes()
+    assert tensors_after(runs[0], 3) == tensors_after(runs[1], 3)
+
+
 SHORT: dict[str, Any] = {
     "steps": 2,
     "prompts_per_step": 4,
@@ -59,13 +83,15 @@ SHORT: dict[str, Any] = {
     "evaluation.problems": 8,
     "journal.report": False,
 }
+FEW_PAIRS: dict[str, Any] = {"preference.pairs": 64, "preference.heldout_pairs": 16, "preference.epochs": 1}
 
 
 @pytest.mark.parametrize(
     ("recipe", "changes"),
     [
         ("quickstart-moe", {"routing.replay": "engine"}),
-        ("rlhf", {"preference.pairs": 64, "preference.heldout_pairs": 16, "preference.epochs": 1}),
+        ("rlhf", FEW_PAIRS),
+        ("rlhf", {**FEW_PAIRS, "preference.offload": True, "critic.offload": True}),
         ("chain", {}),
         ("code-tiny", {}),
         ("guess-number", {}),

@@ -15,7 +15,7 @@ from groupwise.planning.memory import ACTIVATIONS_ON_CPU, OTHER_RANKS, TOKENS_ON
 from groupwise.planning.parts import LATER, LIBRARIES
 from groupwise.planning.run_shape import microbatch_rows
 from groupwise.training.critic import CriticSettings
-from tests.planning.made import HELD, MODEL, RANK_4, ROOM, SHAPE, WEIGHTS, llama, planned
+from tests.planning.made import CUT, HELD, MODEL, RANK_4, ROOM, SHAPE, WEIGHTS, llama, planned
 
 PLAIN = planned()
 #: Bytes of the numbers of a token in keys and values of two layers, and of a critic: a head of one number.
@@ -87,6 +87,37 @@ def test_what_a_run_has_more_has_its_size(change: dict[str, Any], sizes: dict[st
     if grows is not None:
         assert more.phase == PLAIN.phase == "updating"
         assert more.peak - PLAIN.peak == grows
+
+
+def test_moments_on_the_host_leave_the_device_those_of_one_weight_while_it_is_updated():
+    """The head has 5,000 x 64 numbers, more than any other weight, and 8 bytes each."""
+    beside, host, bits = (planned(device="cuda", moments=kind, **CUT) for kind in ("device", "host", "8bit"))
+    assert [memory.parts["moments"] / WEIGHTS for memory in (beside, host)] == [2, 0]
+    assert host.parts["activations"] == max(beside.parts["activations"], 8 * 5000 * 64)
+    wide = 8 * 5000 * 64  # the embedding's stay in float32, as do those of the norms
+    narrow = 2 * (WEIGHTS / 4 - 5000 * 64) * (1 + 4 / 256)
+    assert bits.parts["moments"] == pytest.approx(wide + narrow, rel=0.01)
+
+
+OFFLOADED = {"reference": 4, "reward_model": True, "critic": CriticSettings(), "device": "cuda", **CUT}
+
+
+def test_models_on_the_host_are_on_the_device_in_the_phases_that_use_them_alone():
+    beside = planned(**OFFLOADED)
+    away = planned(**OFFLOADED, offloaded=frozenset({"reference", "critic", "reward model"}))
+    sizes = {name: beside.parts[name] for name in ("reference", "reward model")}
+    sizes["critic"] = VALUES
+    saved = {phase: beside.bytes_of(phase) - away.bytes_of(phase) for phase in beside.phases}
+    every = sum(sizes.values())
+    assert saved["generating"] == saved["updating"] == saved["loading weights"] == every
+    assert saved["scoring"] == every - sizes["reward model"]
+    assert saved["updating the critic"] == every - sizes["critic"]
+    assert away.bytes_of("annotating") == (
+        sum(away.parts[part] for part in ("process", "weights", "moments", "critic", "engine's weights"))
+        + sum(away.parts[part] for part in ("cache between steps", "annotated rows"))
+        + max(sizes["reference"], sizes["critic"])
+    )
+    assert "annotating" not in beside.phases
 
 
 def test_what_is_held_between_turns_is_given_up_with_the_last():

@@ -10,7 +10,7 @@ from groupwise.core.engine import Request, Sampling
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache
 from groupwise.engines.local.engine import KEEP_BYTES, LocalEngine
 from groupwise.planning.activations import LiveBytes
-from groupwise.planning.parts import cache_bytes, drawing_bytes, slot_bytes
+from groupwise.planning.sampling_bytes import cache_bytes, drawing_bytes, slot_bytes
 from tests.planning.made import llama
 
 

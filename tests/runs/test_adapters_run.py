@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import groupwise
@@ -20,12 +21,14 @@ from groupwise.config import recipe
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.journal.kept import create_recipe
+from groupwise.models.adapters.packed import round_base
+from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.load import digest, load_policy
 from groupwise.training import checkpoint
 from tests.conftest import SMALL
 from tests.moe_policy import save_moe
 from tests.runs.test_run import timeless
-from tests.runs.tiny_runs import cut_back, step_rows
+from tests.runs.tiny_runs import cut_back, step_rows, tiny_run
 
 ADAPTED: dict[str, Any] = {"adapter.rank": 4, "evaluation.every": 2}
 MOE: dict[str, Any] = {"routing.replay": "engine", "learner.learning_rate": 3e-4}
@@ -162,3 +165,28 @@ def test_a_mixture_of_experts_replays_through_its_adapters_and_is_exported(small
     plain, merged = (load_policy(Path(path)).model for path in (base, tmp_path / "exported"))
     for (key, a), (_, b) in zip(plain.named_parameters(), merged.named_parameters(), strict=True):
         assert torch.equal(a, b) == (not key.endswith("proj.weight") and "experts" not in key), key
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_a_run_over_4_bits_agrees_with_itself_goes_on_to_the_bit_and_is_exported_as_it_was_sampled(
+    precision: str, tmp_path: Path
+):
+    pytest.importorskip("bitsandbytes")
+    changes = {"adapter__rank": 4, "adapter__base": "nf4", "steps": 3, "checkpoint__keep": 4}
+    changes |= {"learner__precision": precision, "engine__precision": precision}
+    whole, cut = (groupwise.train("quickstart", tiny_run(tmp_path, name=name, **changes)) for name in ("whole", "cut"))
+    for row in step_rows(whole.folder):
+        assert row["checks"]["learner = engine"]["verdict"] == "pass"
+        assert {check["verdict"] for check in row["checks"].values()} <= {"pass", "not measured"}
+    assert row["kl_mean"] > 0
+    cut_back(cut.folder, 2)
+    assert resume(cut.folder).finished
+    assert_same(whole.folder, cut.folder)
+    export(whole.folder, tmp_path / "exported", None, print)
+    base, exported = (load_policy(tmp_path / name).model for name in ("model", "exported"))
+    round_base(base, AdapterSettings(rank=4, base="nf4"))
+    read = load_file(whole.folder / "checkpoints" / "step-000003" / "policy" / "adapters.safetensors")
+    for name, weight in exported.named_parameters():
+        a, b = (read.get(f"{name}.lora_{half}") for half in "AB")
+        delta = 0 if a is None or b is None else 8.0 * b @ a
+        torch.testing.assert_close(weight.detach(), base.get_parameter(name).detach() + delta, rtol=1e-5, atol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import subprocess
@@ -77,6 +78,19 @@ def test_too_little_memory_is_one_line_with_numbers_and_what_to_do() -> None:
     assert "\n" not in words
     with pytest.raises(UsageError, match=r"take a smaller model or a machine with more memory: with .* it still is "):
         memory_of(plan, model, 20, HELD, 10**6)
+
+
+def test_on_a_gpu_the_remedy_goes_on_to_what_the_host_can_hold() -> None:
+    plan = quickstart(prompts_per_step=16)
+    plan = dataclasses.replace(plan, recipe=plan.recipe.replace(device="cuda"))
+    model = without_memory(LlamaConfig(**{**CONFIG.to_dict(), "hidden_size": 512, "vocab_size": 30_000}))
+    host = {"learner": plan.recipe.learner.replace(recompute=True, moments="host")}
+    rows = plan.recipe.engine.replace(max_rows=32)
+    lighter = dataclasses.replace(plan, recipe=plan.recipe.replace(**host, engine=rows))
+    enough = memory_of(lighter, model, 20, 0, 1 << 40).needed
+    words = r'with learner.recompute = true and engine.max_rows = 32 and learner.moments = "host" it is '
+    with pytest.raises(UsageError, match=words):
+        memory_of(plan, model, 20, 0, int(enough / USABLE) + 1)
 
 
 def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(small, tmp_path: Path) -> None:

@@ -19,14 +19,14 @@ from groupwise.commands.check.model import model_path
 from groupwise.config import recipe as recipes
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
-from groupwise.config.validate import require_rankable
+from groupwise.config.validate import require_offloadable, require_rankable
 from groupwise.core.errors import UsageError
 from groupwise.core.machine.free_memory import free_memory, held_memory
 from groupwise.core.task import PlaysTurns
 from groupwise.engines.local.forward import require_sampled
 from groupwise.models.context import positions
 from groupwise.models.forward.heads import halves, require_plain_head
-from groupwise.models.load import load_tokenizer, require_config
+from groupwise.models.load import has_tokenizer, load_tokenizer, require_config
 from groupwise.models.moe.record import require_routers
 from groupwise.planning.memory import OTHER_RANKS, MemoryPlan, fewest_ranks, plan
 from groupwise.planning.parts import PlannedRun, planned_run
@@ -87,13 +87,20 @@ def scale_plan(recipe: str, overrides: Mapping[str, object], ranks: int | None, 
         folder = model_path(run.recipe, run.task, Path(place))
         require_config(folder, f"model = {str(folder)!r}")
         model = empty_model(folder, weights=False)
-        chat = chat_of(run.recipe, run.task, load_tokenizer(folder, model.config))
-        longest = selected(run.recipe, run.task, chat).longest
+        longest = _longest_prompt(run, folder, model.config)
     _require_trainable(run, model)
     if wrong := too_long(run.recipe, model.config, longest):
         raise UsageError(wrong)
     shape = dataclasses.replace(run_shape(run, longest, positions(model.config)), ranks=count)
     return _planned(run, model, shape, on, held)
+
+
+def _longest_prompt(run: Plan, folder: Path, config: Any) -> int:
+    """Find the longest prompt, tokens. Where there is a configuration and no tokenizer, it is as long as it may be."""
+    limit = run.recipe.max_prompt_tokens
+    if limit and not has_tokenizer(folder):
+        return limit
+    return selected(run.recipe, run.task, chat_of(run.recipe, run.task, load_tokenizer(folder, config))).longest
 
 
 def _require_trainable(run: Plan, model: Any) -> None:
@@ -128,6 +135,7 @@ def _refused(run: Plan, ranks: int, kind: str) -> str:
     learner = run.recipe.learner.replace(ranks=ranks)
     try:
         require_rankable(run.recipe.replace(learner=learner, device=kind))
+        require_offloadable(run.recipe.replace(learner=learner, device=kind))
     except UsageError as error:
         return str(error)
     return ""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from groupwise.core.errors import UsageError
+from groupwise.core.machine.gpu import Device, device_of
 from groupwise.core.processes.network import LOOPBACK, Address
 from groupwise.engines.outside.serving import EngineServer
 
@@ -15,7 +16,7 @@ OWN = frozenset({LOOPBACK, "localhost", "::1"})
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
 
-def serve(address: str, python: str | None, device: str, threads: int | None, say: Say) -> None:
+def serve(address: str, python: str | None, device: Device, threads: int | None, say: Say) -> None:
     """Serve until an interrupt. Raises UsageError if it cannot listen, or the machine has no such device or program."""
     try:
         place = Address.of(address)
@@ -23,7 +24,9 @@ def serve(address: str, python: str | None, device: str, threads: int | None, sa
         raise UsageError(f"{address!r}: {error}, or a port of this machine") from None
     if python is not None and shutil.which(python) is None:
         raise UsageError(f"--python {python}: there is no such program")
-    server = EngineServer(place, python, _device(device), threads or torch.get_num_threads(), say)
+    server = EngineServer(
+        place, python, device_of(device, f"--device {device}"), threads or torch.get_num_threads(), say
+    )
     # Of one that listens everywhere the run knows the name.
     name = f"HOST:{server.address.port}" if server.address.host in EVERYWHERE else server.address
     try:
@@ -35,10 +38,3 @@ def serve(address: str, python: str | None, device: str, threads: int | None, sa
         say("ends")
     finally:
         server.close()
-
-
-def _device(name: str) -> str:
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise UsageError("--device cuda: torch finds no GPU here")
-    return ("cuda" if available else "cpu") if name == "auto" else name

@@ -105,7 +105,7 @@ class Plan:
             "rollback": no_keys if recipe.guard is Guard.ROLLBACK else every["rollback"],
         }
         if row.needs_reference and recipe.reference_is_base:
-            unread["reference"] = {"precision"}  # of a copy, and there is none
+            unread["reference"] = {"precision", "offload"}  # of a copy, and there is none
         return unread
 
     @property

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import algorithm, fields_by_slot, settings
 from groupwise.config.plan import Plan
@@ -15,6 +13,7 @@ from groupwise.config.rewards import default_metric, measured_by, read_reward_we
 from groupwise.config.validate import require_runnable
 from groupwise.core.code.user_code import NO_FILES, Files, Source, source_of
 from groupwise.core.errors import UsageError, brief
+from groupwise.core.machine.gpu import device_of
 from groupwise.core.task import Task
 from groupwise.journal import kept
 from groupwise.rewards.functions.form import FromFile
@@ -37,7 +36,7 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
     Raises UsageError, one line, if a part does not exist, nothing reads a key, or the run could not work.
     """
     files = kept.kept_code(place) if place else files
-    device = _device(recipe.device)
+    device = device_of(recipe.device, "device = 'cuda'")
     problems = task(*_name_and_keys("task", recipe.task), files)
     rewards = read_reward_weights(recipe.rewards, recipe.scoring.combine == "after", files)
     metric = default_metric(rewards, has_answers(problems), recipe.preference is not None)
@@ -119,10 +118,3 @@ def _name_and_keys(section: str, table: Mapping[str, Any]) -> tuple[str | None, 
     if name is not None and not isinstance(name, str):
         raise UsageError(f"{section}.name = {brief(name)}: must be text")
     return name, keys
-
-
-def _device(name: str) -> str:
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise UsageError('device = \'cuda\': torch sees no CUDA device; use "cpu" or "auto"')
-    return ("cuda" if available else "cpu") if name == "auto" else name

@@ -260,9 +260,14 @@ def load_tokenizer(folder: Path, config: Any) -> Any:
     return tokenizer
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Tell whether a model's folder holds a tokenizer."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"))
+
+
 def require_tokenizer(folder: Path) -> None:
     """Raise UsageError, naming the folder, if it holds no tokenizer."""
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+    if not has_tokenizer(folder):
         raise UsageError(f"model = {str(folder)!r}: no tokenizer (tokenizer.json) in it; save the tokenizer there too")
 
 

@@ -1,5 +1,6 @@
 """Precisions in which weights are held and products are computed: names, devices, and what is fast on them."""
 
+import logging
 import os
 from collections.abc import Mapping
 from functools import lru_cache
@@ -8,11 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, need
 
 #: "same" is as the learner's master weights are.
 WeightPrecision = Literal["same", "fp32", "bf16"]
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+#: What installs bitsandbytes, beside groupwise.
+BITSANDBYTES = "bitsandbytes"
 
 #: How many compiled products oneDNN keeps, and torch's layer over it; the variables by which both are told.
 PRODUCTS_KEPT, PRODUCT_CACHES = "128", ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
@@ -49,6 +53,22 @@ def require_precision(key: str, precision: str, device: str) -> None:
     if precision == "bf16" and torch.device(device).type == "cuda" and not torch.cuda.is_bf16_supported(False):
         name = torch.cuda.get_device_name(device)
         raise UsageError(f"{key} = 'bf16': {name} has no bfloat16; set it to 'fp32', or device = 'cpu'")
+
+
+def bitsandbytes(what: str) -> Any:
+    """Import bitsandbytes for `what`. Raises UsageError if it is not installed."""
+    return need_silently("bitsandbytes", BITSANDBYTES, what)
+
+
+def need_silently(module: str, extra: str, what: str) -> Any:
+    """Import a library as `need` does, without what bitsandbytes says, if it comes along, of kernels for processors."""
+    log = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        return need(module, extra, what)
+    finally:
+        log.setLevel(before)
 
 
 def computes_in(x: Tensor) -> torch.dtype:

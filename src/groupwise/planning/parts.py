@@ -1,15 +1,13 @@
 """Bytes of each part of a run, and the phases in which it is held."""
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
-from groupwise.engines.local.cache import GAP, GAP_SHARE, ROOM
-from groupwise.engines.local.engine import KEEP_BYTES, PREFILL_TOKENS, PREFILL_TOKENS_CPU
-from groupwise.engines.local.slots.memory import LEAST_COLUMNS, LEAST_PROMPT, bucket_of
+from groupwise.engines.local.engine import PREFILL_TOKENS, PREFILL_TOKENS_CPU
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings, adapted_weights
 from groupwise.models.scalar_heads import tokens_at_once
@@ -21,6 +19,7 @@ from groupwise.planning.activations import (
     with_value_head,
 )
 from groupwise.planning.run_shape import RunShape, extremes, microbatch_rows, microbatch_sizes, scored_sizes
+from groupwise.planning.sampling_bytes import DRAWN, cache_bytes, drawing_bytes, slot_bytes
 from groupwise.planning.shard_groups import (
     FLOAT32,
     Group,
@@ -35,7 +34,8 @@ from groupwise.planning.shard_groups import (
 )
 from groupwise.training.critic import CriticSettings
 from groupwise.training.learner import LearnerSettings
-from groupwise.training.optimizer import GIVEN_BACK
+from groupwise.training.moments import moment_bytes, visiting_bytes
+from groupwise.training.optimizer import GIVEN_BACK, OptimizerSettings
 
 #: Bytes of a token in the columns of a batch; of a sampled one in the completions, which Python holds; and what
 #: libraries take after a run is planned.
@@ -52,9 +52,9 @@ KEPT = 0.5
 KEPT_INSIDE, KEPT_INSIDE_LARGE = 1.2, 0.75
 
 STARTING, GENERATING, SCORING, LOADING, SAVING = "starting", "generating", "scoring", "loading weights", "saving"
-UPDATING, UPDATING_CRITIC = "updating", "updating the critic"
+UPDATING, UPDATING_CRITIC, ANNOTATING = "updating", "updating the critic", "annotating"
 #: Every phase of a run, in the order in which a plan tells them.
-PHASES = (GENERATING, UPDATING, LOADING, SCORING, UPDATING_CRITIC, STARTING, SAVING)
+PHASES = (GENERATING, UPDATING, LOADING, SCORING, ANNOTATING, UPDATING_CRITIC, STARTING, SAVING)
 EVERY, NONE = frozenset(PHASES), frozenset[str]()
 STEP = EVERY - {STARTING}  # the models are in shards
 UPDATES = frozenset({UPDATING, UPDATING_CRITIC})
@@ -142,6 +142,7 @@ def phases_of(run: PlannedRun, rank: int) -> dict[str, tuple[str, ...]]:
     """Map each phase that a run has to the parts that a rank holds in it: rank 0, or 1, which stands for all others."""
     over, table = run.shape.ranks > 1, held_in(run.shape.ahead)
     there = {SCORING: run.reward is not None, UPDATING_CRITIC: run.critic is not None, STARTING: over, SAVING: over}
+    there[ANNOTATING] = bool(run.shape.offloaded & {"reference", "critic"})  # else it holds less than an update
     phases = (phase for phase in PHASES if there.get(phase, True))
     return {phase: tuple(part for part in table if phase in table[part][rank]) for phase in phases}
 
@@ -179,6 +180,10 @@ def held_in(ahead: bool) -> dict[str, tuple[Set[str], Set[str]]]:
         "critic's gathered weights": ({UPDATING_CRITIC}, {UPDATING_CRITIC}),
         "critic's activations": ({UPDATING_CRITIC}, {UPDATING_CRITIC}),
         "freed inside an update": (UPDATES, UPDATES),
+        "critic in use": ({UPDATING_CRITIC}, NONE),
+        "reward model in use": (scoring, NONE),
+        "model that annotates": ({ANNOTATING}, NONE),
+        "annotated rows": ({ANNOTATING}, NONE),
         "merged weights": ({LOADING}, NONE),
         "a gathered weight": ({LOADING}, {LOADING, SAVING}),
         "whole models": ({STARTING}, {STARTING}),
@@ -194,11 +199,18 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
     trained, critic_trained = (trained_part(weights_of(one), ranks) for one in (policy, critic))
     models = {"weights": policy, "reference": run.reference, "critic": critic, "reward model": run.reward}
     dealt = {name: held_bytes(weights_of(one), ranks) for name, one in models.items()}
+    stays = {name: 0 if name in run.shape.offloaded else size for name, size in dealt.items()}
+    moments, visiting = _moments(run, policy, run.learner)
+    critic_moments, critic_visiting = _moments(run, critic, run.critic_settings)
     return {
         "process": held + LATER if run.on_cpu else WORKSPACES,
-        **dealt,
-        "critic": dealt["critic"] + 2 * critic_trained,
-        "moments": 2 * trained,
+        **stays,
+        "critic": stays["critic"] + critic_moments,
+        "critic in use": dealt["critic"] - stays["critic"],
+        "reward model in use": dealt["reward model"] - stays["reward model"],
+        "model that annotates": max(dealt[name] - stays[name] for name in ("reference", "critic")),
+        "annotated rows": int(cuts.learner * own.layer_token) + cuts.chunk_logits * DRAWN,
+        "moments": moments,
         **_engine(run, held),
         **_batch(run),
         **_kept(run, own, critics),
@@ -206,10 +218,10 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
         **_scoring(run, own.layer_token),
         "gradients": trained,
         "gathered weights": own.gathered,
-        "activations": own.activations,
+        "activations": max(own.activations, visiting),
         "critic's gradients": critic_trained,
         "critic's gathered weights": critics.gathered,
-        "critic's activations": critics.activations,
+        "critic's activations": max(critics.activations, critic_visiting),
         "merged weights": run.merged,
         "whole models": sum(held_bytes(one.groups.every, 1) for one in run.models) if run.on_cpu else 0,
         "a gathered weight": largest_whole(policy.groups, ranks) if ranks > 1 else 0,
@@ -229,6 +241,17 @@ def other_rank_parts(run: PlannedRun, parts: dict[str, int], held: int) -> dict[
         "moments": moments,
         "critic": parts["critic"] - 2 * parts["critic's gradients"] + critic_moments,
     }
+
+
+def _moments(run: PlannedRun, model: GroupedModel | None, settings: OptimizerSettings | None) -> tuple[int, int]:
+    """Size a model's moments on rank 0, and what those on the host take while an update has them: not beside a
+    microbatch.
+    """
+    if model is None or settings is None:
+        return 0, 0
+    if settings.moments == "device":
+        return 2 * trained_part(model.groups.every, run.shape.ranks), 0
+    return moment_bytes(model.model, settings.moments), visiting_bytes(model.model, settings.moments)
 
 
 def weights_of(model: GroupedModel | None) -> Group:
@@ -335,56 +358,3 @@ def _sampling(run: PlannedRun, layer_token: float) -> dict[str, int]:
         "cache between steps": shape.engines * cache.kept,
         "drawing": shape.engines * (drawing + passing),
     }
-
-
-#: Bytes that a logit takes while a token is drawn: two steps' logits and a softmax; with top-p, top-k or min-p, ranks
-#: too; where a bias, a penalty or barred ends change logits, what they become and what a row has had.
-DRAWN, RANKED, ADJUSTED = 12, 40, 16
-
-
-@dataclass(frozen=True)
-class CacheBytes:
-    """Bytes of keys and values: peak  the most, while their buffers grow; kept  between two calls."""
-
-    peak: int
-    kept: int
-
-
-def cache_bytes(widths: Sequence[int], rows: int, prompt: int, new: int, itemsize: int = 4) -> CacheBytes:
-    """Size the cache of `rows` rows that all begin with `prompt` tokens and sample `new`.
-
-    widths  numbers that a token has in each tensor of keys or values: [heads * head size] for each layer, twice
-    """
-    buffers, spare, peak, window = [0] * len(widths), 0, 0, prompt
-    while not peak or window < prompt + new - 1:  # the last token is not run
-        ahead = prompt + new - window
-        columns = window + max(1, min(ahead, max(GAP, int(GAP_SHARE * window))))
-        room = rows * (window + max(1, min(ahead, max(ROOM, window)))) * max(widths)
-        for i, width in enumerate(widths):
-            fits = spare >= rows * columns * width
-            peak = max(peak, sum(buffers) + spare + (0 if fits else room))
-            spare, buffers[i] = buffers[i], spare if fits else room
-        window = columns
-    size = (sum(buffers) + spare) * itemsize
-    return CacheBytes(max(peak * itemsize, size), size if size <= KEEP_BYTES else 0)
-
-
-def slot_bytes(
-    widths: Sequence[int], rows: int, max_rows: int, samples: int, prompt: int, new: int, itemsize: int = 4
-) -> CacheBytes:
-    """Size the memory of `rows` slots, in groups of `samples`, that all begin with `prompt` tokens and sample `new`.
-
-    A prompt is held once a group; the memory stays between calls.
-    """
-    places = bucket_of(-(-rows // samples)) * bucket_of(max(prompt, LEAST_PROMPT))
-    columns = bucket_of(max(new, LEAST_COLUMNS))
-    rows = min(bucket_of(rows), max_rows)
-    kept = (places + rows * columns) * sum(widths) * itemsize
-    # While columns double, one layer's keys are held twice.
-    growing = rows * columns // 2 * max(widths) * itemsize if columns > LEAST_COLUMNS else 0
-    return CacheBytes(kept + growing, kept)
-
-
-def drawing_bytes(rows: int, vocabulary: int, truncates: bool, adjusts: bool = False) -> int:
-    """Size the logits [rows,V] and what a token is drawn from them with."""
-    return rows * vocabulary * ((RANKED if truncates else DRAWN) + (ADJUSTED if adjusts else 0))

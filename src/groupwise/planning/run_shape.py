@@ -44,6 +44,7 @@ class RunShape:
     sleep               engine.sleep
     memory_share        of the device, that the engine takes in all, if the recipe says it
     ranks               processes that hold the policy together; on a CPU all of one machine
+    offloaded           models that are on the host while they are not used: "reference", "critic", "reward model"
     """
 
     prompts: int
@@ -71,6 +72,7 @@ class RunShape:
     passes: int = 1
     annotated: int = 0
     devices: int = 1
+    offloaded: frozenset[str] = frozenset()
 
 
 def microbatch_rows(shape: RunShape, tokens: int, line: bool) -> list[Rows]:

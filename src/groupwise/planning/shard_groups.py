@@ -14,8 +14,8 @@ from torch import nn
 from groupwise.planning.activations import MicrobatchBytes
 from groupwise.training.ranks.sharded import decoder_layers, norms_of
 
-#: Bytes of a number: of a master weight, its gradient and its moments; and of one in bfloat16.
-FLOAT32, BFLOAT16 = 4, 2
+#: Bytes of a number: of a master weight, its gradient and its moments; of one in bfloat16; of two in 4 bits each.
+FLOAT32, BFLOAT16, BYTE = 4, 2, 1
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def groups_of(model: Any, bf16: bool = False, held: int = FLOAT32) -> Groups:
 def _weights(parameters: Iterable[nn.Parameter], held: int, passed: int) -> Iterable[Weight]:
     for p in parameters:
         rows = p.shape[0] if p.dim() else 1
-        yield Weight(rows, p.numel() // max(rows, 1), held, passed, p.requires_grad)
+        size = held if p.is_floating_point() else BYTE
+        yield Weight(rows, p.numel() // max(rows, 1), size, passed, p.requires_grad)
 
 
 def held_bytes(group: Iterable[Weight], ranks: int) -> int:

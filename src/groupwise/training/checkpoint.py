@@ -20,6 +20,7 @@ from groupwise.core.files.atomic import make_folder, open_regular, remove
 from groupwise.core.files.json_text import json_value
 from groupwise.core.settings import Changeable, Settings
 from groupwise.training.mesh import ALONE, Mesh
+from groupwise.training.moments import HostAdamW
 from groupwise.training.ranks.parts import sha256_of, stored, sync, write_parts
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
@@ -159,7 +160,7 @@ def write_optimizer(
     tensors: dict[str, Tensor] = {}
     for key, parameter in model.named_parameters():
         for entry, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{key}/{entry}"] = value
+            tensors[f"{key}/{entry}"] = torch.as_tensor(value)
     return write_parts(folder, name, tensors, mesh)
 
 
@@ -174,7 +175,10 @@ def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
             # The fused AdamW counts its steps on the parameter's device, too; the count is no part of any shard.
             like = place.shape == tuple(parameter.shape)
             value = saved.like(key, parameter) if like else saved.whole(key).to(parameter.device)
-            optimizer.state[parameter][entry] = value
+            if isinstance(optimizer, HostAdamW):
+                optimizer.keep(parameter, entry, value)
+            else:  # an 8-bit AdamW counts its steps as a number of Python
+                optimizer.state[parameter][entry] = int(value) if value.dtype == torch.int64 else value
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:

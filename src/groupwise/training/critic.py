@@ -1,7 +1,9 @@
 """The critic: V(s_t) for a batch, and one optimizer update on a minibatch. It has an optimizer of its own."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -13,6 +15,7 @@ from groupwise.core.numbers.metrics import Mean, Sum, Value
 from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.records import Batch
 from groupwise.core.settings import Changeable, Location
+from groupwise.models.on_host import on_device
 from groupwise.models.scalar_heads import POLICY_START, token_values
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, Mesh, Verb
@@ -26,12 +29,14 @@ class CriticSettings(OptimizerSettings):
     clip           how far a value may move from V_old before its loss stops falling, reward units; 0 is off
     warmup_steps   the first training steps, in which the critic learns and the policy waits
     start          "policy", "reward-model" (the run's own), or the folder of one (or of a causal language model)
+    offload        its weights are in the host's memory, and on the GPU only while it is used; on one GPU
     """
 
     learning_rate: Changeable[float] = Field(default=1e-5, ge=0)
     clip: Changeable[float] = Field(default=0.2, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
     start: Location = POLICY_START
+    offload: Changeable[bool] = False
 
 
 class Critic(TrainedModel):
@@ -46,11 +51,17 @@ class Critic(TrainedModel):
 
     def values(self, batch: Batch) -> Tensor:
         """Compute V(s_t) [N,T] in reward units, on the CPU without gradient, 0 where masked."""
-        with self.mesh.together(Verb.VALUES, batch), reproducible(self.device), torch.no_grad():
+        with self._used(Verb.VALUES, batch), reproducible(self.device), torch.no_grad():
             out = torch.zeros(batch.tokens.shape, dtype=self.precision)
             for index, micro in self._microbatches(batch):
                 place(out, index, self._forward(micro))
             return self.mesh.joined(out)
+
+    @contextmanager
+    def _used(self, verb: Verb, batch: Batch | None = None, **others: Any) -> Iterator[None]:
+        """Make a verb of all ranks inside, with the model on its device."""
+        with self.mesh.together(verb, batch, **others), on_device(self.model, self.device):
+            yield
 
     def _microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         return self.dealt(batch, microbatches(batch.length, self.tokens_per_microbatch))
@@ -75,7 +86,7 @@ class Critic(TrainedModel):
     def update(self, minibatch: Batch) -> dict[str, Value]:
         """Make one optimizer update; skip and count it if loss or gradient is not finite. Reads value and returns."""
         tokens = int(minibatch.mask.sum())
-        with self.mesh.together(Verb.UPDATE_CRITIC, minibatch):
+        with self._used(Verb.UPDATE_CRITIC, minibatch):
             self.optimizer.begin()
             loss, held = self.gradients(minibatch, tokens)
             outcome = self.optimizer.finish(loss)
@@ -95,7 +106,7 @@ class Critic(TrainedModel):
 
     def restore(self, folder: Path, updates: int) -> None:
         """Put parameters and optimizer back as a checkpoint has them, bit for bit, after `updates` updates."""
-        with self.mesh.together(Verb.RESTORE_CRITIC, folder=folder, updates=updates):
+        with self._used(Verb.RESTORE_CRITIC, folder=folder, updates=updates):
             checkpoint.read_parameters(folder, self.model, checkpoint.CRITIC)
             checkpoint.read_optimizer(folder, self.model, self.optimizer.adamw, checkpoint.CRITIC_OPTIMIZER)
             self.optimizer.updates = updates

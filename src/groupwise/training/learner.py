@@ -28,6 +28,7 @@ from groupwise.models.forward.packed_attention import attend_packed, runs_packed
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
+from groupwise.models.on_host import on_device
 from groupwise.models.shards import set_unsharded, set_unsharded_state, unsharded, unsharded_state
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Verb
@@ -122,7 +123,10 @@ class Learner(TrainedModel):
 
     def reference_logprobs(self, batch: Batch) -> Tensor | None:
         """Compute [N,T] nats under the reference; None if there is none."""
-        return None if self.reference is None else self.logprobs(self.reference, batch)
+        if self.reference is None:
+            return None
+        with on_device(self.reference, self.device):
+            return self.logprobs(self.reference, batch)
 
     def logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute [N,T] nats on the CPU, 0 where masked."""
@@ -330,7 +334,7 @@ class AdaptedLearner(Learner):
 
         reference  another one than the model with its adapters off
         """
-        self.adapters = Adapters(model, adapter, seed)
+        self.adapters = Adapters(model, adapter, seed, packs=True)
         faster = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
         super().__init__(model, reference, faster, temperature, total_updates, routing, routers, adjustment, mesh)
 

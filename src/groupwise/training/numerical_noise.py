@@ -20,6 +20,7 @@ from groupwise.core.engine import Engine, Precision, Request, Sampling
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, NumericalNoise, Tolerance, tilt
+from groupwise.models.adapters.packed import unpack
 from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy, description, model_like
 from groupwise.models.moe.settings import routers_to_record
@@ -84,7 +85,7 @@ def measured_tolerance(
     live, exact = logprobs(learner), logprobs(_with_model(learner, whole.model, "fp32"))
     engine, reference = exact, live
     if "bf16" in (precisions.engine, precisions.reference):
-        cast = cast_weights(whole.model if whole.gathered else copy.deepcopy(whole.model), "bf16")
+        cast = cast_weights(whole.model if whole.gathered else unpack(copy.deepcopy(whole.model)), "bf16")
         if precisions.engine == "bf16":
             engine = logprobs(_with_model(learner, cast, "fp32"))
         if precisions.reference == "bf16":

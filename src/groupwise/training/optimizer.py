@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from groupwise.core.collate import NO_ROWS, idle_rows
 from groupwise.core.machine.free_memory import give_back
 from groupwise.core.records import Batch
-from groupwise.core.settings import Changeable, Settings
+from groupwise.core.settings import Changeable, Fixed, Settings
 from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.training.mesh import ALONE, Mesh
+from groupwise.training.moments import Moments, make_adamw
 from groupwise.training.ranks.sharded import Sharded, clip_gradients
 
 T = TypeVar("T")
@@ -69,6 +70,9 @@ class OptimizerSettings(Settings):
     epsilon                 AdamW's, added to the root of that mean
     weight_decay            AdamW's, times the learning rate
     tokens_per_microbatch   tokens run at once, "auto": as many as memory has room for; the gradient is the same
+    moments                 where AdamW's two means of each weight are: on the weights' "device"; in the memory of the
+                            "host", from which an update takes them one weight after another, with the same bits; or
+                            on the device in 8 bits ("8bit", bitsandbytes). The last two are of one GPU
     """
 
     beta1: Changeable[float] = Field(default=0.9, ge=0, lt=1)
@@ -80,6 +84,7 @@ class OptimizerSettings(Settings):
     clip_norm: Changeable[float] = Field(default=1.0, ge=0)
     tokens_per_microbatch: Changeable[Count] = AUTO
     learning_rate: Changeable[float] = Field(default=1e-6, ge=0)
+    moments: Annotated[Moments, Fixed("checkpoints hold the moments as they were kept")] = "device"
 
 
 @dataclass(frozen=True)
@@ -119,13 +124,13 @@ class Optimizer:
         cls, model: nn.Module, settings: OptimizerSettings, total_updates: int, mesh: Mesh = ALONE
     ) -> Optimizer:
         """Make the optimizer of a learner or critic that makes `total_updates` updates."""
-        adamw = torch.optim.AdamW(
-            [p for p in model.parameters() if p.requires_grad],
+        adamw = make_adamw(
+            model,
+            settings.moments,
             lr=settings.learning_rate,
             betas=(settings.beta1, settings.beta2),
             eps=settings.epsilon,
             weight_decay=settings.weight_decay,
-            fused=True,
         )
         return cls(model, adamw, partial(learning_rate, settings, total=total_updates), settings.clip_norm, mesh)
 

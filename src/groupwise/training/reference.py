@@ -22,11 +22,13 @@ class ReferenceSettings(Settings):
     model      "start": the policy that the run starts from; or a folder, a hub's id, or a run: RUN or RUN:STEP
     every      steps after which the reference becomes the policy of that step, again and again; 0: never
     precision  of the reference's weights; "same" is as the learner's master weights are
+    offload    it is in the host's memory, and on the GPU only while it reads a batch; of a copy, on one GPU
     """
 
     model: Annotated[Location, Fixed("the steps before were held near to another policy")] = START
     every: Changeable[int] = Field(default=0, ge=0, le=10**9)
     precision: Annotated[WeightPrecision, Fixed("the limits of the run's checks are those of this arithmetic")] = "same"
+    offload: Changeable[bool] = False
 
     @property
     def stays_start(self) -> bool:

@@ -23,6 +23,7 @@ from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy, description, model_like
 from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import routers_to_record
+from groupwise.models.on_host import put_on_host
 from groupwise.models.precision import keep_few_products
 from groupwise.models.scalar_heads import RewardModel
 from groupwise.rollout.collect import Judge
@@ -77,14 +78,26 @@ def over_ranks(
                     mesh.plain(None if model is None else description(model))
                     if model is not None:
                         mesh.share_weights(model)
-            return OverRanks(
+            parts = OverRanks(
                 learner=make_learner(recipe, policy, routers, reference, mesh),
                 critic=make_critic(recipe, critic, mesh),
                 judge=None if reward is None else RewardScorer(reward, mesh).scores,
             )
+            _put_away(recipe, reference, critic, reward)
+            return parts
     except BaseException:
         mesh.close()
         raise
+
+
+def _put_away(
+    recipe: Recipe, reference: nn.Module | None, critic: nn.Module | None, reward: RewardModel | None
+) -> None:
+    """Move to the host the models that are to be there while they are not used, once they were tried on the device."""
+    sections = ((recipe.reference, reference), (recipe.critic, critic), (recipe.preference, reward and reward.model))
+    for settings, model in sections:
+        if settings is not None and settings.offload and model is not None:
+            put_on_host(model.requires_grad_(model is critic))  # what does not train need not come back
 
 
 def rounds(recipe: Recipe) -> bool:

@@ -19,10 +19,12 @@ from groupwise.config.given import Given
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve
+from groupwise.config.validate import require_offloadable
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import existing_parent
 from groupwise.core.machine.facts import cores, free_threads, held_cores
 from groupwise.core.machine.free_memory import free_memory, held_memory
+from groupwise.core.machine.gpu import card, gpu
 from groupwise.core.processes.place import LOCAL
 from groupwise.core.task import PlaysTurns
 from groupwise.engines.outside.connection import addresses_of
@@ -38,6 +40,7 @@ from groupwise.planning.parts import planned_run
 from groupwise.planning.run_shape import RunShape
 from groupwise.rollout.segments import segments_of
 from groupwise.training.checkpoint import CHECKPOINTS, steps
+from groupwise.training.learner import LearnerSettings
 from groupwise.training.optimizer import AUTO
 from groupwise.training.settings import Guard
 
@@ -70,7 +73,13 @@ def plan_of(one: Given, recipe: Recipe) -> tuple[Plan, list[str]]:
     """Resolve what a program gives, `recipe` in the place of its own, with threads picked; and what is said of them."""
     loaded, notes = with_threads(recipe)
     loaded, files = one.placed(loaded)
-    return resolve(loaded, files=files), notes
+    plan = resolve(loaded, files=files)
+    require_offloadable(plan.recipe)
+    if plan.recipe.device == "cuda":
+        card().require_kernels("device = 'cuda'")
+    elif recipe.device == "auto" and (wasted := gpu().wasted):
+        notes.append(f"device       cpu: {wasted}")
+    return plan, notes
 
 
 @contextmanager
@@ -162,7 +171,14 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         passes=recipe.passes_per_batch or 1,
         annotated=_annotated(run),
         devices=_sampling_devices(recipe),
+        offloaded=_offloaded(recipe),
     )
+
+
+def _offloaded(recipe: Recipe) -> frozenset[str]:
+    """Name the models that are on the host while they are not used, as a plan of memory names them."""
+    sections = {"reference": recipe.reference, "critic": recipe.critic, "reward model": recipe.preference}
+    return frozenset(name for name, section in sections.items() if section is not None and section.offload)
 
 
 def _annotated(run: Plan) -> int:
@@ -245,11 +261,29 @@ def _lighter(run: Plan) -> Iterator[tuple[str, Plan]]:
     every: dict[str, Any] = {}
     for change in changes.values():
         every |= change
-    ways = {**changes, " and ".join(list(changes)[1:]): every}
+    ways = {**changes, (words := " and ".join(list(changes)[1:])): every}
+    if recipe.device == "cuda" and recipe.learner.ranks == 1:
+        for more, change in _to_the_host(run, every["learner"]).items():
+            words, every = f"{words} and {more}", every | change
+            ways[words] = every
     if recipe.learner.ranks > 1:  # of one machine, whose memory they share
         ways["learner.ranks = 1"] = {"learner": recipe.learner.replace(**picked, ranks=1)}
     for words, change in ways.items():
         yield words, dataclasses.replace(run, recipe=recipe.replace(**change))
+
+
+def _to_the_host(run: Plan, learner: LearnerSettings) -> dict[str, dict[str, Any]]:
+    """Map settings that take something to the host, in words, to the sections that they change."""
+    recipe, preference = run.recipe, run.recipe.preference
+    ways: dict[str, dict[str, Any]] = {'learner.moments = "host"': {"learner": learner.replace(moments="host")}}
+    if run.copies_reference:
+        ways["reference.offload = true"] = {"reference": recipe.reference.replace(offload=True)}
+    if preference is not None:
+        ways["preference.offload = true"] = {"preference": preference.replace(offload=True)}
+    if recipe.critic is not None:
+        critic = recipe.critic.replace(offload=True, moments="host")
+        ways['critic.offload = true and critic.moments = "host"'] = {"critic": critic}
+    return ways
 
 
 def _remedy(ways: list[tuple[str, MemoryPlan]]) -> str:

@@ -20,6 +20,7 @@ from groupwise.core.files.atomic import make_folder
 from groupwise.core.task import Task
 from groupwise.journal.kept import whole_recipe
 from groupwise.models.adapters.lora import Adapters, holds_adapters, read_adapters
+from groupwise.models.adapters.packed import round_base
 from groupwise.models.adapters.settings import adapted_weights
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
@@ -114,6 +115,7 @@ def base_policy(recipe: Recipe, task: Task, model: str, cache: Path, note: Note,
         adapter=recipe.adapter,
     )
     require(policy.model)
+    round_base(policy.model, recipe.adapter)
     return policy
 
 

@@ -24,6 +24,7 @@ from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task
 from groupwise.diagnostics.checks import Check, CheckVerdict, learner_equals_engine
+from groupwise.models.adapters.packed import round_base
 from groupwise.models.adapters.settings import adapted_weights, in_short
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.chat.template_checks import check_chat
@@ -102,6 +103,7 @@ def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], lo
         memory = memory_of(plan, empty_model(files.folder), longest)
         policy = load_policy(files.folder, device=recipe.device, training=True)
         adapted_weights(policy.model, recipe.adapter)
+        round_base(policy.model, recipe.adapter)
     except UsageError as error:
         return [fault(" ".join(str(error).split()))]
     size = policy.model.get_input_embeddings().weight.shape[0]

@@ -12,12 +12,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from groupwise.core.errors import UsageError, listed, need, one_line, shortened
+from groupwise.core.errors import UsageError, listed, one_line, shortened
 from groupwise.core.files.json_text import json_value
 from groupwise.core.numbers.seeds import derive
+from groupwise.models.adapters.packed import PackedLinear, pack
 from groupwise.models.adapters.settings import EXTRA, AdapterSettings, adapted_weights
 from groupwise.models.files.folder import ADAPTERS, quiet
 from groupwise.models.load import digest
+from groupwise.models.precision import need_silently
 from groupwise.models.shards import set_unsharded, unsharded
 
 #: peft's name of the adapters; a model has one set of them.
@@ -33,11 +35,17 @@ class Adapters:
     Experts in one parameter have matrices A and B each: W_e + alpha/r B_e A_e.
     """
 
-    def __init__(self, model: Any, settings: AdapterSettings, seed: int) -> None:
-        """Raise UsageError for targets that do not fit the model, or where peft is missing or cannot adapt it."""
+    def __init__(self, model: Any, settings: AdapterSettings, seed: int, packs: bool = False) -> None:
+        """Raise UsageError for targets that do not fit the model, or where peft is missing or cannot adapt it.
+
+        packs  frozen weights may be held in 4 bits, if the settings say so; then they cannot be merged in place
+        """
         weights = adapted_weights(model, settings)
         self.settings, self.base_digest = settings, digest(model)
-        self._model, base = model, dict(model.named_parameters())
+        names = [name for name, _ in model.named_parameters()]
+        if packs:
+            pack(model, settings)
+        self._model, base = model, {name: model.get_parameter(name) for name in names}
         model.requires_grad_(False)
         _inject(model, list(weights), settings, seed)
         now = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -102,8 +110,10 @@ class Adapters:
         layer = self._layers.get(name)
         if layer is None:
             return unsharded(weight)
+        own = layer.get_base_layer()
+        whole = own.unpacked() if isinstance(own, PackedLinear) else unsharded(weight)
         with _whole_matrices(layer):
-            return unsharded(weight) + layer.get_delta_weight(NAME)
+            return whole + layer.get_delta_weight(NAME)
 
 
 def with_adapters(model: Any, settings: AdapterSettings) -> Any:
@@ -113,6 +123,7 @@ def with_adapters(model: Any, settings: AdapterSettings) -> Any:
     Raises UsageError as Adapters does.
     """
     weights, model = list(adapted_weights(model, settings)), copy.deepcopy(model).requires_grad_(False)
+    pack(model, settings)
     with torch.device("meta"):
         _inject(model, weights, settings, seed=0)
     return model
@@ -134,7 +145,7 @@ def _whole_matrices(layer: Any) -> Iterator[None]:
 
 def _inject(model: Any, weights: list[str], settings: AdapterSettings, seed: int) -> None:
     """Inject adapters without dropout over the weights of these names, random by the seed alone."""
-    peft = need("peft", EXTRA, f"adapter.rank = {settings.rank}")
+    peft = need_silently("peft", EXTRA, f"adapter.rank = {settings.rank}")
     stacks = [name for name in weights if model.get_parameter(name).dim() == 3]
     config = peft.LoraConfig(
         r=settings.rank,
@@ -150,7 +161,7 @@ def _inject(model: Any, weights: list[str], settings: AdapterSettings, seed: int
 
 
 def _by_weight(model: nn.Module, base: Mapping[str, nn.Parameter]) -> dict[str, Any]:
-    lora = need("peft", EXTRA, "adapters").tuners.lora
+    lora = need_silently("peft", EXTRA, "adapters").tuners.lora
     names = {id(parameter): name for name, parameter in base.items()}
     layers: list[Any] = [module for module in model.modules() if isinstance(module, lora.LoraLayer)]
     stacked = lora.layer.ParamWrapper

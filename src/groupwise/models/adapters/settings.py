@@ -1,15 +1,16 @@
 """The section [adapter] of a recipe, and which of a model's weights get adapters."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from groupwise.core.errors import UsageError, brief, listed, nearest, need
+from groupwise.core.errors import UsageError, brief, listed, nearest
 from groupwise.core.settings import Changeable, Settings
 from groupwise.models.moe.record import routing_modules
+from groupwise.models.precision import bitsandbytes, need_silently
 
 #: What installs peft, beside groupwise.
 EXTRA = "adapters"
@@ -24,21 +25,32 @@ class AdapterSettings(Settings):
     targets      ends of layers' names, such as "q_proj"; without one every linear layer and every expert gets
                  adapters, but neither the output head nor a router
     rate_factor  adapters learn at learner.learning_rate times this
+    base         how the weights that get adapters are held, which are frozen: as the policy's, or in 4 bits ("nf4",
+                 bitsandbytes), to which the policy is rounded when it is loaded
     """
 
     rank: int = Field(default=0, ge=0, le=4096)
     alpha: float = Field(default=32.0, gt=0)
     targets: tuple[str, ...] = Field(default=(), strict=False)
     rate_factor: Changeable[float] = Field(default=10.0, gt=0)
+    base: Literal["same", "nf4"] = "same"
+
+    @property
+    def packs(self) -> bool:
+        """True if frozen weights are held in 4 bits."""
+        return bool(self.rank) and self.base == "nf4"
 
     def require_installed(self) -> None:
-        """Raise UsageError, with what to install, if there are to be adapters and peft is missing."""
+        """Raise UsageError, with what to install, if there are to be adapters and what makes them is missing."""
         if self.rank:
-            need("peft", EXTRA, f"adapter.rank = {self.rank}")
+            need_silently("peft", EXTRA, f"adapter.rank = {self.rank}")
+        if self.packs:
+            bitsandbytes("adapter.base = 'nf4'")
 
     def __str__(self) -> str:
         where = listed(self.targets) if self.targets else "every linear layer but the head and routers"
-        return f"rank {self.rank}, alpha {self.alpha:g}, on {where}"
+        packed = ", over 4 bits" if self.packs else ""
+        return f"rank {self.rank}, alpha {self.alpha:g}, on {where}{packed}"
 
 
 def adapted_weights(model: Any, settings: AdapterSettings) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from groupwise.core.collate import NO_ROWS
 from groupwise.core.errors import UsageError
 from groupwise.core.machine.free_memory import give_back
+from groupwise.models.on_host import on_device
 from groupwise.models.scalar_heads import RewardModel, Tokens
 from groupwise.models.shards import own_part
 from groupwise.training.mesh import ALONE, Mesh, Verb
@@ -122,12 +123,13 @@ class RewardScorer:
     def __init__(self, reward: RewardModel, mesh: Mesh = ALONE) -> None:
         """Put the model in shards if the mesh has several ranks. Raises UsageError as `Sharded` does."""
         self.model, self.mesh, self._reward = reward.model, mesh, reward
+        self._device = next(reward.model.parameters()).device
         self._sharded = None if mesh.alone else Sharded(reward.model, mesh)
 
     def scores(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[float]:
         """Return one score a row, reward units, in the order given. Raises ValueError as `RewardModel.scores` does."""
         rows = self._reward.rows(prompts, completions)
-        with self.mesh.together(Verb.SCORES):
+        with self.mesh.together(Verb.SCORES), on_device(self.model, self._device):
             return self.take_part(rows)
 
     def take_part(self, rows: Sequence[Tokens] = ()) -> list[float]:

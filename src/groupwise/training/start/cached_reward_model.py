@@ -270,7 +270,7 @@ def cached_reward_model(
     from_file = None if settings.path is None else read_pairs(Path(settings.path))
     device = next(policy.model.parameters()).device.type
     code = [inspect.getsource(module) for module in (scalar_heads, reward_model, sys.modules[__name__])]
-    how = settings.replace(path=None)  # a file is known by its pairs, wherever it lies
+    how = settings.replace(path=None, offload=False)  # a file is known by its pairs, wherever it lies
     # Of the policy count its weights, the ids of every token, and those that end an answer.
     vocabulary = sorted(policy.tokenizer.get_vocab().items())
     policy_parts = (digest(policy.model), vocabulary, sorted(policy.eos), chat.settings)

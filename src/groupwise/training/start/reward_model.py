@@ -14,7 +14,7 @@ from groupwise.core.collate import microbatches
 from groupwise.core.errors import RunError
 from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.numbers.seeds import stream
-from groupwise.core.settings import Location, Settings
+from groupwise.core.settings import Changeable, Location, Settings
 from groupwise.models.context import positions
 from groupwise.models.scalar_heads import RewardModel, check_rows
 from groupwise.training.optimizer import OnStep, Optimizer, silent
@@ -59,6 +59,7 @@ class PreferenceSettings(Settings):
     clip_norm      gradients are scaled down to this norm; 0 leaves them alone
     center         weight of mean((r_chosen + r_rejected)^2), which settles the constant that the loss leaves free
     tokens_per_microbatch  padded tokens held at once; the gradient does not depend on it
+    offload        the reward model is in the host's memory, and on the GPU only while it scores; on one GPU
     """
 
     model: Location | None = None
@@ -74,6 +75,7 @@ class PreferenceSettings(Settings):
     clip_norm: float = Field(default=1.0, ge=0)
     center: float = Field(default=0.01, ge=0)
     tokens_per_microbatch: int = Field(default=8192, ge=1)
+    offload: Changeable[bool] = False
 
     @property
     def source(self) -> str:
@@ -84,7 +86,7 @@ class PreferenceSettings(Settings):
     def unread(self) -> set[str]:
         """The keys that nothing reads, given where the model or its pairs come from."""
         if self.model is not None:
-            return set(type(self).model_fields) - {"model"}
+            return set(type(self).model_fields) - {"model", "offload"}
         return SAMPLING_KEYS if self.path is not None else set()
 
 
@@ -117,7 +119,9 @@ def train_reward_model(
         raise ValueError("a reward model needs at least one pair to train on")
     check_rows([row for pair in comparisons for row in _rows(pair)], positions(model.model.config))
     batches = list(_batches(len(comparisons), settings, seed))
-    adamw = AdamW(model.model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    fused = True if model.model.device.type == "cuda" else None  # a CPU's runs keep the bits that they had
+    most, decay = settings.learning_rate, settings.weight_decay
+    adamw = AdamW(model.model.parameters(), lr=most, weight_decay=decay, fused=fused)
 
     def learning_rate(update: int) -> float:
         return settings.learning_rate * rate(update + 1, len(batches))
