@@ -55,6 +55,8 @@ UPDATING, UPDATING_CRITIC = "updating", "updating the critic"
 #: Every phase of a run, in the order in which a plan tells them.
 PHASES = (GENERATING, UPDATING, LOADING, SCORING, UPDATING_CRITIC, STARTING, SAVING)
 EVERY, NONE = frozenset(PHASES), frozenset[str]()
+#: What each engine has; where it shares another rank's GPU, that rank has it too.
+OF_AN_ENGINE = ("engine's weights", "engine's cache", "cache between steps", "drawing")
 STEP = EVERY - {STARTING}  # the models are in shards
 UPDATES = frozenset({UPDATING, UPDATING_CRITIC})
 
@@ -142,7 +144,12 @@ def phases_of(run: PlannedRun, rank: int) -> dict[str, tuple[str, ...]]:
     over, table = run.shape.ranks > 1, held_in(run.shape.ahead)
     there = {SCORING: run.reward is not None, UPDATING_CRITIC: run.critic is not None, STARTING: over, SAVING: over}
     phases = (phase for phase in PHASES if there.get(phase, True))
-    return {phase: tuple(part for part in table if phase in table[part][rank]) for phase in phases}
+    shares = rank > 0 and run.shape.engines_of(rank) > 0
+
+    def holds(part: str) -> Set[str]:
+        return table[part][0 if shares and part in OF_AN_ENGINE else rank]
+
+    return {phase: tuple(part for part in table if phase in holds(part)) for phase in phases}
 
 
 def held_in(ahead: bool) -> dict[str, tuple[Set[str], Set[str]]]:
@@ -199,9 +206,9 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
         "critic": dealt["critic"] + 2 * critic_trained,
         "moments": 2 * trained,
         **_engine(run, held),
+        **engines_on(run, cuts, rank=0),
         **_batch(run),
         **_kept(run, own, critics),
-        **_sampling(run, own.layer_token),
         **_scoring(run, own.layer_token),
         "gradients": trained,
         "gathered weights": own.gathered,
@@ -216,13 +223,14 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
     }
 
 
-def other_rank_parts(run: PlannedRun, parts: dict[str, int], held: int) -> dict[str, int]:
+def other_rank_parts(run: PlannedRun, cuts: Cuts, parts: dict[str, int], held: int) -> dict[str, int]:
     """Size the parts of rank 1 from those of rank 0: columns alone of a batch, and the moments of its own rows."""
     moments, critic_moments = (
         2 * trained_part(weights_of(one), run.shape.ranks, rank=1) for one in (run.policy, run.critic)
     )
     return {
         **parts,
+        **engines_on(run, cuts, rank=1),
         "process": min(held, LIBRARIES) if run.on_cpu else WORKSPACES,  # what comes later is an engine's
         "batch": parts["columns"],
         "moments": moments,
@@ -287,14 +295,12 @@ def _kept(run: PlannedRun, *updates: UpdateBytes) -> dict[str, int]:
 
 
 def _engine(run: PlannedRun, held: int) -> dict[str, int]:
-    """Size the copies of the weights for engines and checks, and the engines' processes, not counted beside a GPU."""
+    """Size what engines and checks have of this process: not counted beside a GPU."""
     shape, weights = run.shape, weight_bytes(run.base)
-    copies = shape.kind.weight_copies if run.on_cpu else 1
     process = shape.engines * (shape.kind.process_bytes or min(held, LIBRARIES))
     return {
         "engine's process": process if run.on_cpu and shape.outside and not shape.elsewhere else 0,
         "shared weights": weights if run.on_cpu and shape.outside else 0,
-        "engine's weights": 0 if shape.elsewhere else shape.engines * weights * shape.engine // 4 * copies,
         # A policy in shards that is trained in bfloat16 is asked for its float32 answers as a whole one.
         "whole copy": weights if shape.ranks > 1 and run.learner.bf16 and shape.engine == 4 else 0,
     }
@@ -310,25 +316,33 @@ def _batch(run: PlannedRun) -> dict[str, int]:
     return {"batch": columns + rows * shape.completion * SAMPLED, "columns": columns}
 
 
-def _sampling(run: PlannedRun, layer_token: float) -> dict[str, int]:
-    """Size keys and values, and what a step and a pass over prompts take; a layer takes so much for a token."""
+def engine_parts(run: PlannedRun, cuts: Cuts) -> dict[str, int]:
+    """Size what one engine has where it samples: weights, keys and values, and what a step and a pass over prompts
+    take; without any if that is another machine.
+    """
     shape, config, widths = run.shape, run.base.config, cached_widths(run.base)
     if shape.elsewhere:
-        return {"engine's cache": 0, "held turns": 0, "cache between steps": 0, "drawing": 0}
+        return dict.fromkeys(OF_AN_ENGINE, 0)
+    copies = shape.kind.weight_copies if run.on_cpu else 1
+    own = {"engine's weights": weight_bytes(run.base) * shape.engine // 4 * copies}
     if shape.kind.cache_bytes is not None:
-        own = shape.kind.cache_bytes(config, shape.max_rows, shape.cache_mib, shape.engine, run.on_cpu)
-        taken = shape.engines * own
-        return {"engine's cache": taken, "held turns": 0, "cache between steps": taken, "drawing": 0}
+        taken = shape.kind.cache_bytes(config, shape.max_rows, shape.cache_mib, shape.engine, run.on_cpu)
+        return own | {"engine's cache": taken, "cache between steps": taken, "drawing": 0}
     cache = cache_bytes(widths, shape.rows, shape.prompt, shape.completion, shape.engine)
     prompts = max(PREFILL_TOKENS_CPU if run.on_cpu else PREFILL_TOKENS, shape.prompt)
     drawing = drawing_bytes(shape.rows, config.get_text_config().vocab_size, shape.truncates, shape.adjusts)
-    passing = prompts * sum(widths) * shape.engine + int(max(prompts, shape.rows) * layer_token)
-    return {
-        "engine's cache": shape.engines * cache.peak,
-        "held turns": shape.held * (shape.prompt + shape.completion) * sum(widths) * shape.engine,
-        "cache between steps": shape.engines * cache.kept,
-        "drawing": shape.engines * (drawing + passing),
-    }
+    layer = int(max(prompts, shape.rows) * policy_update(run, cuts).layer_token)
+    passing = prompts * sum(widths) * shape.engine + layer
+    return own | {"engine's cache": cache.peak, "cache between steps": cache.kept, "drawing": drawing + passing}
+
+
+def engines_on(run: PlannedRun, cuts: Cuts, rank: int) -> dict[str, int]:
+    """Size what the engines on a rank's device have, and between the turns of episodes, which rank 0 holds."""
+    shape, widths = run.shape, cached_widths(run.base)
+    each = {part: shape.engines_of(rank) * size for part, size in engine_parts(run, cuts).items()}
+    held = shape.held * (shape.prompt + shape.completion) * sum(widths) * shape.engine
+    holds = rank == 0 and not shape.elsewhere and shape.kind.cache_bytes is None
+    return {**each, "held turns": held if holds else 0}
 
 
 #: Bytes that a logit takes while a token is drawn: two steps' logits and a softmax; with top-p, top-k or min-p, ranks

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from groupwise.config.recipe import Recipe
 from groupwise.core.engine import Engine
 from groupwise.core.files.atomic import open_regular
+from groupwise.core.machine.cards import Cards
 from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Group, Prompt
 from groupwise.diagnostics.checks import Probe
@@ -44,9 +45,16 @@ def training_engine(
     routers: Sequence[Router],
     note: Callable[[str], None] = lambda line: None,
     place: Place = HERE,
+    cards: Cards | None = None,
 ) -> Engine:
-    """Start an engine for the policy. Raises UsageError if it does not return what training needs."""
-    engine = make_engine(policy=policy, settings=recipe.engine, routes=bool(routers), note=note, place=place)
+    """Start an engine for the policy. Raises UsageError if it does not return what training needs.
+
+    cards  GPUs that several engines in children take; None: all take the policy's device
+    """
+    devices = [f"{recipe.device}:{number}" for number in cards.engines] if cards else []
+    engine = make_engine(
+        policy=policy, settings=recipe.engine, routes=bool(routers), note=note, place=place, devices=devices
+    )
     try:
         require_engine_routes(engine, recipe.routing)
         require_engine_support(engine, recipe.sampling)

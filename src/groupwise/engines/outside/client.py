@@ -37,6 +37,7 @@ class RemoteEngine:
 
     reach     makes the connection to such a process
     weights   where it gets its weights, which another closes, for several engines may share them; None: its own
+    device    where it computes; None: where the policy is
     restarts  how often it was started again
     library   what samples there, with its version, and whether that is one that is tested
     Raises UsageError if it does not start, or the engine refuses the policy.
@@ -50,9 +51,10 @@ class RemoteEngine:
         note: Note,
         reach: Reach,
         weights: SharedWeights | None = None,
+        device: str | None = None,
     ) -> None:
         self._settings, self._note, self._reach = settings, note, reach
-        self._spec, self._write_folder = spec_of(policy, settings, routes), folder_writer(policy)
+        self._spec, self._write_folder = spec_of(policy, settings, routes, device), folder_writer(policy)
         self._weights, self._owns_weights = weights or shared_weights(policy), weights is None
         self._process: EngineProcess | None = None
         self._closed = False

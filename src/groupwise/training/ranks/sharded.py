@@ -92,8 +92,9 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float, mesh: Mesh)
     As torch.nn.utils.clip_grad_norm_ does in one process; of a model in shards its float() is that of one rank's part.
     """
     parts = [own_part(p.grad) for p in parameters if p.grad is not None]
-    norms = [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts]
-    (total,) = mesh.sums([sum(norm * norm for norm in norms)])
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+    squares = [norm * norm for norm in torch.stack(norms).tolist()] if norms else []  # one wait for the device
+    (total,) = mesh.sums([sum(squares)])
     norm = math.sqrt(total)
     if limit and math.isfinite(norm):
         factor = min(1.0, limit / (norm + 1e-6))
