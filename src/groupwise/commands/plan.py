@@ -237,14 +237,9 @@ def _memory(scale: ScalePlan) -> list[str]:
     if scale.device.name == CPU and follower:
         lines.append(_line("all ranks", f"{size_in_words(memory.peak)} of this machine at most, while {memory.phase}"))
     elif follower:
-        whole = sum(held_bytes(held.groups.every, 1) for held in scale.planned.models)
-        lines.append(
-            _line(
-                "at the start",
-                f"each rank has all models whole in its machine's memory, {size_in_words(whole)}: "
-                f"{size_in_words(whole * min(scale.ranks, scale.device.machine))} a machine",
-            )
-        )
+        whole = size_in_words(sum(held_bytes(held.groups.every, 1) for held in scale.planned.models))
+        words = f"rank 0 has all models whole in its machine's memory, {whole}; no card has, beside an engine's copy"
+        lines.append(_line("at the start", words))
     return [*lines, _line("fits", _fits(scale))]
 
 

@@ -83,7 +83,7 @@ class PlannedRun:
     base       the policy without adapters, as an engine samples from it
     policy     the model that trains: with adapters, if the run has any
     reference  the frozen copy; None if the policy without its adapters is the reference, or none is read
-    merged     bytes of the weights that adapters are merged into, on their way to the engine
+    merged     bytes of the largest weight that adapters are merged into, on its way to the engine, and what is added
     """
 
     base: Any
@@ -131,7 +131,7 @@ def planned_run(
         reference=grouped(model, held=shape.reference) if shape.reference else None,
         critic=grouped(with_value_head(model)) if critic is not None else None,
         reward=grouped(with_value_head(model, bias=False), bf16=False) if shape.reward_model else None,
-        merged=sum(weight.numel() for weight in adapted_weights(model, adapter).values()) * FLOAT32,
+        merged=2 * max((weight.numel() for weight in adapted_weights(model, adapter).values()), default=0) * FLOAT32,
         shape=shape,
         learner=learner,
         critic_settings=critic,
@@ -187,7 +187,7 @@ def held_in(ahead: bool) -> dict[str, tuple[Set[str], Set[str]]]:
         "freed inside an update": (UPDATES, UPDATES),
         "merged weights": ({LOADING}, NONE),
         "a gathered weight": ({LOADING}, {LOADING, SAVING}),
-        "whole models": ({STARTING}, {STARTING}),
+        "models at the start": ({STARTING}, {STARTING}),
         "gathered to be saved": ({SAVING}, NONE),
     }
 
@@ -217,7 +217,7 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
         "critic's gathered weights": critics.gathered,
         "critic's activations": critics.activations,
         "merged weights": run.merged,
-        "whole models": sum(held_bytes(one.groups.every, 1) for one in run.models) if run.on_cpu else 0,
+        "models at the start": sum(held_bytes(one.groups.every, 1) for one in run.models) if run.on_cpu else 0,
         "a gathered weight": largest_whole(policy.groups, ranks) if ranks > 1 else 0,
         "gathered to be saved": _gathered_to_save(run) if run.on_cpu else 0,
     }
@@ -231,6 +231,7 @@ def other_rank_parts(run: PlannedRun, cuts: Cuts, parts: dict[str, int], held: i
     return {
         **parts,
         **engines_on(run, cuts, rank=1),
+        "models at the start": _arriving(run) if run.on_cpu else 0,
         "process": min(held, LIBRARIES) if run.on_cpu else WORKSPACES,  # what comes later is an engine's
         "batch": parts["columns"],
         "moments": moments,
@@ -273,6 +274,12 @@ def _scoring(run: PlannedRun, layer_token: float) -> dict[str, int]:
     # What lies around the layers, a layer and the next one.
     whole = gathered(groups.outer, ranks) + 2 * gathered(groups.largest, ranks)
     return {"scored rows": int(tokens * layer_token), "gathered to score": whole if ranks > 1 else 0}
+
+
+def _arriving(run: PlannedRun) -> int:
+    """Size what a rank other than 0 has while weights arrive: its part of all models, and one group of them whole."""
+    parts = sum(held_bytes(one.groups.every, run.shape.ranks) for one in run.models)
+    return parts + max(held_bytes(group, 1) for one in run.models for group in (one.groups.outer, one.groups.largest))
 
 
 def _gathered_to_save(run: PlannedRun) -> int:

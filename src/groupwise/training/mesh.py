@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -175,17 +175,6 @@ class Mesh:
                 dist.broadcast(data.view(-1).view(torch.uint8), 0, group=self.waiting)
             arrived[name] = data
         return arrived
-
-    def share_weights(self, model: nn.Module) -> None:
-        """Put rank 0's weights and buffers, in its types, into a whole model of every rank, one at a time."""
-        for entry in model.state_dict(keep_vars=True).values():
-            arrived = self.tensors({"": entry} if self.leads else {})[""]
-            if not self.leads:
-                entry.data.copy_(arrived)
-        buffers = dict(model.named_buffers())
-        for name, arrived in self.tensors(buffers).items():
-            if not self.leads:
-                buffers[name].data = arrived.to(buffers[name].device)
 
     def answering(self) -> AbstractContextManager[None]:
         """Let the ranks work together inside; a mesh with followers says in words which of them is lost."""

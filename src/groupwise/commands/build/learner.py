@@ -78,8 +78,6 @@ def over_ranks(
                 mesh.plain({"recipe": table, "folder": str(folder), "threads": torch.get_num_threads(), **ends})
                 for model in models:
                     mesh.plain(None if model is None else description(model))
-                    if model is not None:
-                        mesh.share_weights(model)
             return OverRanks(
                 learner=make_learner(recipe, policy, routers, reference, mesh),
                 critic=make_critic(recipe, critic, mesh),
@@ -248,10 +246,6 @@ def _batch(message: Message) -> Any:
 
 
 def _arrived(mesh: Mesh, kind: Any) -> Any:
-    """Receive rank 0's next model; None if it has none."""
+    """Make rank 0's next model without its weights, which come where it is sharded; None if it has none."""
     described = mesh.plain(None)
-    if described is None:
-        return None
-    model = model_like(kind, described)
-    mesh.share_weights(model)
-    return model
+    return None if described is None else model_like(kind, described, "meta")

@@ -105,7 +105,7 @@ class RemoteEngine:
         Where they are refused the engine keeps what it has, and a process that is lost then cannot be loaded again.
         """
         self._require_open()
-        self._weights.write(dict(weights), version)
+        self._weights.write(weights, version)
         self.take_weights(version)
 
     def take_weights(self, version: int) -> None:
@@ -242,7 +242,7 @@ class Replicas:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Publish them once, and have every engine take them."""
-        self._weights.write(dict(weights), version)
+        self._weights.write(weights, version)
         self._holds = {}
         self._side_by_side([partial(engine.take_weights, version) for engine in self._members])
 

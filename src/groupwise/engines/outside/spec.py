@@ -68,7 +68,7 @@ def shared_weights(policy: Policy) -> SharedWeights:
     """Return the policy's weights in shared memory, version 0; every version that is written has its buffers too."""
     buffers = {name: buffer.detach().clone() for name, buffer in policy.model.named_buffers()}
     weights = SharedWeights(buffers)
-    weights.write(dict(policy.model.named_parameters()), version=0)
+    weights.write(policy.model.named_parameters(), version=0)
     return weights
 
 

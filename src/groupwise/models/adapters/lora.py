@@ -36,7 +36,8 @@ class Adapters:
     def __init__(self, model: Any, settings: AdapterSettings, seed: int) -> None:
         """Raise UsageError for targets that do not fit the model, or where peft is missing or cannot adapt it."""
         weights = adapted_weights(model, settings)
-        self.settings, self.base_digest = settings, digest(model)
+        there = not any(weight.is_meta for weight in model.parameters())
+        self.settings, self.base_digest = settings, digest(model) if there else ""
         self._model, base = model, dict(model.named_parameters())
         model.requires_grad_(False)
         _inject(model, list(weights), settings, seed)
