@@ -11,14 +11,17 @@ import pytest
 import torch
 
 import groupwise
+from groupwise.commands.build.engine import engine_devices
 from groupwise.commands.build.learner import take_part
 from groupwise.commands.build.machine import cards_of
+from groupwise.commands.build.policy import start_device
 from groupwise.config import recipe as recipes
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import RunError, UsageError
 from groupwise.training.mesh import Mesh
 from groupwise.training.ranks.followers import GivenRanks
+from groupwise.training.start.reward_model import PreferenceSettings
 
 FAILED = "CUDA error: unspecified launch failure\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
 
@@ -45,6 +48,30 @@ def test_ranks_and_engines_in_children_have_cards(
     cards = cards_of(on_cards(**changes), count)
     assert cards is not None
     assert (cards.ranks, cards.engines) == (ranks, engines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "devices"),
+    [
+        ({}, 8, []),
+        ({"engine__address": "one:7001, two:7001"}, 8, []),
+        ({"engine__process": "child", "engine__count": 2}, 1, ["cuda:0", "cuda:0"]),
+        ({"engine__process": "child", "engine__count": 2, "learner__ranks": 2}, 4, ["cuda:2", "cuda:3"]),
+        ({"engine__process": "child", "engine__count": 2, "placement__ray": "auto"}, 8, ["cuda:0", "cuda:0"]),
+    ],
+)
+def test_an_engine_in_a_child_is_told_its_device(changes: dict[str, Any], count: int, devices: list[str]) -> None:
+    plan = on_cards(**changes)
+    assert engine_devices(plan.recipe, cards_of(plan, count)) == devices
+
+
+def test_models_that_ranks_will_hold_are_whole_on_the_host_alone() -> None:
+    devices = [start_device(on_cards(**changes).recipe) for changes in ({}, {"learner__ranks": 2})]
+    assert devices == ["cuda", "cpu"]
+    trained = on_cards().recipe.replace(
+        learner=on_cards(learner__ranks=2).recipe.learner, preference=PreferenceSettings(path="a")
+    )
+    assert start_device(trained) == "cuda", "a reward model is trained on it first"
 
 
 def test_of_ranks_that_torchrun_has_started_those_of_this_machine_have_its_cards() -> None:

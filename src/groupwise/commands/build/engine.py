@@ -1,5 +1,6 @@
 """Engine of a run, and how it is compared with the learner: the tolerance, measured or read again, and the probe."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -51,9 +52,11 @@ def training_engine(
 
     cards  GPUs that several engines in children take; None: all take the policy's device
     """
-    devices = [f"{recipe.device}:{number}" for number in cards.engines] if cards else []
+    settings, devices = recipe.engine, engine_devices(recipe, cards)
+    if settings.place == "inside" and policy.model.device.type != recipe.device:  # it is to be sharded from the host
+        policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model).to(recipe.device))
     engine = make_engine(
-        policy=policy, settings=recipe.engine, routes=bool(routers), note=note, place=place, devices=devices
+        policy=policy, settings=settings, routes=bool(routers), note=note, place=place, devices=devices
     )
     try:
         require_engine_routes(engine, recipe.routing)
@@ -64,6 +67,14 @@ def training_engine(
         engine.close()
         raise
     return engine
+
+
+def engine_devices(recipe: Recipe, cards: Cards | None) -> list[str]:
+    """Name the device of each engine in a child; none if there is no such engine, or all are where the policy is."""
+    if recipe.device == "cpu" or recipe.engine.place != "child":
+        return []
+    numbers = cards.engines if cards else (0,) * recipe.engine.count  # an actor of Ray's sees its own GPU alone
+    return [f"{recipe.device}:{number}" for number in numbers]
 
 
 def run_limits(
