@@ -275,6 +275,8 @@ def _time(scale: ScalePlan) -> list[str]:
     if sampling >= MOST_OF_A_STEP and scale.ranks > 1:
         devices = f"{scale.shape.devices} device{'s' * (scale.shape.devices > 1)}"
         more = "" if scale.shape.elsewhere else "; engine.address names engines elsewhere"
+        if scale.cards is not None and scale.cards.sampling < scale.cards.count:
+            more = "; engines in children (engine.process, engine.count) sample on more cards" + more
         lines.append(_line("sampling", f"{sampling:.0%} of it, on {devices}, while the ranks wait{more}"))
     return lines
 

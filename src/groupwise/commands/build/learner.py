@@ -22,8 +22,7 @@ from groupwise.core.processes.place import HERE, Place
 from groupwise.models.forward.adjustment import adjustment_of
 from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy, description, model_like
-from groupwise.models.moe.record import Router
-from groupwise.models.moe.settings import routers_to_record
+from groupwise.models.moe.record import Router, routers
 from groupwise.models.precision import keep_few_products
 from groupwise.models.scalar_heads import RewardModel
 from groupwise.rollout.collect import Judge
@@ -74,8 +73,8 @@ def over_ranks(
     try:
         with mesh.answering():
             if not mesh.alone:
-                ends = {"eos": sorted(policy.eos), "pad": policy.pad}
-                mesh.plain({"recipe": table, "folder": str(folder), "threads": torch.get_num_threads(), **ends})
+                known = {"eos": sorted(policy.eos), "pad": policy.pad, "routed": bool(routers)}
+                mesh.plain({"recipe": table, "folder": str(folder), "threads": torch.get_num_threads(), **known})
                 for model in models:
                     mesh.plain(None if model is None else description(model))
             return OverRanks(
@@ -153,7 +152,7 @@ def take_part(mesh: Mesh) -> None:
         keep_freed(large=not plan.recipe.learner.recompute)
         if rounds(plan.recipe):
             keep_few_products()
-        verbs = _verbs(plan.recipe, plan.algorithm, mesh, frozenset(run["eos"]), run["pad"])
+        verbs = _verbs(plan.recipe, plan.algorithm, mesh, frozenset(run["eos"]), run["pad"], run["routed"])
         give_back()  # of the models that were whole here
         mesh.follow(verbs)
         mesh.close()
@@ -201,15 +200,18 @@ def make_critic(recipe: Recipe, model: nn.Module | None, mesh: Mesh = ALONE) -> 
 
 
 def _verbs(
-    recipe: Recipe, algorithm: Algorithm, mesh: Mesh, eos: frozenset[int], pad: int
+    recipe: Recipe, algorithm: Algorithm, mesh: Mesh, eos: frozenset[int], pad: int, routed: bool
 ) -> Mapping[Verb, Callable[[Message], object]]:
-    """Make what another rank does at each verb, with learner, critic and reward model of rank 0's models."""
+    """Make what another rank does at each verb, with learner, critic and reward model of rank 0's models.
+
+    routed  whether routes are recorded, which rank 0 has tried: its models have weights
+    """
     policy, reference = (_arrived(mesh, AutoModelForCausalLM) for _ in range(2))
     critic = _arrived(mesh, AutoModelForTokenClassification)
     reward = _arrived(mesh, AutoModelForSequenceClassification)
     own = Policy(policy, None, eos, pad)
-    routers = routers_to_record(halves(policy)[0], recipe.routing)
-    learner = make_learner(recipe, own, routers, reference, mesh)
+    recorded = routers(halves(policy)[0]) if routed else ()
+    learner = make_learner(recipe, own, recorded, reference, mesh)
     valuer = make_critic(recipe, critic, mesh)
 
     def update(message: Message) -> None:
