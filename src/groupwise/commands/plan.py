@@ -238,7 +238,7 @@ def _memory(scale: ScalePlan) -> list[str]:
         lines.append(_line("all ranks", f"{size_in_words(memory.peak)} of this machine at most, while {memory.phase}"))
     elif follower:
         whole = size_in_words(sum(held_bytes(held.groups.every, 1) for held in scale.planned.models))
-        words = f"rank 0 has all models whole in its machine's memory, {whole}; no card has, beside an engine's copy"
+        words = f"rank 0 has all models whole in its machine's memory, {whole}; on a card an engine's copy is"
         lines.append(_line("at the start", words))
     return [*lines, _line("fits", _fits(scale))]
 

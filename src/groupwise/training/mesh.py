@@ -246,11 +246,11 @@ def connect(store: Store, rank: int, size: int, device: str = "cpu", seconds: fl
     try:
         # torch counts its attempts to make a group, those that fail too, and names groups by that count: two processes
         # of which one has failed before would wait for each other under different names.
+        _prepare(device)
         store.set(names[rank], identity(device))
         store.wait(names, timedelta(seconds=seconds))
         backend = backend_of([store.get(name).decode() for name in names])
         card = torch.device(device) if "nccl" in backend else None
-        _prepare(device)
         limit = timedelta(seconds=seconds)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=card)
     except RuntimeError as error:
