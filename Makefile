@@ -40,7 +40,12 @@ test: install  ## the tests, two files at a time; those of the pages need chromi
 test-gpu: install  ## the laws on a GPU: gradients beside a CPU's, the engine, runs and their memory
 	$(BIN)/python -m pytest tests/gpu
 
-test-slow: install  ## the long tests: the whole quickstart, ten kills and resumes, live pages, the wheel, experts, what hangs in every way
+# Its interpreter runs the engine's kernels on a processor; beside torch for GPUs it is there already.
+.venv/triton: | install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt triton
+	@touch $@
+
+test-slow: install .venv/triton  ## the long tests: the whole quickstart, ten kills and resumes, live pages, the wheel, experts, what hangs in every way
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -m slow
 
 test-fuzz: install  ## 10,000 fresh mutants of all that can be given to it, docs/hostile_input.md; SEED=... repeats a run

@@ -62,7 +62,7 @@ class Part:
 #: In order of worth: what time does not suffice for is at the end.
 PARTS = (
     Part("ceilings", 20, 15),
-    Part("decode", 120, 30),
+    Part("decode", 150, 90),
     Part("update", 90, 35),
     Part("step", 110, 40),
     Part("trl_step", 80, 40),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,22 +22,33 @@ EXACT, OWN_ROUNDING = 1e-4, 4.0
 
 
 def measure(context: Context) -> None:
-    for size in context.amounts.sizes:
-        wanted = [{"model": size.name, "rows": rows} for rows in context.amounts.rows]
-        if all(key in context.have for key in wanted):
-            continue
-        model = size.model(context.device, torch.bfloat16)
-        for key in wanted:
-            context.measure(key, partial(decoded, context, size, model, key["rows"]))
-
-
-def decoded(context: Context, size: Size, model: Any, rows: int) -> dict[str, Any]:
-    """Tokens a second with `rows` completions side by side, in groups; compared with the plain forward before."""
+    """Every size with its layers as they are; then, because compiling takes a while, some with compiled ones."""
     amounts = context.amounts
-    engine = LocalEngine(model, frozenset(), pad=0, max_rows=rows)
+    for layers, sizes in (("as they are", amounts.sizes), ("compiled", amounts.compiled)):
+        for size in sizes:
+            wanted = [{"model": size.name, "rows": rows, "layers": layers} for rows in amounts.rows]
+            if all(key in context.have for key in wanted):
+                continue
+            model = size.model(context.device, torch.bfloat16)
+            for key in wanted:
+                context.measure(key, partial(decoded, context, size, model, key["rows"], layers == "compiled"))
+
+
+def decoded(context: Context, size: Size, model: Any, rows: int, compiled: bool) -> dict[str, Any]:
+    """Tokens a second with `rows` completions side by side, in groups; compared with the plain forward before.
+
+    In slots on a CPU too, which a GPU takes by itself.
+    """
+    amounts, begun = context.amounts, time.perf_counter()
+    engine = LocalEngine(model, frozenset(), pad=0, max_rows=rows, slots=True, compiled=compiled)
+    made = time.perf_counter() - begun
     difference, limit = beside_plain(model, engine, amounts)
     require_close("log-probabilities of the engine", difference, limit)
-    engine.generate(requests(rows, amounts, size), Sampling(max_new_tokens=max(2, amounts.new // 16)))
+    # Of the whole length, so that every graph is recorded.
+    first = seconds(
+        context.device,
+        partial(engine.generate, requests(rows, amounts, size), Sampling(max_new_tokens=amounts.new)),
+    )
     start_of_peak(context.device)
     took = seconds(
         context.device,
@@ -51,6 +63,9 @@ def decoded(context: Context, size: Size, model: Any, rows: int) -> dict[str, An
         "prompt": amounts.prompt,
         "new": amounts.new,
         "group": amounts.group,
+        "how": engine.how,
+        "seconds_made": made,
+        "seconds_first": first,
         "difference": difference,
         "limit": limit,
         "peak_gib": peak_gib(context.device),

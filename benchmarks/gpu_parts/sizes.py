@@ -64,6 +64,7 @@ class Amounts:
     copied, product   bytes of the copy, and the side of the square matrices of the product
     sizes             every model that decodes; `trained` are those that train as well
     rows, prompt, new, group   of decoding: completions side by side, tokens of a prompt, new tokens, a group's size
+    compiled          models that decode with compiled layers as well
     completions       of the learner: (completions, tokens of each)
     step              of a whole step: (prompts, completions of each, tokens of a completion)
     published         the whole step of a public run, by groupwise alone, of the first trained size
@@ -79,6 +80,7 @@ class Amounts:
     prompt: int
     new: int
     group: int
+    compiled: tuple[Size, ...]
     completions: tuple[tuple[int, int], ...]
     step: tuple[int, int, int]
     published: tuple[int, int, int]
@@ -139,6 +141,7 @@ WHOLE_AMOUNTS = Amounts(
     prompt=128,
     new=512,
     group=8,
+    compiled=QWEN25[:1],
     completions=((128, 512), (16, 4096)),
     step=(32, 8, 200),
     published=(256, 5, 200),
@@ -157,6 +160,7 @@ SMALL_AMOUNTS = Amounts(
     prompt=8,
     new=16,
     group=4,
+    compiled=SMALL[:1],
     completions=((16, 16), (4, 64)),
     step=(4, 4, 12),
     published=(8, 5, 12),

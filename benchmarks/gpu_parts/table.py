@@ -90,17 +90,30 @@ def ceilings(rows: Sequence[Row], own: Sequence[Row]) -> Iterator[str]:
 
 def decode(rows: Sequence[Row], own: Sequence[Row]) -> Iterator[str]:
     yield head(
-        "model", "rows", "tokens a second", "ms a token", "reading takes", "share", "peak GiB", "off, nats (limit)"
+        "model",
+        "rows",
+        "layers",
+        "tokens a second",
+        "ms a token",
+        "reading takes",
+        "share",
+        "peak GiB",
+        "made, first, s",
+        "how",
+        "off, nats (limit)",
     )
     for row in rows:
         yield line(
             row["key"]["model"],
             row["key"]["rows"],
+            row["key"]["layers"],
             f"{row['tokens_per_second']:,.0f}",
             f"{row['ms_per_token']:.2f}",
             number(row["least_ms_per_token"], 3),
             share(row["share_of_bandwidth"]),
             number(row["peak_gib"], 2),
+            f"{row['seconds_made']:.0f}, {row['seconds_first']:.1f}",
+            row["how"],
             f"{row['difference']:.2g} ({row['limit']:.2g})",
         )
 

@@ -71,6 +71,9 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
     require_signal(step, result, parts.algorithm.filter.metric, parts.state.kept)
     if step < run.settings.steps:
         parts.batches.begin(run.settings.prompts_per_step)
+    if run.settings.engine_sleeps:
+        with phase("sleep"):
+            parts.engine.sleep()
     with phase("annotate"):
         batch = annotate(run, result)
     first = step == run.settings.waiting_steps + 1

@@ -84,7 +84,7 @@ def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
     for key, section in table.items():
         value = getattr(recipe.parse(table, "again"), key)
         if isinstance(value, Settings):
-            unread = {"preference": {"model", "path"}, "engine": OF_A_CHILD | {"cache_mib", "address"}}
+            unread = {"preference": {"model", "path"}, "engine": OF_A_CHILD | {"cache_mib", "memory_share", "address"}}
             of_ray = set(PlacementSettings.model_fields) - {"restarts"}
             unread |= {"rollout": {"turn_tokens", "free"}, "placement": of_ray}
             unread = unread.get(key, set())
@@ -181,6 +181,7 @@ OTHER: dict[str, Any] = {
     "learner.shared_prefixes": False,
     "learner.recompute": True,
     "learner.compile": True,
+    "engine.compile": True,
     "engine.precision": "bf16",
     "engine.process": "child",
     "engine.python": "python3",
@@ -222,6 +223,7 @@ OTHER: dict[str, Any] = {
     "rollback.rate_factor": 0.5,
     "placement.share_cards": True,
     "placement.ray": "local",
+    "engine.sleep": True,
     "placement.strategy": "spread",
 }
 
@@ -240,6 +242,7 @@ def keys(model: type[Settings], path: str = ""):
 ELSEWHERE = (
     "engine.name",
     "engine.cache_mib",
+    "engine.memory_share",
     "engine.address",
     "device",
     "sampling.repetition_penalty",
@@ -300,6 +303,7 @@ UNREAD: list[tuple[str, dict[str, Any]]] = [
         for key in sorted(OF_A_CHILD)
     ),
     ("engine.cache_mib", {"engine.cache_mib": 64}),
+    ("engine.memory_share", {"engine.memory_share": 0.5}),
     ("reference.precision", {"algorithm.name": "dapo", "reference.precision": "fp32"}),
     *(
         (f"preference.{key}", {"preference": {source: ".", key: getattr(PreferenceSettings(), key) or "pairs.jsonl"}})
@@ -318,7 +322,7 @@ def test_sampling_keys_are_those_that_no_other_source_of_pairs_reads():
     for source in ("model", "path"):
         assert PreferenceSettings.model_validate({source: "."}).unread >= {"pairs", "noise", "samples"}
     inside = resolved_recipe(plan())["engine"]
-    assert inside.keys() == {"name", "process", "max_rows", "precision"}
+    assert inside.keys() == {"name", "process", "max_rows", "compile", "precision", "sleep"}
     assert "reference" not in resolved_recipe(plan({"algorithm.name": "dapo"}))
     read = resolved_recipe(plan({"reference.precision": "bf16"}))
     assert read["reference"] == {"model": "start", "every": 0, "precision": "bf16"}

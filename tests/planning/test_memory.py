@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from groupwise.engines.kinds import VLLM
 from groupwise.models.adapters.settings import adapted_weights, adapter_size
 from groupwise.planning import parts
 from groupwise.planning.activations import weight_bytes, with_value_head, without_memory
@@ -179,3 +180,34 @@ def test_what_an_update_frees_stays_with_the_process_unless_it_is_given_back():
     assert all("freed blocks" in names for names in PLAIN.phases.values())
     with mock.patch.object(parts, "GIVEN_BACK", 0):
         assert planned().parts["freed blocks"] == 0
+
+
+@pytest.mark.parametrize(
+    ("run", "gone"),
+    [
+        ({"kind": VLLM, "outside": True, "device": "cuda"}, {"engine's weights", "cache between steps"}),
+        ({"outside": True, "device": "cuda"}, {"cache between steps"}),
+        ({"device": "cuda"}, set()),
+        ({"kind": VLLM, "outside": True, "device": "cuda", "ahead": True}, set()),
+        ({"kind": VLLM, "outside": True, "device": "cuda", "elsewhere": True}, set()),
+        ({"kind": VLLM, "outside": True, "device": "cuda", "sleep": False}, set()),
+        ({"kind": VLLM, "outside": True}, set()),
+        ({"sleep": True}, {"cache between steps"}),
+    ],
+    ids=repr,
+)
+def test_an_engine_that_sleeps_holds_nothing_of_what_it_gives_back_while_the_learner_trains(
+    run: dict[str, Any], gone: set[str]
+) -> None:
+    """An engine in a child on the run's GPU does by itself, and no other."""
+    memory, awake = planned(max_rows=8, **run), planned(max_rows=8, **{**run, "sleep": False})
+    for phase, parts_of_it in awake.phases.items():
+        missing = set(parts_of_it) - set(memory.phases[phase])
+        assert missing == (gone if phase == "updating" else set())
+    assert awake.bytes_of("updating") - memory.bytes_of("updating") == sum(awake.parts[part] for part in gone)
+
+
+def test_weights_that_children_read_on_the_gpu_are_counted_there() -> None:
+    assert planned(outside=True, device="cuda").parts["shared weights"] == WEIGHTS
+    assert planned(outside=True, elsewhere=True, device="cuda").parts["shared weights"] == 0
+    assert planned(device="cuda").parts["shared weights"] == 0

@@ -10,7 +10,7 @@ from groupwise.core.engine import Request, Sampling
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache
 from groupwise.engines.local.engine import KEEP_BYTES, LocalEngine
 from groupwise.planning.activations import LiveBytes
-from groupwise.planning.parts import cache_bytes, drawing_bytes
+from groupwise.planning.parts import cache_bytes, drawing_bytes, slot_bytes
 from tests.planning.made import llama
 
 
@@ -36,6 +36,20 @@ def test_a_large_cache_is_not_held_between_calls():
     rows = KEEP_BYTES // (4 * 8 * 200)
     assert cache_bytes([8], rows, 50, 40).kept > 0
     assert cache_bytes([8], 2 * rows, 50, 40).kept == 0
+
+
+@pytest.mark.parametrize(("rows", "samples", "prompt", "new"), [(8, 4, 5, 40), (6, 2, 30, 150), (12, 12, 17, 70)])
+@pytest.mark.parametrize("more", [0, 100])
+def test_slots_take_what_was_planned(rows: int, samples: int, prompt: int, new: int, more: int):
+    config = llama(vocab_size=30, max_position_embeddings=256, hidden_size=32, num_hidden_layers=3)
+    engine = LocalEngine(LlamaForCausalLM(config), frozenset(), 0, max_rows=rows + more, slots=True)
+    asked = [Request((2 + i,) * prompt, samples, i) for i in range(rows // samples * (1 if more else 2))]
+    engine.generate(asked, Sampling(max_new_tokens=new))
+    assert engine._slots is not None
+    assert engine._slots.tables is not None
+    memory = engine._slots.tables.memory
+    planned = slot_bytes([m.shape[1] * m.shape[3] for m in memory.own], rows, rows + more, samples, prompt, new)
+    assert planned.kept == memory.size
 
 
 def tiny(vocabulary: int) -> LlamaForCausalLM:

@@ -166,6 +166,7 @@ def evaluate_policies(
     if not plan.evaluated:
         raise UsageError("evaluation.problems = 0: there is nothing to evaluate; --set evaluation.problems=64")
     plan.recipe.engine.require_place()
+    plan.recipe.engine.require_device(plan.recipe.device)
     with threads(plan.recipe):
         results = tuple(_evaluated(plan, name, note) for name in names)
     return Results(plan, results, tuple(difference(results[0], other) for other in results[1:]))

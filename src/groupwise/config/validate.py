@@ -46,6 +46,7 @@ def require_runnable(plan: Plan) -> None:
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
     for section in ("learner", "engine", "reference"):
         require_precision(f"{section}.precision", getattr(recipe, section).precision, recipe.device)
+    _require(_of_the_engine(recipe))
     _require(_of_time(plan.task, recipe.scoring.deadline))
     _require(of_turns(row, plan.task, rewards, learned))
     _require(_of_episodes(recipe, plan.task))
@@ -133,6 +134,16 @@ def _of_age(recipe: Recipe, row: Algorithm) -> Iterator[str]:
                 f"logp_old = 'engine': then pi_old / pi_engine is 1 and algorithm.{slot}, {describe(part)}, corrects "
                 f'nothing; set algorithm.{slot}.kind = "none", or logp_old = "learner"'
             )
+
+
+def _of_the_engine(recipe: Recipe) -> Iterator[str]:
+    """Refuse a sleep for which there is no time."""
+    if recipe.engine.sleep is True and recipe.rollout.beside:
+        key = "ahead" if recipe.rollout.ahead else "free"
+        yield (
+            f"engine.sleep = true: with rollout.{key} = {getattr(recipe.rollout, key)} the engine samples while the "
+            "learner trains, and cannot sleep; take one of the two out"
+        )
 
 
 def _of_origins(recipe: Recipe, folder: Path, copies_reference: bool) -> Iterator[str]:

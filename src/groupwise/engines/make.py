@@ -10,7 +10,8 @@ from groupwise.core.processes.place import HERE, Place, started
 from groupwise.engines.kinds import setting
 from groupwise.engines.outside.client import Note, RemoteEngine, Replicas
 from groupwise.engines.outside.connection import addresses_of, reach_address, reach_place
-from groupwise.engines.outside.spec import shared_weights
+from groupwise.engines.outside.newest import NewestWeights
+from groupwise.engines.outside.spec import newest_weights
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.stop_strings import require_spelled
 from groupwise.models.load import Policy
@@ -34,6 +35,7 @@ def make_engine(
     """
     if settings.place == "inside":
         return resolve_name(settings.kind.build_inside)(policy, settings, routes)
+    settings.require_device(policy.model.device.type)
     if settings.address:
         reaches = [reach_address(address, settings.start_deadline) for address in addresses_of(settings.address)]
     else:
@@ -43,19 +45,22 @@ def make_engine(
         partial(RemoteEngine, policy, settings, routes, note, reach=reach, device=device)
         for reach, device in zip(reaches, each, strict=True)
     ]
-    engine, libraries = _as_one(makers, policy)
+    beside = settings.place == "child" and set(each) == {str(policy.model.device)}
+    engine, libraries = _as_one(makers, partial(newest_weights, policy, on_card=beside, note=note))
     if settings.address or settings.python:  # not what the run itself would have sampled with
         for library in dict.fromkeys(libraries):
             note(f"engine       {library}")
     return engine
 
 
-def _as_one(makers: Sequence[Callable[..., RemoteEngine]], policy: Policy) -> tuple[Engine, list[str]]:
+def _as_one(
+    makers: Sequence[Callable[..., RemoteEngine]], newest: Callable[[], NewestWeights]
+) -> tuple[Engine, list[str]]:
     """Return the one engine, or several that share the run's newest weights and close them; and the library of each."""
     if len(makers) == 1:
-        engine = makers[0]()
+        engine = makers[0](weights=newest(), owns_weights=True)
         return engine, [engine.library]
-    weights = shared_weights(policy)
+    weights = newest()
     try:
         members = started([partial(maker, weights=weights) for maker in makers])
     except BaseException:

@@ -1,24 +1,28 @@
 """Settings of the engine that samples: its kind, where it lives, and how many completions it holds at once."""
 
+import math
 import shutil
 import subprocess
+from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from groupwise.core.errors import UsageError
+from groupwise.core.machine.free_memory import card_memory
 from groupwise.core.settings import Changeable, Location, Settings
-from groupwise.engines.kinds import KINDS, LOCAL, EngineKind
+from groupwise.engines.kinds import KINDS, LOCAL, EngineKind, Sleep, sleeps
 from groupwise.engines.outside.connection import AddressText, addresses_of, connect
 from groupwise.models.precision import WeightPrecision
 
+GIB = 2**30
 #: Where an engine lives.
 Lives = Literal["inside", "child", "address"]
 #: The keys that only an engine in a child reads.
 OF_A_CHILD = frozenset({"count", "python", "deadline", "start_deadline", "restarts"})
 #: The keys that an engine at an address leaves unread: its own machine says these.
-OF_THIS_MACHINE = frozenset({"process", "count", "python"})
+OF_THIS_MACHINE = frozenset({"process", "count", "python", "sleep"})
 
 
 def _known(name: object) -> object:
@@ -50,7 +54,13 @@ class EngineSettings(Settings):
     restarts        how often in a row a child is started again; 0: the run stops instead
     max_rows        completions sampled side by side, by each of several children; the others wait for a place
     precision       of the engine's copy of the weights; "same" is as the learner's master weights are
+    compile         layers of the local engine's step are compiled by torch.compile, on a GPU: fewer kernels, after a
+                    minute at the start
     cache_mib       MiB of vLLM's keys and values; without this key what max_rows need, at most 1024
+    memory_share    share of the GPU's memory that vLLM takes in all, in place of cache_mib: weights, what it computes
+                    with, and a cache that is as large as the rest
+    sleep           whether it gives its memory back while the learner trains: vLLM weights and cache, the local engine
+                    its cache; "auto": a child on the run's GPU does, unless it samples meanwhile
     """
 
     name: EngineName = LOCAL.name
@@ -63,7 +73,24 @@ class EngineSettings(Settings):
     restarts: Changeable[int] = Field(default=2, ge=0, le=1000)
     max_rows: Changeable[int] = Field(default=512, ge=1)
     precision: WeightPrecision = "same"
+    compile: Changeable[bool] = False
     cache_mib: int | None = Field(default=None, ge=1, le=2**24)
+    memory_share: float | None = Field(default=None, gt=0, le=1)
+    sleep: Changeable[Sleep] = "auto"
+
+    @model_validator(mode="after")
+    def _one_size(self) -> "EngineSettings":
+        if self.cache_mib is not None and self.memory_share is not None:
+            raise ValueError(
+                f"cache_mib = {self.cache_mib} and memory_share = {self.memory_share:g} are two sizes of one cache; "
+                "take one of them out"
+            )
+        if self.memory_share is not None and self.count > 1:
+            raise ValueError(
+                f"memory_share = {self.memory_share:g} with count = {self.count}: each would measure what it takes by "
+                "what is free, and so what others take at that moment; set cache_mib in its place, or count = 1"
+            )
+        return self
 
     @property
     def kind(self) -> EngineKind:
@@ -91,6 +118,14 @@ class EngineSettings(Settings):
             return f"engine.address = {self.address!r}"
         return f"engine.python = {self.python!r}" if self.python else f"engine.process = {self.process!r}"
 
+    def sleeps(self, on_gpu: bool, beside: bool) -> bool:
+        """Decide if it sleeps while the learner trains.
+
+        on_gpu  whether its children are on the GPU that the run computes on
+        beside  whether it samples meanwhile
+        """
+        return self.place != "address" and sleeps(self.sleep, on_gpu and self.place == "child", beside)
+
     def placed(self) -> "EngineSettings":
         """Add what follows from the name: an engine that cannot live inside lives in a child.
 
@@ -105,6 +140,32 @@ class EngineSettings(Settings):
                 "own; take the key out"
             )
         return self.replace(process="child", python=self.python or kind.python)
+
+    def require_device(self, device: str, card: Callable[[], tuple[int, int]] = card_memory) -> None:
+        """Raise UsageError if a key asks of the run's device what it cannot give.
+
+        card  counts the bytes of the GPU that an engine's process can take, and all that it has
+        """
+        if self.address:
+            return
+        share = self.memory_share
+        if device == "cpu":
+            if self.sleep is True and not self.kind.sleeps_on_cpu:
+                raise UsageError(f"engine.sleep = true: on a CPU {self.kind.title} gives nothing back; take it out")
+            if share is not None:
+                raise UsageError(
+                    f"engine.memory_share = {share:g}: it is a share of a GPU's memory, and the run computes on a CPU; "
+                    "set engine.cache_mib in its place"
+                )
+        elif share is not None:
+            free, whole = card()
+            if share * whole > free:
+                most = math.floor(100 * free / whole) / 100
+                remedy = f"set it to at most {most:g}, or end what holds memory there" if most else "end what holds it"
+                raise UsageError(
+                    f"engine.memory_share = {share:g}: that is {share * whole / GIB:.1f} of the GPU's "
+                    f"{whole / GIB:.1f} GiB, and {free / GIB:.1f} are free; {remedy}"
+                )
 
     def require_place(self) -> None:
         """Raise UsageError if no program `python` has the engine's library, or no engine answers at the address."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
+from groupwise.engines.kinds import sleeps
 from groupwise.models.forward.logprobs import CHUNK_ELEMENTS
-from groupwise.planning.parts import Cuts, PlannedRun, other_rank_parts, phases_of, policy_update, rank_0_parts
+from groupwise.planning.parts import UPDATES, Cuts, PlannedRun, other_rank_parts, phases_of, policy_update, rank_0_parts
 from groupwise.training.optimizer import AUTO
 
 #: Logits of a chunk, and log-probabilities held, elements: what is taken where it fits, and less.
@@ -94,7 +95,9 @@ def fewest_ranks(run: PlannedRun, held: int, free: int) -> int | None:
 
 
 def _plan(run: PlannedRun, cuts: Cuts, held: int, free: int) -> MemoryPlan:
-    parts, phases, others = rank_0_parts(run, cuts, held), phases_of(run, rank=0), run.shape.ranks - 1
+    parts = rank_0_parts(run, cuts, held)
+    parts |= _shared_out(run, parts["engine's weights"], held + free)
+    phases, others = _phases(run), run.shape.ranks - 1
     if not others:
         return MemoryPlan(parts, phases, held, free, cuts)
     follower = MemoryPlan(other_rank_parts(run, cuts, parts, held), phases_of(run, rank=1), held, free, cuts)
@@ -103,6 +106,25 @@ def _plan(run: PlannedRun, cuts: Cuts, held: int, free: int) -> MemoryPlan:
         parts |= {each[phase]: others * follower.bytes_of(phase) for phase in phases}
         phases = {phase: (*own, each[phase]) for phase, own in phases.items()}
     return MemoryPlan(parts, phases, held, free, cuts, follower)
+
+
+def _shared_out(run: PlannedRun, weights: int, whole: int) -> dict[str, int]:
+    """Size an engine that takes a share of a device of so many bytes: what are not its weights is called its cache."""
+    shape = run.shape
+    if shape.memory_share is None or run.on_cpu or shape.elsewhere:
+        return {}
+    rest = max(0, int(shape.memory_share * whole) - weights)
+    return {"engine's cache": rest, "cache between steps": rest}
+
+
+def _phases(run: PlannedRun) -> dict[str, tuple[str, ...]]:
+    """Map each phase to the parts that rank 0 holds in it; an engine that sleeps has given some back in updates."""
+    shape, phases = run.shape, phases_of(run, rank=0)
+    on_card = shape.outside and not (shape.elsewhere or run.on_cpu)
+    if not sleeps(shape.sleep, on_card, shape.ahead):
+        return phases
+    gone = shape.kind.gives_back
+    return {at: tuple(p for p in own if p not in gone) if at in UPDATES else own for at, own in phases.items()}
 
 
 def _cuts(run: PlannedRun) -> list[Cuts]:

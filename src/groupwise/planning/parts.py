@@ -9,6 +9,7 @@ import torch
 
 from groupwise.engines.local.cache import GAP, GAP_SHARE, ROOM
 from groupwise.engines.local.engine import KEEP_BYTES, PREFILL_TOKENS, PREFILL_TOKENS_CPU
+from groupwise.engines.local.slots.memory import LEAST_COLUMNS, LEAST_PROMPT, bucket_of
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings, adapted_weights
 from groupwise.models.scalar_heads import tokens_at_once
@@ -302,15 +303,20 @@ def _kept(run: PlannedRun, *updates: UpdateBytes) -> dict[str, int]:
 
 
 def _engine(run: PlannedRun, held: int) -> dict[str, int]:
-    """Size what engines and checks have of this process: not counted beside a GPU."""
+    """Size the copies of the weights for checks and on their way to engines, and the engines' processes."""
     shape, weights = run.shape, weight_bytes(run.base)
     process = shape.engines * (shape.kind.process_bytes or min(held, LIBRARIES))
     return {
         "engine's process": process if run.on_cpu and shape.outside and not shape.elsewhere else 0,
-        "shared weights": weights if run.on_cpu and shape.outside else 0,
+        "shared weights": weights if shape.outside and (run.on_cpu or _read_on_card(shape)) else 0,
         # A policy in shards that is trained in bfloat16 is asked for its float32 answers as a whole one.
         "whole copy": weights if shape.ranks > 1 and run.learner.bf16 and shape.engine == 4 else 0,
     }
+
+
+def _read_on_card(shape: RunShape) -> bool:
+    """Tell if engines in children read the newest weights on the GPU: all are on that of a policy that is whole."""
+    return not shape.elsewhere and shape.ranks == 1 and shape.engines_of(0) == shape.engines
 
 
 def _batch(run: PlannedRun) -> dict[str, int]:
@@ -335,7 +341,11 @@ def engine_parts(run: PlannedRun, cuts: Cuts) -> dict[str, int]:
     if shape.kind.cache_bytes is not None:
         taken = shape.kind.cache_bytes(config, shape.max_rows, shape.cache_mib, shape.engine, run.on_cpu)
         return own | {"engine's cache": taken, "cache between steps": taken, "drawing": 0}
-    cache = cache_bytes(widths, shape.rows, shape.prompt, shape.completion, shape.engine)
+    sizes = (shape.prompt, shape.completion, shape.engine)
+    if run.on_cpu:
+        cache = cache_bytes(widths, shape.rows, *sizes)
+    else:
+        cache = slot_bytes(widths, shape.rows, shape.max_rows or shape.rows, shape.samples, *sizes)
     prompts = max(PREFILL_TOKENS_CPU if run.on_cpu else PREFILL_TOKENS, shape.prompt)
     drawing = drawing_bytes(shape.rows, config.get_text_config().vocab_size, shape.truncates, shape.adjusts)
     layer = int(max(prompts, shape.rows) * policy_update(run, cuts).layer_token)
@@ -382,6 +392,22 @@ def cache_bytes(widths: Sequence[int], rows: int, prompt: int, new: int, itemsiz
         window = columns
     size = (sum(buffers) + spare) * itemsize
     return CacheBytes(max(peak * itemsize, size), size if size <= KEEP_BYTES else 0)
+
+
+def slot_bytes(
+    widths: Sequence[int], rows: int, max_rows: int, samples: int, prompt: int, new: int, itemsize: int = 4
+) -> CacheBytes:
+    """Size the memory of `rows` slots, in groups of `samples`, that all begin with `prompt` tokens and sample `new`.
+
+    A prompt is held once a group; the memory stays between calls.
+    """
+    places = bucket_of(-(-rows // samples)) * bucket_of(max(prompt, LEAST_PROMPT))
+    columns = bucket_of(max(new, LEAST_COLUMNS))
+    rows = min(bucket_of(rows), max_rows)
+    kept = (places + rows * columns) * sum(widths) * itemsize
+    # While columns double, one layer's keys are held twice.
+    growing = rows * columns // 2 * max(widths) * itemsize if columns > LEAST_COLUMNS else 0
+    return CacheBytes(kept + growing, kept)
 
 
 def drawing_bytes(rows: int, vocabulary: int, truncates: bool, adjusts: bool = False) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from groupwise.core.collate import microbatches
 from groupwise.core.prefixes import prefix_microbatches, prompt_keys
-from groupwise.engines.kinds import LOCAL, EngineKind
+from groupwise.engines.kinds import LOCAL, EngineKind, Sleep
 from groupwise.planning.activations import Computation, Rows
 
 #: Microbatches that are laid out to find the largest.
@@ -43,6 +43,8 @@ class RunShape:
     kind                what is known of the engine
     max_rows            completions that it may sample side by side
     cache_mib           of its cache, if the recipe says it
+    sleep               engine.sleep
+    memory_share        of the device, that the engine takes in all, if the recipe says it
     ranks               processes that hold the policy together; on a CPU all of one machine
     """
 
@@ -65,6 +67,8 @@ class RunShape:
     kind: EngineKind = LOCAL
     max_rows: int = 0
     cache_mib: int | None = None
+    sleep: Sleep = "auto"
+    memory_share: float | None = None
     ranks: int = 1
     passes: int = 1
     annotated: int = 0

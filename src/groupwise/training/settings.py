@@ -137,6 +137,12 @@ class RunSettings(Settings):
         return self.start or self.model
 
     @property
+    def engine_sleeps(self) -> bool:
+        """True if the engine gives its memory back while the learner trains."""
+        shared = self.device == "cuda" and self.placement.ray is None
+        return self.engine.sleeps(on_gpu=shared, beside=self.rollout.beside)
+
+    @property
     def measure(self) -> Measure:
         """Measure of evaluations, once resolved."""
         return Measure(self.evaluation.metric or CORRECTNESS, self.evaluation.pass_at)

@@ -24,9 +24,11 @@ import torch
 
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.processes.place import HERE
 from groupwise.engines.make import make_engine
 from groupwise.engines.outside import connection
 from groupwise.engines.outside.client import RemoteEngine, Replicas
+from groupwise.engines.outside.newest import NewestWeights
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 from tests.core.test_children import ended
@@ -44,6 +46,7 @@ from tests.engines.outside.made import (
     process_of,
     weights,
 )
+from tests.engines.outside.test_card_weights import WAY, Memory
 from tests.warm import warm_starts
 
 PLAIN = SAMPLINGS["plain"]
@@ -157,7 +160,7 @@ def test_weights_that_do_not_arrive_whole_change_nothing_and_say_why(
             pair.other.load_weights(wrong.items(), version=999)
         assert words in str(error.value)
         assert "\n" not in str(error.value)
-    shared = pair.other._weights
+    shared = pair.other._weights._host
     write, array = shared.write, shared.array
 
     def written_wrong(tensors: Any, version: int) -> Any:
@@ -260,7 +263,7 @@ def test_a_flood_of_output_does_no_harm_and_a_closed_engine_is_gone(
     assert isinstance(flooded, RemoteEngine)
     for _ in range(3):
         assert_same(flooded.generate(requests, SAMPLINGS["plain"]), expected)
-    pid, descriptor = flooded.pid, flooded._weights.descriptor
+    pid, descriptor = flooded.pid, flooded._weights._host.descriptor
     assert pid is not None
     flooded.close()
     flooded.close()
@@ -296,3 +299,53 @@ def test_an_interpreter_that_does_not_start_an_engine_is_one_line(
     said = str(error.value)
     assert said.startswith(f"engine.python = {str(python)!r}: the engine's process did not start: {words}")
     assert "\n" not in said
+
+
+def test_an_engine_that_slept_gives_the_same_completions(pair: Any) -> None:
+    """Be there no load between: it is loaded before it samples."""
+    before = pair.inside.generate(REQUESTS, PLAIN)
+    for engine in (pair.inside, pair.other):
+        engine.sleep()
+        engine.sleep()
+    assert_same(pair.inside.generate(REQUESTS, PLAIN), before)
+    pair.same(pair.other.generate(REQUESTS, PLAIN), before)
+    assert pair.other.version == pair.version
+
+
+def test_a_process_without_a_gpu_says_so_and_gets_the_weights_through_memory(engines: Any, experts: Policy) -> None:
+    """A run that takes its child for one on its GPU, and lays the weights out there: here no child has a GPU."""
+    memory, notes = Memory(), list[str]()
+    newest = NewestWeights({}, memory.weights(), notes.append)
+    newest.write({**dict(experts.model.named_buffers()), **weights(experts, 1.0)}, 0)
+    settings = EngineSettings(process="child")
+    reach = connection.reach_place(HERE, None, 60.0)
+    child = RemoteEngine(experts, settings, True, notes.append, reach, newest, owns_weights=True)
+    try:
+        assert notes == [f"{WAY}: torch finds no GPU there"]
+        assert memory.released == list(memory.buffers), "its handle was opened by nobody"
+        version = next(engines.versions)
+        for engine in (engines.inside, child):
+            engine.load_weights(weights(experts, 0.9).items(), version)
+        assert_same(child.generate(REQUESTS, PLAIN), engines.inside.generate(REQUESTS, PLAIN))
+    finally:
+        child.close()
+    assert len(notes) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["asleep", "falling asleep"])
+def test_a_process_that_is_lost_asleep_is_started_again_with_the_newest_weights(
+    engines: Any, child: Any, experts: Policy, lost: str
+) -> None:
+    before, restarts = engines.inside.generate(REQUESTS, PLAIN), child.restarts
+    if lost == "asleep":
+        child.sleep()
+    os.kill(child.pid, signal.SIGKILL)
+    child.sleep()
+    assert_same(child.generate(REQUESTS, PLAIN), before)
+    assert child.restarts == restarts + 1
+    for engine in (engines.inside, child):
+        engine.sleep()
+        engine.load_weights(weights(experts, 0.9).items(), next(engines.versions))
+    (mine, theirs) = (engine.generate(REQUESTS, PLAIN) for engine in (child, engines.inside))
+    assert [[c.tokens for c in group] for group in mine] == [[c.tokens for c in group] for group in theirs]

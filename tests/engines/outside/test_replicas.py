@@ -16,7 +16,7 @@ from groupwise.core.peer import PeerLost
 from groupwise.engines.make import make_engine
 from groupwise.engines.outside.client import RemoteEngine, Replicas
 from groupwise.engines.outside.connection import SERVER
-from groupwise.engines.outside.spec import shared_weights
+from groupwise.engines.outside.spec import newest_weights
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 from tests.engines.outside.made import MANY, SAMPLINGS, assert_alike, listening, noted, weights
@@ -97,13 +97,13 @@ def test_one_that_does_not_start_leaves_the_weights_to_those_that_do(experts: Po
     def lost(again: bool) -> Any:
         raise PeerLost("planted")
 
-    weights = shared_weights(experts)
+    weights = newest_weights(experts)
     try:
         with pytest.raises(UsageError, match="planted"):
             RemoteEngine(
                 experts, EngineSettings(process="child"), routes=False, note=print, reach=lost, weights=weights
             )
-        assert os.fstat(weights.descriptor).st_size == weights.array().nbytes > 0
+        assert os.fstat(weights._host.descriptor).st_size == weights._host.array().nbytes > 0
     finally:
         weights.close()
 

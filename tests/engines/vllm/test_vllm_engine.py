@@ -11,13 +11,16 @@ import os
 import random
 import re
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import groupwise
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.records import Completion, Prompt
@@ -25,11 +28,13 @@ from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
 from groupwise.engines.make import make_engine, require_engine_support
 from groupwise.engines.settings import EngineSettings
+from groupwise.engines.vllm.engine import ModelFacts
 from groupwise.engines.vllm.heads import BLOCK
+from groupwise.engines.vllm.make import _memory, _scheduling
 from groupwise.models.load import Policy, load_policy
 from groupwise.rollout.segments import Segment, advance
 from tests.engines.outside.made import assert_same, fields
-from tests.engines.vllm.conftest import Served, vllm_settings
+from tests.engines.vllm.conftest import PYTHON, Served, dense, vllm_settings
 from tests.moe_policy import save_moe
 
 pytestmark = pytest.mark.vllm
@@ -350,3 +355,37 @@ def test_an_environment_without_vllm_is_named_before_anything_starts() -> None:
         EngineSettings(name="vllm", python="python3").placed().require_place()
     vllm_settings().require_place()
     assert fields(vllm_settings().process) == fields("child")
+
+
+def test_one_that_sleeps_wakes_with_the_next_weights_and_samples_nothing_before(tmp_path: Path) -> None:
+    """vLLM's own sleep gives nothing back on a CPU; its scheduler and the tags of its memory are the real ones."""
+    dense(tmp_path)
+    program = Path(__file__).with_name("asleep.py")
+    command = [PYTHON, str(program), str(tmp_path)]
+    source = str(Path(groupwise.__file__).parents[1])
+    ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": source}, capture_output=True, text=True, check=False)
+    said = dict(line.split(maxsplit=1) for line in ran.stdout.splitlines() if line.startswith(("before", "after")))
+    words = [line for line in ran.stdout.splitlines() if line.startswith(("asleep", "refused", "version"))]
+    assert words == [
+        "asleep True",
+        "refused the engine sleeps, and has no weights until the next load",
+        "asleep False",
+        "version 2",
+    ], ran.stderr
+    assert said["before"] == said["after"]
+
+
+def test_what_is_asked_of_vllm_on_a_gpu_is_spelled_as_this_version_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of it is asked for here: a word that it does not know would be found on a GPU."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=1 << 36))
+    model, gpu = ModelFacts(frozenset(), 20, 64, {}, {}), torch.device("cuda:1")
+    asked = [
+        *_memory(None, 1, 2, gpu),
+        *_memory(0.5, 1, 2, gpu),
+        *_scheduling(model, on_cpu=False),
+        "enable_sleep_mode",
+    ]
+    words = "from vllm.engine.arg_utils import EngineArgs as E; print(*E.__dataclass_fields__)"
+    known = subprocess.run([PYTHON, "-c", words], capture_output=True, text=True, check=True).stdout.split()
+    assert {"kv_cache_memory_bytes", "gpu_memory_utilization", "device_ids", "async_scheduling"} <= set(asked)
+    assert not set(asked) - set(known)

@@ -52,7 +52,7 @@ def training_engine(
 
     cards  GPUs that several engines in children take; None: all take the policy's device
     """
-    settings, devices = recipe.engine, engine_devices(recipe, cards)
+    settings, devices = recipe.engine.replace(sleep=recipe.engine_sleeps), engine_devices(recipe, cards)
     if settings.place == "inside" and policy.model.device.type != recipe.device:  # it is to be sharded from the host
         policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model).to(recipe.device))
     engine = make_engine(

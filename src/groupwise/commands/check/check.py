@@ -94,6 +94,7 @@ def check_sections(
     plan, notes = plan_of(given_recipe, given_recipe.recipe)
     if model:
         plan.recipe.engine.require_place()
+        plan.recipe.engine.require_device(plan.recipe.device)
     with threads(plan.recipe):
         yield from _sections(plan, rows, model, notes)
 

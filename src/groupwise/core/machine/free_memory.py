@@ -41,6 +41,18 @@ def free_memory(device: str) -> int:
     return min([available(MEMINFO.read_text()), *containers(CGROUPS, OWN_CGROUPS)])
 
 
+def give_back_card() -> None:
+    """Return to the GPU what was freed here and torch still keeps, so that another process can take it."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def card_memory() -> tuple[int, int]:
+    """Count the bytes of the GPU that another process can take, beside what this one holds; and all that it has."""
+    give_back_card()
+    return torch.cuda.mem_get_info()
+
+
 def give_back() -> None:
     """Return to the machine what was freed here and the C library still keeps; without glibc nothing happens.
 

@@ -12,7 +12,6 @@ edge of top-p's set. The same call again gives the same bits.
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,55 +29,27 @@ from groupwise.engines.inputs import broken, copy_weights, limits_of, local_limi
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache, Store
 from groupwise.engines.local.forward import ATTENTION, Prefill, Step, make_experts_recordable, require_sampled
 from groupwise.engines.local.outputs import Outputs
+from groupwise.engines.local.rules import Rules
 from groupwise.engines.local.sampler import draw, end_sum
 from groupwise.engines.local.scheduler import Queue, Scheduler, Take
+from groupwise.engines.local.slots.make import make_slots
+from groupwise.engines.local.slots.sampler import SlotSampler
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.stop_strings import Decode, StopStrings
 from groupwise.models.files.folder import loading, read_config
-from groupwise.models.forward.adjustment import Adjustment, adjustment_of
+from groupwise.models.forward.adjustment import adjustment_of
 from groupwise.models.load import Policy, load_tokenizer
 from groupwise.models.precision import WeightPrecision, cast_weights
 
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
 # of them need, and fresh pages take longer than a second pass (docs/log.md).
-PREFILL_TOKENS, PREFILL_TOKENS_CPU = 2048, 1024
+PREFILL_TOKENS, PREFILL_TOKENS_CPU = 8192, 1024
 # Of a pass behind held tokens: tokens, these included, for each one that may be run. What is held of a batch is copied
 # once more for the pass.
 PAST_SHARE = 16
 # A cache up to this many bytes is kept for the next call: fresh pages can cost a small model a tenth of its time.
 KEEP_BYTES = 2**26
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Sampling rules of one call of the engine.
-
-    adjustment  of logits, on the engine's device
-    stops       [V] bool, the ids that end a completion
-    strings     the texts that end a completion; None without any
-    """
-
-    sampling: Sampling
-    adjustment: Adjustment
-    stops: Tensor
-    strings: StopStrings | None
-
-    def adjusted(self, logits: Tensor, scheduler: Scheduler) -> Tensor:
-        """Turn a step's logits [R,V] into those that are divided by the temperature (core/engine.py: Distribution)."""
-        if not self.sampling.adjusts:
-            return logits
-        logits = logits.float()
-        if self.adjustment.bias is not None:
-            logits = logits + self.adjustment.bias
-        if scheduler.had is not None:
-            penalty = self.sampling.repetition_penalty
-            penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
-            logits = torch.where(scheduler.had, penalised, logits)
-        if scheduler.youngest < self.adjustment.least:
-            early = (scheduler.age < self.adjustment.least).nonzero()
-            logits = logits.index_put((early, self.adjustment.ends), logits.new_tensor(-torch.inf))
-        return logits
 
 
 class LocalEngine:
@@ -91,6 +62,10 @@ class LocalEngine:
     decode     the text of ids, for stop strings; without it they are refused
     precision  what the copy's weights are cast to, and the model computes in; log-probabilities are float32 at least
     progress   called at each step and each pass over prompts
+    slots      rows are sampled in fixed slots (slots/): what a GPU does, one CUDA graph a step, where the model can be
+               sampled so; None: on a GPU
+    compiled   the layers of a step in slots are compiled by torch.compile
+    why_rows   why slots were wanted and are not there; "" otherwise
 
     In tokens_run padding is not counted, nor what is computed in places that would be padding.
     """
@@ -108,6 +83,8 @@ class LocalEngine:
         precision: WeightPrecision = "same",
         decode: Decode | None = None,
         progress: Progress = silent,
+        slots: bool | None = None,
+        compiled: bool = False,
     ) -> None:
         if max_rows < 1:
             raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
@@ -137,11 +114,30 @@ class LocalEngine:
         self.options = frozenset(Sampling.model_fields) - (frozenset() if decode else {"stop"})
         self._max_rows, self._progress = max_rows, progress
         self._cache, self._held = RowCache(), Store()
+        self._rules_of: dict[str, Rules] = {}
+        self._slots, self.why_rows = None, ""
+        on_gpu = self._device.type == "cuda"
+        if on_gpu if slots is None else slots:
+            made = (self._model, self._prefill, self._step.routers, self._context, max_rows, progress)
+            self._slots, self.why_rows = make_slots(*made, graphs=on_gpu, compiled=compiled)
+        elif compiled:
+            raise UsageError("engine.compile: the engine's steps are compiled on a GPU alone; set it to false")
+
+    @property
+    def how(self) -> str:
+        """Say in words how it samples."""
+        return f"rows{self.why_rows and f': {self.why_rows}'}" if self._slots is None else self._slots.step.how
 
     def close(self) -> None:
         """Drop the copy of the model and the caches: it cannot sample any more. A second call does nothing."""
-        self._model = self._step = self._prefill = None
+        self._model = self._step = self._prefill = self._slots = None
         self._cache, self._held = RowCache(), Store()
+
+    def sleep(self) -> None:
+        """Drop the caches, and what was recorded for them; the next call makes them anew."""
+        self._cache, self._held = RowCache(), Store()
+        if self._slots is not None:
+            self._slots.clear()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every parameter, and buffers where named; nothing is changed if a name or shape does not match."""
@@ -162,26 +158,25 @@ class LocalEngine:
         if not requests:
             return []
         outputs = Outputs([r.tokens[len(r.tokens) - r.drawn :] for r in queue.by_slot()], queue.longest, rules.stops)
-        cache, self._cache = self._cache, RowCache()
+        announce = partial(_announce, queue, outputs, on_finish)
         with torch.inference_mode():
-            scheduler = Scheduler(
-                queue,
-                outputs,
-                cache,
-                self._max_rows,
-                strings=rules.strings,
-                least=sampling.min_new_tokens,
-                history=sampling.repetition_penalty != 1,
-            )
-            self._sample(scheduler, rules, partial(_announce, queue, outputs, on_finish))
-        self._held = scheduler.held
-        if cache.size <= KEEP_BYTES:
-            self._cache = cache
+            if self._slots is None:
+                self._held = self._in_rows(queue, outputs, rules, announce)
+            else:
+                self._held = self._in_slots(self._slots, queue, outputs, rules, announce)
         completions = outputs.completions(self.version)
         return [tuple(completions[first : first + r.samples]) for first, r in zip(queue.offset, requests, strict=True)]
 
     def _rules(self, sampling: Sampling) -> Rules:
-        """Raise UsageError, beginning with the key, for a sampling that the model cannot follow."""
+        """Return the same object for the same sampling. Raises UsageError, beginning with the key, for one that the
+        model cannot follow.
+        """
+        key = sampling.model_dump_json()
+        if key not in self._rules_of:
+            self._rules_of[key] = self._new_rules(sampling)
+        return self._rules_of[key]
+
+    def _new_rules(self, sampling: Sampling) -> Rules:
         adjustment = adjustment_of(sampling, self._eos, self._vocabulary).on(self._device)
         stops = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
         stops[adjustment.ends] = True
@@ -192,6 +187,40 @@ class LocalEngine:
             self._strings[stop] = StopStrings(stop, self._text_of)
         return Rules(sampling, adjustment, stops, self._strings.get(stop))
 
+    def _in_slots(
+        self,
+        slots: SlotSampler,
+        queue: Queue,
+        outputs: Outputs,
+        rules: Rules,
+        announce: Callable[[Tensor], None],
+    ) -> Store:
+        """Sample every completion in slots -> what is held."""
+
+        def run_prompts(takes: Sequence[Take]) -> tuple[PrefilledPrompts, list[int]]:
+            return self._run_batch(queue, _prefill_batch(queue, takes, self._prefill_tokens))
+
+        held, run = slots.sample(queue, outputs, rules, self.version, announce, run_prompts)
+        self.tokens_run += run
+        return held
+
+    def _in_rows(self, queue: Queue, outputs: Outputs, rules: Rules, announce: Callable[[Tensor], None]) -> Store:
+        """Sample every completion in rows that share a window -> what is held."""
+        cache, self._cache = self._cache, RowCache()
+        scheduler = Scheduler(
+            queue,
+            outputs,
+            cache,
+            self._max_rows,
+            strings=rules.strings,
+            least=rules.sampling.min_new_tokens,
+            history=rules.sampling.repetition_penalty != 1,
+        )
+        self._sample(scheduler, rules, announce)
+        if cache.size <= KEEP_BYTES:
+            self._cache = cache
+        return scheduler.held
+
     def _sample(self, scheduler: Scheduler, rules: Rules, announce: Callable[[Tensor], None]) -> None:
         """Step until every completion is finished: admit rows, draw a token for each, retire rows, run the model."""
         logits = torch.empty(0, self._vocabulary, device=self._device)
@@ -199,7 +228,7 @@ class LocalEngine:
             self._progress()
             if scheduler.admits:
                 logits = torch.cat([logits, *self._admit(scheduler)])
-            logits = rules.adjusted(logits, scheduler)
+            logits = rules.adjusted(logits, scheduler.had, scheduler.age, scheduler.youngest)
             drawn = draw(logits, scheduler.uniform(), rules.sampling)
             if not scheduler.record(drawn, end_sum(drawn, rules.stops)):
                 raise broken(self.version)
@@ -224,30 +253,30 @@ class LocalEngine:
         while takes:
             self._progress()
             if queue.carried is not None:
-                prompts, batch = queue.carried, takes[:1]
+                prompts, batch, which = queue.carried, takes[:1], [0]
                 queue.carried = None
             else:
                 batch = _prefill_batch(queue, takes, self._prefill_tokens)
-                prompts = self._run_prompts(queue, [t.request for t in batch])
+                prompts, which = self._run_batch(queue, batch)
             takes = takes[len(batch) :]
-            number = {tokens: i for i, tokens in enumerate(prompts.tokens)}
-            of = [number[queue.requests[t.request].tokens] for t in batch]
             if queue.unfinished(batch[-1]):
-                queue.carried = prompts.only(of[-1])
-            source = torch.from_numpy(np.repeat(of, [t.count for t in batch])).to(self._device)
+                queue.carried = prompts.only(which[-1])
+            source = torch.from_numpy(np.repeat(which, [t.count for t in batch])).to(self._device)
             scheduler.begin(prompts, source)
             logits.append(prompts.logits[source])
         return logits
 
-    def _run_prompts(self, queue: Queue, numbers: Sequence[int]) -> PrefilledPrompts:
-        """Return the prompts of a batch of requests, which all go on from what is held or all do not."""
+    def _run_batch(self, queue: Queue, batch: Sequence[Take]) -> tuple[PrefilledPrompts, list[int]]:
+        """Run the prompts of a batch, which all go on from what is held or all do not -> and which of them is whose."""
+        numbers = [take.request for take in batch]
         # Requests may share a prompt, say where each completion has a limit of its own: one pass serves them.
         past = {queue.requests[number].tokens: queue.past[number] for number in numbers}
         for number in numbers:
             queue.past[number] = None
         prompts, held = list(past), [sequence for sequence in past.values() if sequence is not None]
         self.tokens_run += sum(map(len, prompts)) - sum(len(sequence.tokens) for sequence in held)
-        return self._prefill(prompts, held)
+        number = {tokens: i for i, tokens in enumerate(prompts)}
+        return self._prefill(prompts, held), [number[queue.requests[take.request].tokens] for take in batch]
 
 
 def _announce(queue: Queue, outputs: Outputs, on_finish: OnFinish | None, slots: Tensor) -> None:
@@ -289,6 +318,7 @@ def local_engine(policy: Policy, settings: EngineSettings, routes: bool, progres
         precision=settings.precision,
         decode=policy.decode,
         progress=progress,
+        compiled=settings.compile,
     )
 
 

@@ -252,7 +252,7 @@ class Step:
 
     def __init__(self, model: Any, routes: bool = False) -> None:
         self._model = model
-        self._routers = require_routers(model) if routes else ()
+        self.routers = require_routers(model) if routes else ()
         self._forward: dict[bool, Forward] = {}
 
     def __call__(
@@ -260,7 +260,7 @@ class Step:
     ) -> tuple[Tensor, Tensor | None]:
         masked = mask is not None
         if masked not in self._forward:
-            plain = _StepForward(self._model, masked, self._routers).eval()
+            plain = _StepForward(self._model, masked, self.routers).eval()
             example = partial(_example, views, masked)
             self._forward[masked] = recorded(plain, example, (3, 5), (5, 9), (1, 2))
         logits, *routes = self._forward[masked](tokens, positions, *([mask] if masked else []), *views)

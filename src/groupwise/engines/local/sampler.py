@@ -45,8 +45,11 @@ class Draw(NamedTuple):
         return self.chance.double().log() - self.total.log()
 
 
-def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
-    """Draw one token per row from logits [R,V] and numbers [R] float64 in [0, 1)."""
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, looks: bool = True) -> Draw:
+    """Draw one token per row from logits [R,V] and numbers [R] float64 in [0, 1).
+
+    looks  numbers may be looked at on the way; not while a graph is recorded
+    """
     logits = logits.float()
     if sampling.temperature == 0:
         # argmax takes the first of equal values, that is the lowest id.
@@ -55,7 +58,8 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
         return Draw(tokens, one, torch.where(peak.isfinite(), one, torch.nan).double(), None)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
-    support = support_mask(logits, sampling.top_k, sampling.top_p, sampling.min_p) if sampling.truncates else None
+    limits = sampling.top_k, sampling.top_p, sampling.min_p
+    support = support_mask(logits, *limits, looks=looks) if sampling.truncates else None
     if support is not None:
         logits = logits.masked_fill(~support, -torch.inf)
     chance = torch.softmax(logits, -1)
@@ -105,16 +109,17 @@ def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)[:, 0]
 
 
-def support_mask(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
+def support_mask(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0, looks: bool = True) -> Tensor:
     """Return [R,V] bool, the tokens that top-k, top-p and min-p leave, in this order, of logits over the temperature.
 
     Min-p keeps tokens at least min_p times as likely as the most likely one, which the other two never leave out.
     """
+    most = _most if looks or top_k or top_p == 1 else _most_by_threshold
     if not min_p:
-        return _most(logits, top_k, top_p)
+        return most(logits, top_k, top_p)
     # Not "at least": every token where the logits are NaN, so that the draw's total says so.
     likely = ~(logits < logits.amax(-1, keepdim=True) + math.log(min_p))
-    return likely & _most(logits, top_k, top_p) if top_k or top_p < 1 else likely
+    return likely & most(logits, top_k, top_p) if top_k or top_p < 1 else likely
 
 
 def _most(logits: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -128,8 +133,8 @@ def _most(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     look = most if top_k or top_p == 1 else min(FIRST_LOOK, most)
     while True:
         values, ids = most_likely(logits, look)
-        keep, enough = _nucleus(logits, values, top_p, over_all=not top_k)
-        if look == most or enough:
+        keep, reached = _nucleus(logits, values, top_p, over_all=not top_k)
+        if look == most or bool(reached.all()):
             return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, keep)
         look = most
 
@@ -140,11 +145,35 @@ def most_likely(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
         return values, ids
     # torch.topk breaks ties as it likes, so rank by one integer that has no ties: the value's bits, then the id.
-    bits = (logits + 0.0).view(torch.int32).long()  # + 0.0 makes -0.0 equal to 0.0
-    rank = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 32
-    rank -= torch.arange(logits.shape[-1], device=logits.device)
+    rank = (_ordinal(logits) << 32) - torch.arange(logits.shape[-1], device=logits.device)
     ids = rank.topk(count, dim=-1).indices
     return logits.gather(1, ids), ids
+
+
+def _ordinal(numbers: Tensor) -> Tensor:
+    """Map float32 numbers to int64 ones in the same order."""
+    bits = (numbers + 0.0).view(torch.int32).long()  # + 0.0 makes -0.0 equal to 0.0
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def _most_by_threshold(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Return what `_most` returns without top-k, without a sort and without a look at a number.
+
+    The smallest logit that is kept is found by halving: a logit x is kept where what is above x has less than top_p.
+    """
+    ordinal, chance = _ordinal(logits), (logits - logits.amax(-1, keepdim=True)).exp().double()
+    total = chance.sum(-1, keepdim=True)
+    target = top_p * total
+    # What is above `high` has less than the target, what is above `low` has not.
+    high, low = ordinal.amax(-1, keepdim=True), ordinal.amin(-1, keepdim=True) - 1
+    for _ in range(33):  # a float32 has 2^32 values
+        middle = torch.div(low + high, 2, rounding_mode="floor")
+        less = (chance * (ordinal > middle)).sum(-1, keepdim=True) < target
+        low, high = torch.where(less, low, middle), torch.where(less, middle, high)
+    above, equal = ordinal > high, ordinal == high
+    before = (chance * above).sum(-1, keepdim=True) + (equal.cumsum(-1) - 1) * (chance * equal).amax(-1, keepdim=True)
+    # Every token where the logits are NaN, so that the draw's total says so.
+    return above | (equal & (before < target)) | ~(total < torch.inf)
 
 
 def uniforms(streams: Iterable[tuple[int, int]], length: int) -> np.ndarray:
@@ -163,18 +192,18 @@ def uniforms(streams: Iterable[tuple[int, int]], length: int) -> np.ndarray:
     return out
 
 
-def _nucleus(logits: Tensor, values: Tensor, top_p: float, over_all: bool) -> tuple[Tensor, bool]:
-    """Tell which of the most likely `values` top-p keeps, and whether it was reached in every row among them.
+def _nucleus(logits: Tensor, values: Tensor, top_p: float, over_all: bool) -> tuple[Tensor, Tensor]:
+    """Tell which of the most likely `values` top-p keeps, and in which rows it was reached among them, [R,1] bool.
 
     over_all  probabilities are over the whole vocabulary (no top-k)
     """
     keep = torch.ones_like(values, dtype=torch.bool)
     if top_p == 1:
-        return keep, True
+        return keep, keep[:, :1]
     peak = values[:, :1]
     reached = (values - peak).exp().cumsum(-1, dtype=torch.float64)
     total = reached[:, -1:]
     if over_all and values.shape != logits.shape:
         total = (logits - peak).exp().sum(-1, keepdim=True, dtype=torch.float64)
     keep[:, 1:] = reached[:, :-1] < top_p * total
-    return keep, bool((reached[:, -1:] >= top_p * total).all())
+    return keep, reached[:, -1:] >= top_p * total

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
 from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
+from groupwise.core.machine.free_memory import give_back_card
 from groupwise.core.peer import PeerLost
 from groupwise.core.records import Completion
 from groupwise.engines.kinds import KINDS
 from groupwise.engines.outside.connection import Reach
+from groupwise.engines.outside.newest import NewestWeights
 from groupwise.engines.outside.process import Declared, EngineProcess
-from groupwise.engines.outside.shared_weights import SharedWeights
-from groupwise.engines.outside.spec import folder_writer, shared_weights, spec_of
+from groupwise.engines.outside.spec import folder_writer, spec_of
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 
@@ -36,7 +37,8 @@ class RemoteEngine:
     same requests under the same weights are answered by the same completions.
 
     reach     makes the connection to such a process
-    weights   where it gets its weights, which another closes, for several engines may share them; None: its own
+    weights   where it gets its weights
+    owns_weights  whether it closes them; several engines may share them
     device    where it computes; None: where the policy is
     restarts  how often it was started again
     library   what samples there, with its version, and whether that is one that is tested
@@ -50,14 +52,15 @@ class RemoteEngine:
         routes: bool,
         note: Note,
         reach: Reach,
-        weights: SharedWeights | None = None,
+        weights: NewestWeights,
+        owns_weights: bool = False,
         device: str | None = None,
     ) -> None:
         self._settings, self._note, self._reach = settings, note, reach
         self._spec, self._write_folder = spec_of(policy, settings, routes, device), folder_writer(policy)
-        self._weights, self._owns_weights = weights or shared_weights(policy), weights is None
+        self._weights, self._owns_weights = weights, owns_weights
         self._process: EngineProcess | None = None
-        self._closed = False
+        self._closed = self._asleep = False
         self.version, self.restarts, self.tokens_run = 0, 0, 0
         try:
             declared = self._start(again=False)
@@ -87,6 +90,8 @@ class RemoteEngine:
 
         Raises what the engine raises, and RunError where its process is lost for good.
         """
+        if self._asleep:
+            self.take_weights(self.version)
         reported: set[tuple[int, int]] = set()
 
         def once(done: Finished) -> None:
@@ -109,11 +114,19 @@ class RemoteEngine:
         self.take_weights(version)
 
     def take_weights(self, version: int) -> None:
-        """Load what was published last. Raises as `load_weights` does."""
+        """Load what was published last, which wakes the engine. Raises as `load_weights` does."""
+        if self._asleep:
+            give_back_card()  # what updates have freed, the engine is about to take
         loaded = self._ask_with_restarts(lambda process: process.load(self._weights, self._settings.deadline))
         if loaded != version:
             raise RunError(f"the engine's process was given weights of version {version} and says that it has {loaded}")
-        self.version = version
+        self.version, self._asleep = version, False
+
+    def sleep(self) -> None:
+        """Have the engine give its memory back; a process that is started again for that sleeps too."""
+        if not self._asleep:
+            self._ask_with_restarts(lambda process: process.sleep(self._settings.deadline))
+            self._asleep = True
 
     def close(self) -> None:
         """End the process and give memory of its own back. A second call does nothing."""
@@ -190,7 +203,7 @@ class Replicas:
     Raises what an engine raises; of several that do, the first one's.
     """
 
-    def __init__(self, members: Sequence[RemoteEngine], weights: SharedWeights) -> None:
+    def __init__(self, members: Sequence[RemoteEngine], weights: NewestWeights) -> None:
         self._members, self._weights = tuple(members), weights
         self._workers = ThreadPoolExecutor(len(members), thread_name_prefix="engine")
         self._holds: dict[int, int] = {}
@@ -245,6 +258,10 @@ class Replicas:
         self._weights.write(weights, version)
         self._holds = {}
         self._side_by_side([partial(engine.take_weights, version) for engine in self._members])
+
+    def sleep(self) -> None:
+        """Have every engine give its memory back."""
+        self._side_by_side([engine.sleep for engine in self._members])
 
     def close(self) -> None:
         """End every engine. A second call does nothing."""

@@ -5,9 +5,10 @@ What it answers has to be an answer, whatever process wrote it: as much as was a
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
@@ -19,7 +20,7 @@ from groupwise.core.peer import PeerLost
 from groupwise.core.records import Completion, Support
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.connection import EngineLine
-from groupwise.engines.outside.shared_weights import SharedWeights
+from groupwise.engines.outside.newest import NewestWeights
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.outside.wire import Arrays, Generated, Message
 
@@ -145,6 +146,7 @@ class EngineProcess:
     ) -> None:
         self._line, self._name, self._explained = line, name, explained
         self._vocabulary, self._version = MOST_IDS, 0
+        self._gone: Callable[[], None] = lambda: None
         self.pid = line.pid
         self.answered = True
 
@@ -152,29 +154,30 @@ class EngineProcess:
         self,
         spec: EngineSpec,
         write_folder: Callable[[Path], None],
-        weights: SharedWeights,
+        weights: NewestWeights,
         seconds: float,
     ) -> Declared:
         """Make the engine. Raises PeerLost, and what the engine refuses; RunError where its answer is none."""
         with tempfile.TemporaryDirectory(prefix="groupwise-engine-") as folder:
             write_folder(Path(folder))
             files = wire.files_in(Path(folder))
-        content = {"verb": "start", "spec": to_json(spec), "stamp": to_json(weights.stamp)}
-        arrays, descriptors = self._parcel(weights)
-        answer = self._ask(content, seconds, {**arrays, **files}, descriptors)
+        answer = self._ask_with({"verb": "start", "spec": to_json(spec)}, weights, seconds, files)
         with self._no_answer():
             declared = Declared(**{**answer.content, "options": tuple(answer.content["options"])})
         self._vocabulary, self._version = spec.vocabulary, weights.stamp.version
         return declared
 
-    def load(self, weights: SharedWeights, seconds: float) -> int:
+    def load(self, weights: NewestWeights, seconds: float) -> int:
         """Load these weights -> the version that the engine has then. Raises as `start` does."""
-        content = {"verb": "load", "stamp": to_json(weights.stamp)}
-        answer = self._ask(content, seconds, *self._parcel(weights))
+        answer = self._ask_with({"verb": "load"}, weights, seconds)
         with self._no_answer():
             version = answer.content["version"]
         self._version = weights.stamp.version
         return version
+
+    def sleep(self, seconds: float) -> None:
+        """Have the engine sleep until the next load. Raises as `start` does."""
+        self._ask({"verb": "sleep"}, seconds)
 
     def generate(
         self, requests: list[Request], sampling: Sampling, on_finish: OnFinish | None, seconds: float
@@ -199,12 +202,22 @@ class EngineProcess:
     def close(self) -> None:
         """End it, and whatever it started."""
         self._line.close()
+        self._gone()
 
-    def _parcel(self, weights: SharedWeights) -> tuple[Arrays, Sequence[int]]:
-        """Return weights as arrays behind a message, or as descriptors of memory that both processes have."""
-        if self._line.shares_memory:
-            return {}, [weights.descriptor]
-        return {wire.WEIGHTS: weights.array()}, ()
+    def _ask_with(
+        self, content: Mapping[str, Any], weights: NewestWeights, seconds: float, files: Arrays = MappingProxyType({})
+    ) -> Message:
+        """Ask with the newest weights; again, with those in memory of the machine, where they cannot be read on the
+        GPU.
+        """
+        self._gone = partial(weights.forget, self)
+        parcel = weights.parcel(self, self._line.shares_memory)
+        answer = self._ask({**content, **parcel.content}, seconds, {**parcel.arrays, **files}, parcel.descriptors)
+        if "card" not in parcel.content or "declined" not in answer.content:
+            return answer
+        weights.decline(self, str(answer.content["declined"]))
+        parcel = weights.parcel(self, self._line.shares_memory)
+        return self._ask({**content, **parcel.content}, seconds, {**parcel.arrays, **files}, parcel.descriptors)
 
     def _ask(
         self,

@@ -21,8 +21,11 @@ from groupwise.core.engine import Engine, Finished
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, listed, one_line
 from groupwise.core.files.dataclass_json import from_json
 from groupwise.core.machine.cards import alone_on, failure_of
+from groupwise.core.machine.free_memory import give_back_card
 from groupwise.engines.kinds import KINDS
 from groupwise.engines.outside import wire
+from groupwise.engines.outside.card import Unshareable
+from groupwise.engines.outside.card_weights import CardParcel, CardReader, settle
 from groupwise.engines.outside.shared_weights import Stamp, mapped, read_weights
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.outside.wire import Arrays, Message
@@ -52,10 +55,12 @@ class Server:
         self._run, self._machine = run, machine
         self._engine: Engine | None = None
         self._parameters: Sequence[str] = ()
+        self._card, self._device = CardReader(), torch.device("cpu")
         self._beat = 0.0
         self._verbs: Mapping[str, Callable[[Message, Sequence[int]], Message]] = {
             "start": self._start,
             "load": self._load,
+            "sleep": self._sleep,
             "generate": self._generate,
         }
 
@@ -71,6 +76,8 @@ class Server:
                 sys.exit(f"what came is no question to an engine: {error}")
             try:
                 answer = self._verbs[content["verb"]](question, descriptors)
+            except Unshareable as why:
+                self._send({"answer": {"declined": str(why)}})
             except Exception as error:
                 if failed := failure_of(error):  # another process may still use the card; this one cannot
                     sys.exit(f"error: its GPU failed: {failed}")
@@ -89,7 +96,7 @@ class Server:
             spec = dataclasses.replace(spec, device=device, threads=threads)
         spec = dataclasses.replace(spec, device=alone_on(spec.device, os.environ))
         torch.set_num_threads(spec.threads)
-        self._parameters = spec.parameters
+        self._parameters, self._device = spec.parameters, torch.device(spec.device)
         weights = self._arrived(question, descriptors, stamp)
         kind = KINDS[spec.settings["name"]]
         with tempfile.TemporaryDirectory(prefix="groupwise-engine-") as folder:
@@ -97,6 +104,7 @@ class Server:
             self._engine = resolve_name(kind.build)(spec, Path(folder), weights, self._progress)
         engine = self._started
         engine.load_weights(weights.items(), stamp.version)
+        settle(self._device)
         declared = {
             "routes": engine.routes,
             "keeps_support": engine.keeps_support,
@@ -110,7 +118,13 @@ class Server:
     def _load(self, question: Message, descriptors: Sequence[int]) -> Message:
         stamp = from_json(Stamp, question.content["stamp"])
         self._started.load_weights(self._arrived(question, descriptors, stamp).items(), stamp.version)
+        settle(self._device)  # the run may write again
         return Message({"version": self._started.version}, {})
+
+    def _sleep(self, question: Message, _: Sequence[int]) -> Message:
+        self._started.sleep()
+        give_back_card()
+        return Message({}, {})
 
     def _generate(self, question: Message, _: Sequence[int]) -> Message:
         content = question.content
@@ -126,9 +140,18 @@ class Server:
         return self._engine
 
     def _arrived(self, question: Message, descriptors: Sequence[int], stamp: Stamp) -> dict[str, Tensor]:
-        """Return the weights that came with a question. Raises RunError if one of the parameters is not among them."""
-        memory = mapped(descriptors[0]) if descriptors else question.arrays[wire.WEIGHTS].data
-        weights = read_weights(memory, stamp, self._progress)
+        """Return the weights that came with a question, or lie on the GPU.
+
+        Raises RunError if one of the parameters is not among them, Unshareable if they cannot be read there.
+        """
+        if "card" in question.content:
+            if self._machine is not None:
+                raise Unshareable("it is at an address, where a handle is as good as whoever sent it")
+            weights = self._card.read(from_json(CardParcel, question.content["card"]), self._device, stamp.version)
+        else:
+            self._card.close()
+            memory = mapped(descriptors[0]) if descriptors else question.arrays[wire.WEIGHTS].data
+            weights = read_weights(memory, stamp, self._progress)
         missing = [name for name in self._parameters if name not in weights]
         if missing:
             keeps = f", which keeps version {self._engine.version}" if self._engine else ""

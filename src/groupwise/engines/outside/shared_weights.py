@@ -57,7 +57,7 @@ class SharedWeights:
         self._memory: mmap.mmap | None = None
         self._close = weakref.finalize(self, os.close, self.descriptor)
 
-    def write(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Stamp:
+    def write(self, weights: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor], version: int) -> Stamp:
         """Replace everything that was there, which no process may read meanwhile; one tensor after another.
 
         Raises RunError if memory has no room.

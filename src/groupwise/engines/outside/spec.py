@@ -1,7 +1,7 @@
 """Specification of which a child makes its engine: facts that JSON can say, and a folder with the
 model's configuration and tokenizer.
 
-The weights come by themselves (shared_weights.py), with those buffers that the model has.
+The weights come by themselves (newest.py), with those buffers that the model has.
 """
 
 import copy
@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from groupwise.engines.outside.shared_weights import SharedWeights
+from groupwise.engines.outside.card_weights import CardWeights
+from groupwise.engines.outside.newest import NewestWeights
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.files.folder import quiet
 from groupwise.models.load import Policy
@@ -64,10 +65,19 @@ def spec_of(policy: Policy, settings: EngineSettings, routes: bool, device: str 
     )
 
 
-def shared_weights(policy: Policy) -> SharedWeights:
-    """Return the policy's weights in shared memory, version 0; every version that is written has its buffers too."""
+def newest_weights(
+    policy: Policy, on_card: bool = False, note: Callable[[str], None] = lambda _: None
+) -> NewestWeights:
+    """Return the policy's weights as other processes read them, version 0; every version that is written has its
+    buffers too.
+
+    on_card  whether they lie on the policy's GPU, if it is on one, as long as every process can read them there
+    note     hears why they do not
+    """
     buffers = {name: buffer.detach().clone() for name, buffer in policy.model.named_buffers()}
-    weights = SharedWeights(buffers)
+    device = policy.model.device
+    card = CardWeights(device) if on_card and device.type == "cuda" else None
+    weights = NewestWeights(buffers, card, note)
     weights.write(policy.model.named_parameters(), version=0)
     return weights
 

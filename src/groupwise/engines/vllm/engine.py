@@ -67,6 +67,7 @@ class VllmEngine:
     llm        vLLM's LLM, whose engine runs in this process
     decode     the text of ids, for stop strings
     progress   called at each step
+    sleeps     whether vLLM was made to give its memory back
     """
 
     keeps_support = False
@@ -82,8 +83,10 @@ class VllmEngine:
         decode: Decode,
         precision: Precision,
         progress: Progress,
+        sleeps: bool = False,
     ) -> None:
         self._llm: Any = llm
+        self._sleeps, self._asleep = sleeps, False
         self._library, self._model = library, model
         self._decode, self._progress = decode, progress
         self.precision: Precision = precision
@@ -95,16 +98,30 @@ class VllmEngine:
         self._llm = None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace every parameter in place, and drop the keys and values of the old ones.
+        """Replace every parameter in place, and drop the keys and values of the old ones; one that sleeps wakes.
 
         Raises RunError if a name or a shape does not match, and nothing is changed.
         """
         self._require_open()
         given = dict(weights)
         require_whole(shapes_of(given), self._model.parameters, self._model.buffers, keeps=self.version)
+        if self._asleep:
+            self._llm.wake_up(tags=["weights"])
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._renamed(given)})
+        if self._asleep:
+            self._llm.wake_up(tags=["kv_cache"])  # last, so that what a load takes by the way has its room
+            self._asleep = False
         self._drop_prefixes()
         self.version = version
+
+    def sleep(self) -> None:
+        """Give back weights and cache: level 2 of vLLM's sleep, for level 1 would keep weights on the host that the
+        next load replaces. One that was not made to sleep keeps what it has.
+        """
+        self._require_open()
+        if self._sleeps and not self._asleep:
+            self._llm.sleep(level=2)
+            self._asleep = True
 
     def _renamed(self, given: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Return the parameters as vLLM's model has them; buffers it makes itself."""
@@ -118,7 +135,7 @@ class VllmEngine:
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None
     ) -> list[tuple[Completion, ...]]:
         """Sample the completions of each request, in order. Raises UsageError at once, RunError on bad logits."""
-        self._require_open()
+        self._require_awake()
         model = self._model
         adjustment_of(sampling, model.eos, model.vocabulary)
         limits = limits_of(requests, sampling, model.context, model.vocabulary)
@@ -171,6 +188,11 @@ class VllmEngine:
     def _require_open(self) -> None:
         if self._llm is None:
             raise RunError("the engine is closed")
+
+    def _require_awake(self) -> None:
+        self._require_open()
+        if self._asleep:
+            raise RunError("the engine sleeps, and has no weights until the next load")
 
     def _drop_prefixes(self) -> None:
         if not self._llm.reset_prefix_cache():

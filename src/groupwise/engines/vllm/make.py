@@ -1,5 +1,6 @@
 """vLLM in this process, for the model of a spec."""
 
+import math
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -38,6 +39,11 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
             "engine.name = 'local'"
         )
     on_cpu = torch.device(spec.device).type == "cpu"
+    if on_cpu and settings.memory_share is not None:
+        raise UsageError(
+            f"engine.memory_share = {settings.memory_share:g}: it is a share of a GPU's memory, and the engine is on a "
+            "CPU; set engine.cache_mib in its place"
+        )
     if on_cpu and any(".experts." in name for name in spec.parameters):
         raise UsageError(
             "engine.name = 'vllm': on a CPU it keeps the experts that it was started with, whatever is loaded; take "
@@ -48,6 +54,9 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
     model = _facts(spec, config, weights, on_cpu)
     dtype = DTYPES.get(settings.precision, getattr(torch, spec.dtype))
     precision: Precision = "bf16" if dtype == torch.bfloat16 else "fp32"
+    sleeps = settings.sleep is True and not on_cpu
+    cache = cache_bytes(config, settings.max_rows, settings.cache_mib, dtype.itemsize, on_cpu)
+    taken = cache + sum(map(math.prod, shapes_of(weights).values())) * dtype.itemsize
     _configure_process(spec.threads)
     library, make = _import()
     try:
@@ -58,18 +67,48 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
             dtype=str(dtype).removeprefix("torch."),
             max_model_len=model.context,
             max_num_seqs=settings.max_rows,
-            kv_cache_memory_bytes=cache_bytes(config, settings.max_rows, settings.cache_mib, dtype.itemsize, on_cpu),
+            **_memory(settings.memory_share, cache, taken, torch.device(spec.device)),
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
             enforce_eager=on_cpu,
+            enable_sleep_mode=sleeps,
             hf_overrides=_overrides(model),
-            **(_whole_prompts(model) if on_cpu else {}),
+            **_scheduling(model, on_cpu),
         )
     except Exception as error:  # vLLM raises whatever it raises
         words = UsageError(f"engine.name = 'vllm': it cannot serve this model: {one_line(error)}")
         raise words from error
     decode = partial(tokenizer.decode, skip_special_tokens=True)
-    return VllmEngine(llm, library, model, decode, precision, progress)
+    return VllmEngine(llm, library, model, decode, precision, progress, sleeps)
+
+
+def _memory(share: float | None, cache: int, taken: int, device: torch.device) -> dict[str, Any]:
+    """Say what vLLM may take of which GPU, or of the machine.
+
+    share  of a GPU, for all of it: what is left of that is its cache; None where the cache's bytes are said
+    taken  bytes of weights and cache
+
+    vLLM refuses to start unless the share `gpu_memory_utilization` is free, even where the bytes of its cache are said
+    and nothing is sized by the share. Its default is nearly the whole GPU, of which the learner holds a part: so the
+    share is then what vLLM takes for certain.
+    """
+    if device.type == "cpu":
+        return {"kv_cache_memory_bytes": cache}
+    index = device.index or 0
+    which = {"device_ids": [index]} if index else {}
+    if share is not None:
+        return {"gpu_memory_utilization": share, **which}
+    certain = share_of(taken, torch.cuda.get_device_properties(index).total_memory)
+    return {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": certain, **which}
+
+
+def share_of(taken: int, whole: int) -> float:
+    """Return the share of a GPU that so many bytes are, as vLLM takes one: above 0, and 1 at most.
+
+    >>> share_of(20, 80), share_of(100, 80)
+    (0.25, 1.0)
+    """
+    return min(1.0, max(1, taken) / whole)
 
 
 def _facts(spec: EngineSpec, config: Any, weights: Mapping[str, Tensor], on_cpu: bool) -> ModelFacts:
@@ -108,10 +147,15 @@ def _import() -> tuple[Library, Any]:
     return Library(SamplingParams, RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA), LLM
 
 
-def _whole_prompts(model: ModelFacts) -> dict[str, Any]:
-    """Keep vLLM's scheduler from running a prompt in parts: the number that it then draws too early it takes back,
-    which the generators of a CPU cannot do.
+def _scheduling(model: ModelFacts, on_cpu: bool) -> dict[str, Any]:
+    """Keep vLLM's scheduler from what cannot be undone.
+
+    On a CPU from running a prompt in parts: the number that it then draws too early it takes back, which the generators
+    there cannot do. On a GPU from scheduling a step before the one that runs has ended: it would be in flight as a call
+    ends, and vLLM that lives in this process waits for it neither before it sleeps nor before it takes weights.
     """
+    if not on_cpu:
+        return {"async_scheduling": False}
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(LEAST_BATCHED, model.context)}
 
 

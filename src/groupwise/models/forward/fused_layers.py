@@ -12,7 +12,7 @@ run would not have the same bits.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -35,6 +35,14 @@ class FusedLayers:
     def running(self) -> AbstractContextManager[None]:
         """Make a forward of the models run these parts by their functions here inside, and its backward anywhere."""
         return replaced((part, partial(forward, part)) for part, forward in self.parts)
+
+
+def one_kernel_norms(model: nn.Module) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+    """Find the norms that torch's own RMS norm gives too: one kernel on a GPU, without a gradient of ours."""
+    candidates = (_torch_norm, _torch_norm_about_one)
+    norms = [module for module in model.modules() if _is_norm(module)]
+    tried = ((norm, _forward_of(norm, candidates)) for norm in norms)
+    return [(norm, partial(forward, norm)) for norm, forward in tried if forward is not None]
 
 
 class Linear(torch.autograd.Function):
@@ -149,6 +157,14 @@ def _norm_about_one(module: Any, hidden_states: Tensor) -> Tensor:
     return RMSNorm.apply(hidden_states, 1 + module.weight, _eps(module))  # type: ignore[return-value]
 
 
+def _torch_norm(module: Any, hidden_states: Tensor) -> Tensor:
+    return nn.functional.rms_norm(hidden_states, module.weight.shape, module.weight, _eps(module))
+
+
+def _torch_norm_about_one(module: Any, hidden_states: Tensor) -> Tensor:
+    return nn.functional.rms_norm(hidden_states, module.weight.shape, 1 + module.weight, _eps(module))
+
+
 def _gated_mlp(module: Any, x: Tensor) -> Tensor:
     gate, up, down = module.gate_proj(x), module.up_proj(x), module.down_proj
     if type(down) is not nn.Linear:  # one with adapters, say, which has a forward of its own
@@ -162,14 +178,18 @@ def _linear(module: Any, x: Tensor) -> Tensor:
     return Linear.apply(x, module.weight, module.bias)  # type: ignore[return-value]
 
 
-def _forward_of(module: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
-    """Find the function that gives what the module gives, tried on the module with small weights."""
+def _forward_of(
+    module: nn.Module, norms: Sequence[Callable[[Any, Tensor], Tensor]] = (_norm, _norm_about_one)
+) -> Callable[[Any, Tensor], Tensor] | None:
+    """Find the function that gives what the module gives, tried on the module with small weights; of a norm among
+    `norms`.
+    """
     if type(module) is nn.Linear:
         return _linear
     numbers = torch.Generator().manual_seed(0)
     x = torch.randn(3, 6, generator=numbers) * torch.tensor([1e-3, 1.0, 30.0])[:, None]  # 1e-3: where eps counts
     if _is_norm(module):
-        small, candidates = copy.copy(module), (_norm, _norm_about_one)
+        small, candidates = copy.copy(module), norms
         small._parameters = {"weight": nn.Parameter(torch.rand(6, generator=numbers) + 0.5)}
     elif _is_gated_mlp(module):
         small, candidates = copy.copy(module), (_gated_mlp,)
