@@ -149,11 +149,14 @@ def plan(
         str,
         typer.Option(help="Of each rank: a100, h100, h200, b200; cpu is this machine, measured; a file NAME.toml."),
     ] = "cpu",
+    cards: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Devices that there are, for ranks and engines; one a rank.")
+    ] = None,
 ) -> None:
     """What a recipe takes on so many ranks of a device: memory of each by phase, and about how long a step takes."""
     from groupwise.commands.plan import in_words, scale_plan
 
-    Terminal().print(in_words(scale_plan(recipe, _assigned(set), ranks, device)))
+    Terminal().print(in_words(scale_plan(recipe, _assigned(set), ranks, device, cards)))
 
 
 @app.command()

@@ -12,6 +12,7 @@ from transformers import LlamaConfig
 from groupwise.commands.plan import ScalePlan, in_words, scale_plan
 from groupwise.core.errors import UsageError
 from groupwise.models.tiny import TinySpec
+from groupwise.planning.parts import WORKSPACES, engine_parts
 from tests.commands.test_cli import call
 from tests.moe_policy import save_moe
 
@@ -62,7 +63,8 @@ def test_quickstart_on_any_device(device: str, ranks: int, monkeypatch, capfd) -
     parts = ["memory, of ", "generating", "updating", "fits         yes", "a step, estimated", "in all", "left out"]
     for part in [*parts, "estimate     arithmetic, and no measurement: ", "constants "]:
         assert part in out, part
-    assert (f"groupwise train says: learner.ranks = {ranks} with device: " in out) == (device != "cpu")
+    assert "groupwise train says: " not in out
+    assert ("not tried on several cards by us" in out) == (device != "cpu" and ranks > 1)
     assert max(map(len, out.splitlines())) <= 120
 
 
@@ -107,7 +109,9 @@ def test_what_is_refused_on_a_gpu_or_without_one_is_said_of_the_device_that_is_p
 
 
 def test_what_rank_0_has_for_itself_is_not_dealt(large: Path) -> None:
-    never = planned(64, "a100", model=str(large), reference__precision="fp32", engine__count=4, engine__process="child")
+    never = planned(
+        64, "a100", model=str(large), reference__precision="fp32", engine__count=32, engine__process="child"
+    )
     assert never.fits_from is None
     assert "no, on no number of ranks: what rank 0 has for itself stays; engine.address puts" in said(never)
 
@@ -173,7 +177,7 @@ def test_what_a_run_annotates_is_counted() -> None:
     ("changes", "devices"),
     [
         ({}, 1),
-        ({"engine__process": "child", "engine__count": 8}, 1),
+        ({"engine__process": "child", "engine__count": 8}, 2),
         ({"engine__address": "one:7001, two:7001"}, 2),
         ({"engine__process": "child", "engine__count": 8, "placement__ray": "h:1"}, 1),
         ({"engine__process": "child", "engine__count": 8, "placement": {"ray": "h:1", "engine_gpus": 0.5}}, 4),
@@ -182,11 +186,58 @@ def test_what_a_run_annotates_is_counted() -> None:
     ],
 )
 def test_a_plan_adds_no_device_that_is_not_there(changes: dict[str, Any], devices: int) -> None:
-    """Engines share the run's own device, unless they are at addresses or a Ray elsewhere gives them GPUs."""
+    """Engines share the ranks' own cards, unless they are at addresses or a Ray elsewhere gives them GPUs."""
     plan = planned(2, **changes)
     assert plan.shape.devices == devices
     if devices == 1:
         assert plan.phases[0].total("operations") == planned(2).phases[0].total("operations")
+
+
+@pytest.mark.parametrize(
+    ("engine", "ranks", "cards", "engines", "devices", "beside"),
+    [
+        ("local", 1, 1, 8, 1, (8, 0)),
+        ("vllm", 1, 8, 7, 7, (0, 0)),
+        ("local", 4, 8, 4, 4, (0, 0)),
+        ("local", 8, 8, 1, 1, (1, 0)),
+        ("vllm", 8, 8, 8, 8, (1, 1)),
+        ("local", 64, 64, 16, 8, (2, 2)),
+    ],
+)
+def test_engines_are_on_the_cards_of_the_runs_machine(
+    engine: str, ranks: int, cards: int, engines: int, devices: int, beside: tuple[int, int]
+) -> None:
+    """On 1, 8 and 64 H100: one with a card of its own takes nothing of a rank's, and no more sample than are there."""
+    changes = {"engine": {"name": engine, "process": "child", "count": engines}}
+    plan = scale_plan("quickstart", {**SET, **changes}, ranks, "h100", cards)
+    shape, of_one = plan.shape, engine_parts(plan.planned, plan.memory.cuts)
+    assert (shape.devices, shape.beside) == (devices, beside)
+    for part, size in of_one.items():
+        assert plan.memory.parts[part] == beside[0] * size
+        if plan.memory.follower is not None:
+            assert plan.memory.follower.parts[part] == beside[1] * size
+            held = {name for phase in plan.memory.follower.phases.values() for name in phase}
+            assert (part in held) == (beside[1] > 0)
+    alone = of_one["engine's weights"] + of_one["engine's cache"] + of_one["drawing"] + WORKSPACES
+    assert plan.engine_card == (alone if cards > ranks else 0)
+    words = said(plan)
+    assert ("an engine's own card" in words) == (cards > ranks)
+    assert "rests on the seconds of sampling: " in words
+    assert "compared memory: five tiny models on one H200" in words
+    assert words.count("not tried on several cards by us") == (cards > 1)
+
+
+def test_what_the_seconds_of_sampling_rest_on_is_what_decides_them(large: Path) -> None:
+    """A layer's launches where they take longest, the bandwidth where layers are recorded or rows are many."""
+    few = {"model": str(large), "prompts_per_step": 2, "engine__name": "vllm", "engine__precision": "bf16"}
+    read = "the seconds of sampling: reading weights, keys and values at 50% of 3,350 GB/s, a share that is assumed"
+    assert read in said(planned(1, **few))
+    assert "the seconds of sampling: 900 us a layer and token, measured once, on an H200" in said(planned(1))
+
+
+def test_fewer_cards_than_ranks_are_one_line() -> None:
+    with pytest.raises(UsageError, match=r"^--cards 4: 8 ranks take a card each; give 8 or more, or fewer --ranks$"):
+        scale_plan("quickstart", SET, 8, "h100", cards=4)
 
 
 def test_seconds_fall_with_ranks_until_microbatches_run_out() -> None:

@@ -223,6 +223,7 @@ OTHER: dict[str, Any] = {
     "adapter.targets": ["q_proj"],
     "guard": "stop",
     "rollback.rate_factor": 0.5,
+    "placement.share_cards": True,
     "placement.ray": "local",
     "engine.sleep": True,
     "placement.strategy": "spread",
@@ -275,6 +276,8 @@ def test_every_key_changes_the_run(key: str):
     if key.startswith("placement."):
         slow = {"task": {}, "format": {"pattern": "="}}
         given = {"placement.ray": "auto", "engine.process": "child", "learner.ranks": 2, "rewards": slow}
+    if key == "placement.share_cards":
+        given = {"learner.ranks": 2}
     if key == "prompt_truncation":
         given = {"max_prompt_tokens": 99}
     before, changed = plan(given), plan({**given, key: value})

@@ -437,7 +437,7 @@ def measured(mesh: Mesh) -> Measured:
     minibatch, _ = annotated(alone, over, algo, bare_batch())
     for learner in (alone, over):
         learner.update(minibatch, algo)
-    set_unsharded_state(over.model, alone.model.state_dict())  # the same weights to the bit
+    set_unsharded_state(over.model, alone.model.state_dict(), mesh.tensors)  # the same weights to the bit
     before = alone.completion_logprobs(groups, pad=0)
     every = Precisions("bf16", "bf16", "bf16")
     tolerances = [measured_tolerance(whole_policy, x, every, prompts, completions) for x in (alone, over)]

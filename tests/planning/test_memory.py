@@ -154,7 +154,7 @@ def test_adapters_alone_have_gradients_and_moments_and_are_merged_on_their_way_t
     adapters = 4 * adapter_size(weights, rank=4)
     assert memory.parts["weights"] == WEIGHTS + adapters
     assert (memory.parts["moments"], memory.parts["gradients"]) == (2 * adapters, adapters)
-    assert memory.parts["merged weights"] == 4 * sum(weight.numel() for weight in weights.values())
+    assert memory.parts["merged weights"] == 2 * 4 * max(weight.numel() for weight in weights.values())
     assert "merged weights" in memory.phases["loading weights"]
     assert all(parameter.requires_grad for parameter in MODEL.parameters()), "the model stays as it is"
 

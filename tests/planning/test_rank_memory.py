@@ -68,13 +68,15 @@ def test_another_rank_has_no_engine_and_its_own_rows() -> None:
     assert own["moments"] + over.parts["moments"] == 2 * WEIGHTS, "all rows between them"
 
 
-def test_at_the_start_each_rank_has_all_models_whole() -> None:
+def test_at_the_start_rank_0_has_all_models_whole_and_another_its_part_and_one_group() -> None:
     value = WEIGHTS - 4 * 5000 * 64 + 4 * 65  # a head of one number
     over = ranked(2, critic=CriticSettings(), reference=4)
-    assert over.parts["whole models"] == 2 * WEIGHTS + value
-    assert "whole models" in over.phases["starting"]
+    assert over.parts["models at the start"] == 2 * WEIGHTS + value
+    assert "models at the start" in over.phases["starting"]
     assert over.follower is not None
-    assert over.follower.bytes_of("starting") == HELD + over.parts["whole models"]
+    outer = 2 * 4 * 5000 * 64  # an untied head and embedding are one group
+    arriving = over.follower.bytes_of("starting") - HELD
+    assert arriving == pytest.approx((2 * WEIGHTS + value) / 2 + outer, rel=0.01)
 
 
 def test_rank_0_gathers_the_whole_policy_to_save_it_and_of_adapters_one_weight() -> None:
@@ -92,7 +94,9 @@ def test_a_critic_and_a_frozen_reference_are_dealt_alike() -> None:
 def test_a_reward_model_is_dealt_and_what_it_runs_is_gathered() -> None:
     alone, over = (ranked(ranks, reward_model=True) for ranks in (1, 2))
     assert over.parts["reward model"] == pytest.approx(alone.parts["reward model"] / 2, rel=0.02)
-    assert over.parts["whole models"] == WEIGHTS + alone.parts["reward model"], "at the start it is whole on each rank"
+    assert over.parts["models at the start"] == WEIGHTS + alone.parts["reward model"], (
+        "at the start it is whole on rank 0"
+    )
     assert (alone.parts["gathered to score"], "scoring" in ranked(2).phases) == (0, False)
     assert over.parts["gathered to score"] > over.parts["reward model"]
     assert over.follower is not None
@@ -107,7 +111,7 @@ def test_each_gpu_holds_its_own_rank_alone() -> None:
     over = ranked(64, device="cuda")
     assert not any(part.startswith(OTHER_RANKS) for part in over.parts)
     assert over.parts["process"] == WORKSPACES
-    assert over.parts["batch"] == over.parts["whole models"] == 0
+    assert over.parts["batch"] == over.parts["models at the start"] == 0
     assert over.own_bytes("updating") == over.bytes_of("updating")
     assert over.parts["moments"] == pytest.approx(2 * WEIGHTS / 64, rel=0.1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import time
@@ -47,6 +48,7 @@ def acts(mesh: Mesh, folder: Path) -> dict[str, object]:
     return {
         "sums": mesh.sums([0.1 * (mesh.rank + 1), mesh.rank]),
         "not_finite": math.isnan(mesh.sums([math.nan if mesh.rank else 1.0])[0]),
+        "of_a_card": of_a_card(dataclasses.replace(mesh, device=f"cuda:{mesh.rank}")),
         "joined": {name: bits(mesh.joined(own_part(x, mesh.rank))) == bits(x) for name, x in TENSORS.items()},
         "arrived": {
             name: bits(arrived[name]) == bits(x) and arrived[name].shape == x.shape for name, x in TENSORS.items()
@@ -58,6 +60,20 @@ def acts(mesh: Mesh, folder: Path) -> dict[str, object]:
         "refused": refused(mesh, folder),
         "late": waits(mesh),
     }
+
+
+def of_a_card(mesh: Mesh) -> list[object]:
+    """What passes beside a model's tensors, of ranks whose models are on GPUs: it stays on the processor."""
+    told = mesh.tensors({"x": TENSORS["bfloat16"]} if mesh.leads else {})["x"]
+    joined = mesh.joined(own_part(TENSORS["int64"], mesh.rank))
+    devices = {x.device.type for x in (told, joined)}
+    return [
+        mesh.sums([1.0]),
+        mesh.all_agree(True),
+        mesh.of_each(mesh.rank),
+        bits(joined) == bits(TENSORS["int64"]),
+        *devices,
+    ]
 
 
 def refused(mesh: Mesh, folder: Path) -> str:

@@ -67,7 +67,7 @@ def test_columns_that_are_not_there_stay_so():
 
 def test_a_rank_that_cannot_start_is_named_with_its_last_words():
     with pytest.raises(UsageError) as refused:
-        lead("groupwise.training.nowhere", {}, size=2, seconds=5, go_on="")
+        lead("groupwise.training.nowhere", {}, ["cpu", "cpu"], seconds=5, go_on="")
     assert str(refused.value) == (
         "learner.ranks: rank 1 did not start: it ended: exit code 1 "
         "(ModuleNotFoundError: No module named 'groupwise.training.nowhere')"

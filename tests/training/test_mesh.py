@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from groupwise.core.errors import UsageError
-from groupwise.training.mesh import ALONE, connect, rendezvous
+from groupwise.training.mesh import ALONE, ENDS_WORK, NCCL_ERRORS, connect, rendezvous
 from tests import two_ranks
 from tests.training.rank_acts import DEADLINE, TENSORS
 
@@ -29,6 +31,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 SEEN = {
     "sums": lambda rank: [pytest.approx(0.3), 1],
     "not_finite": lambda rank: True,
+    "of_a_card": lambda rank: [[2.0], True, [0, 1], True, "cpu"],
     "joined": lambda rank: dict.fromkeys(TENSORS, True),
     "arrived": lambda rank: dict.fromkeys(TENSORS, True),
     "plain": lambda rank: True,
@@ -84,3 +87,28 @@ def test_a_port_that_is_taken_and_ranks_that_do_not_come_are_one_line():
         connect(store, 0, 2, seconds=1)
     assert "\n" not in str(refused.value)
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("cards", "backend", "bound"),
+    [(("GPU-a", "GPU-b"), "cpu:gloo,cuda:nccl", torch.device("cuda:1")), (("GPU-a", "GPU-a"), "gloo", None)],
+)
+def test_a_rank_takes_its_card_before_it_meets_the_others_over_nccl_or_gloo(cards, backend, bound, monkeypatch):
+    """torch is asked for this, and no further: there is no GPU here."""
+    asked: list[object] = []
+
+    def starts(name, **options):
+        asked.append((name, options["device_id"], options["rank"]))
+        raise RuntimeError("no GPU here")
+
+    monkeypatch.setenv(NCCL_ERRORS, "")  # so that it is gone again behind this test
+    monkeypatch.delenv(NCCL_ERRORS)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=cards[1]))
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    monkeypatch.setattr(dist, "init_process_group", starts)
+    store = dist.HashStore()
+    store.set("rank 0", cards[0])
+    with pytest.raises(UsageError, match=r"^rank 1 of 2 did not find the others: no GPU here"):
+        connect(store, 1, 2, "cuda:1", seconds=5)
+    assert asked == ["cuda:1", (backend, bound, 1)]
+    assert os.environ[NCCL_ERRORS] == ENDS_WORK

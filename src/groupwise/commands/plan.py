@@ -21,15 +21,17 @@ from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
 from groupwise.config.validate import require_offloadable, require_rankable
 from groupwise.core.errors import UsageError
+from groupwise.core.machine.cards import NOT_TRIED, Cards, placed
 from groupwise.core.machine.free_memory import free_memory, held_memory
+from groupwise.core.processes.place import Role
 from groupwise.core.task import PlaysTurns
 from groupwise.engines.local.forward import require_sampled
 from groupwise.models.context import positions
 from groupwise.models.forward.heads import halves, require_plain_head
 from groupwise.models.load import has_tokenizer, load_tokenizer, require_config
 from groupwise.models.moe.record import require_routers
-from groupwise.planning.memory import OTHER_RANKS, MemoryPlan, fewest_ranks, plan
-from groupwise.planning.parts import PlannedRun, planned_run
+from groupwise.planning.memory import OTHER_RANKS, USABLE, MemoryPlan, fewest_ranks, plan
+from groupwise.planning.parts import WORKSPACES, PlannedRun, engine_parts, planned_run
 from groupwise.planning.run_shape import RunShape, microbatch_sizes
 from groupwise.planning.shard_groups import held_bytes
 from groupwise.planning.step_time import CPU, Device, Phase, device_of, numbers_of, step_phases, step_seconds
@@ -38,6 +40,12 @@ from groupwise.planning.step_time import CPU, Device, Phase, device_of, numbers_
 WIDTH, WORD, FIRST = 112, 13, 24
 #: Size of what may be small, in words.
 _size = partial(size_in_words, small=True)
+#: What plans have been put beside (docs/scale.md).
+COMPARED_ON_CPU = "runs of one and two ranks on CPUs: memory within 8 %, seconds within a third, of tiny models a sixth"
+COMPARED_ON_GPUS = (
+    "memory: five tiny models on one H200, within 5 %; seconds: two runs there, 0.3 and 0.6 of what they took, and "
+    "training rates that others publish of 8 to 128 GPUs, within a quarter; sampling: nothing (docs/scale.md)"
+)
 #: Sampling that takes this share of a step, or more, is said.
 MOST_OF_A_STEP = 0.5
 
@@ -47,6 +55,7 @@ class ScalePlan:
     """A run over ranks, planned.
 
     shape      its lengths, rows and ranks
+    cards      GPUs of the run's own machine that its ranks and engines take, if it is for the run to say
     planned    its models, without memory
     memory     of each rank
     fits_from  the fewest ranks that have room; None if no number of them has
@@ -57,6 +66,7 @@ class ScalePlan:
     run: Plan
     device: Device
     shape: RunShape
+    cards: Cards | None
     planned: PlannedRun
     memory: MemoryPlan
     fits_from: int | None
@@ -69,14 +79,26 @@ class ScalePlan:
         return self.shape.ranks
 
     @property
+    def engine_card(self) -> int:
+        """Bytes of an engine that has a card for itself; 0 if none has."""
+        if self.cards is None or not self.cards.alone:
+            return 0
+        own = engine_parts(self.planned, self.memory.cuts)
+        return WORKSPACES + sum(own[part] for part in ("engine's weights", "engine's cache", "drawing"))
+
+    @property
     def seconds(self) -> float:
         """Estimate of a step's seconds."""
-        return step_seconds(self.phases, beside=self.shape.ahead and self.shape.elsewhere)
+        apart = self.shape.elsewhere or (self.cards is not None and self.cards.apart)
+        return step_seconds(self.phases, beside=self.shape.ahead and apart)
 
 
-def scale_plan(recipe: str, overrides: Mapping[str, object], ranks: int | None, device: str) -> ScalePlan:
+def scale_plan(
+    recipe: str, overrides: Mapping[str, object], ranks: int | None, device: str, cards: int | None = None
+) -> ScalePlan:
     """Plan a recipe with these keys over it, on so many ranks (those of the recipe unless said) of a device.
 
+    cards  devices that there are, of which engines in children take those that no rank has; None: one a rank
     Raises UsageError if the recipe is wrong, its model or its problems are not there, or the device is not known.
     """
     run = resolve(recipes.load(recipe, overrides))
@@ -91,8 +113,24 @@ def scale_plan(recipe: str, overrides: Mapping[str, object], ranks: int | None, 
     _require_trainable(run, model)
     if wrong := too_long(run.recipe, model.config, longest):
         raise UsageError(wrong)
-    shape = dataclasses.replace(run_shape(run, longest, positions(model.config)), ranks=count)
-    return _planned(run, model, shape, on, held)
+    on_cards = _cards(run, on, count, count if cards is None else cards)
+    shape = dataclasses.replace(run_shape(run, longest, positions(model.config), on_cards), ranks=count)
+    return _planned(run, model, shape, on, on_cards, held)
+
+
+def _cards(run: Plan, device: Device, ranks: int, cards: int) -> Cards | None:
+    """Place ranks and engines in children on the cards of the run's own machine; None on a CPU and with a Ray.
+
+    Raises UsageError for fewer cards than ranks.
+    """
+    if device.name == CPU:
+        return None
+    if cards < ranks:
+        raise UsageError(f"--cards {cards}: {ranks} ranks take a card each; give {ranks} or more, or fewer --ranks")
+    if run.recipe.placement.ray:
+        return None
+    here, engines = min(cards, device.machine), run.processes.get(Role.ENGINE, 0)
+    return placed(here, min(ranks, here), engines)
 
 
 def _longest_prompt(run: Plan, folder: Path, config: Any) -> int:
@@ -113,7 +151,7 @@ def _require_trainable(run: Plan, model: Any) -> None:
         require_routers(halves(model)[0])
 
 
-def _planned(run: Plan, model: Any, shape: RunShape, device: Device, held: int) -> ScalePlan:
+def _planned(run: Plan, model: Any, shape: RunShape, device: Device, cards: Cards | None, held: int) -> ScalePlan:
     recipe, free = run.recipe, int(device.memory)
     kind = CPU if device.name == CPU else "cuda"
     planned = planned_run(model, shape, recipe.learner, recipe.critic, recipe.adapter, kind)
@@ -122,6 +160,7 @@ def _planned(run: Plan, model: Any, shape: RunShape, device: Device, held: int) 
         run=run,
         device=device,
         shape=shape,
+        cards=cards,
         planned=planned,
         memory=memory,
         fits_from=fewest_ranks(planned, held, free),
@@ -169,6 +208,8 @@ def _what(scale: ScalePlan) -> list[str]:
         ),
         _line("microbatches", _microbatches(scale)),
     ]
+    if scale.cards is not None and len(scale.cards.ranks) + len(scale.cards.engines) > 1:
+        lines.append(_line("cards", "on the run's own machine " * (machines > 1) + str(scale.cards)))
     return [*lines, *([_line("not yet", f"groupwise train says: {scale.refused}")] if scale.refused else [])]
 
 
@@ -196,24 +237,24 @@ def _memory(scale: ScalePlan) -> list[str]:
     for phase in shown:
         own = _size(memory.own_bytes(phase))
         lines.append(_row(f"  {phase}", own, _size(follower.bytes_of(phase)) if follower else ""))
+    if scale.engine_card:
+        words = "an engine's own card"
+        lines.append(_row(f"  {words}", _size(scale.engine_card)))
     own = {part: memory.parts[part] for part in memory.phases[largest] if not part.startswith(OTHER_RANKS)}
     lines.append(_line("largest", f"{largest} on rank 0: {largest_parts(own, small=True)}"))
     if scale.device.name == CPU and follower:
         lines.append(_line("all ranks", f"{size_in_words(memory.peak)} of this machine at most, while {memory.phase}"))
     elif follower:
-        whole = sum(held_bytes(held.groups.every, 1) for held in scale.planned.models)
-        lines.append(
-            _line(
-                "at the start",
-                f"each rank has all models whole in its machine's memory, {size_in_words(whole)}: "
-                f"{size_in_words(whole * min(scale.ranks, scale.device.machine))} a machine",
-            )
-        )
+        whole = size_in_words(sum(held_bytes(held.groups.every, 1) for held in scale.planned.models))
+        words = f"rank 0 has all models whole in its machine's memory, {whole}; on a card an engine's copy is"
+        lines.append(_line("at the start", words))
     return [*lines, _line("fits", _fits(scale))]
 
 
 def _fits(scale: ScalePlan) -> str:
     memory, machine = scale.memory, scale.device.name == CPU
+    if scale.engine_card > USABLE * scale.device.memory:
+        return "no, not on a card that an engine has for itself; engine.max_rows, engine.precision, engine.cache_mib"
     if memory.fits:
         fewer = f"; the fewest ranks that have room are {scale.fits_from}" * bool(scale.fits_from and scale.ranks > 1)
         return f"yes, with a tenth of the memory to spare{fewer}"
@@ -237,13 +278,36 @@ def _time(scale: ScalePlan) -> list[str]:
         "arithmetic, and no measurement: of each piece of work the longest of its operations, bytes of memory, bytes "
         "over the network and layers one after another, each over a constant"
     )
-    lines.append(_line("estimate", words))
+    lines += [_line("estimate", words), _line("compared", _compared(scale)), _line("rests on", _basis(scale))]
     sampling = scale.phases[0].seconds / scale.seconds
     if sampling >= MOST_OF_A_STEP and scale.ranks > 1:
         devices = f"{scale.shape.devices} device{'s' * (scale.shape.devices > 1)}"
         more = "" if scale.shape.elsewhere else "; engine.address names engines elsewhere"
+        if scale.cards is not None and scale.cards.sampling < scale.cards.count:
+            more = "; engines in children (engine.process, engine.count) sample on more cards" + more
         lines.append(_line("sampling", f"{sampling:.0%} of it, on {devices}, while the ranks wait{more}"))
     return lines
+
+
+def _compared(scale: ScalePlan) -> str:
+    """Say beside what such a plan has been put, and beside what not."""
+    if scale.device.name == CPU:
+        return COMPARED_ON_CPU
+    said = scale.cards is not None and len(scale.cards.ranks) + len(scale.cards.engines) > 1
+    return COMPARED_ON_GPUS + f"; {NOT_TRIED}" * (not said and (scale.ranks > 1 or scale.shape.devices > 1))
+
+
+def _basis(scale: ScalePlan) -> str:
+    """Say on which constant the seconds of sampling rest, and where that comes from."""
+    device, work = scale.device, scale.phases[0].work[0]
+    bases = {
+        "operations": f"{device.reached:.0%} of its operations, a share taken from what others publish of training",
+        "memory": f"reading weights, keys and values at {device.streamed:.0%} of {device.bandwidth / 1e9:,.4g} GB/s, a "
+        "share that is assumed",
+        "layers": f"{device.layer * 1e6:g} us a layer and token, "
+        + ("a constant of this processor" if device.name == CPU else "measured once, on an H200 with 135M weights"),
+    }
+    return f"the seconds of sampling: {bases[work.longest(device, scale.ranks)]}"
 
 
 def _constants(scale: ScalePlan) -> list[str]:

@@ -66,10 +66,12 @@ def require_runnable(plan: Plan) -> None:
 def require_rankable(recipe: Recipe) -> None:
     """Raise UsageError for what is not there yet for a policy that several processes hold together."""
     reasons = {
-        "device": recipe.device != "cpu" and "they compute on CPUs alone so far: set it to 'cpu'",
         "adapter.base": recipe.adapter.packs and "weights in 4 bits are not sharded: set it to 'same'",
         "learner.compile": recipe.learner.compile and "compiled layers have not been tried in shards: set it to false",
     }
+    placement = recipe.placement
+    if recipe.device != "cpu" and placement.ray and not placement.rank_gpus:
+        reasons["placement.ray"] = "an actor sees the GPUs that it is given alone: set placement.rank_gpus to 1"
     for key, reason in reasons.items():
         if recipe.learner.ranks > 1 and reason:
             raise UsageError(f"learner.ranks = {recipe.learner.ranks} with {key}: {reason}, or learner.ranks to 1")

@@ -1,7 +1,7 @@
 """Protocol of rollout engines: an engine says what it can do, generates, loads weights, and is closed at the end."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, Protocol
 
@@ -151,6 +151,29 @@ Precision = Literal["fp32", "bf16"]
 
 def silent() -> None:
     """Show no progress."""
+
+
+@dataclass(frozen=True)
+class WeightStream:
+    """Weights by name, each of which is there when it is taken and can go before the next one is.
+
+    like   tensors with their names, shapes and types, of which no number is read
+    whole  makes them, in the order of `like`
+    """
+
+    like: Mapping[str, Tensor]
+    whole: Callable[[], Iterator[tuple[str, Tensor]]]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self.whole()
+
+
+def streamed(weights: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> WeightStream:
+    """Return weights as a stream; those that are no stream are there already."""
+    if isinstance(weights, WeightStream):
+        return weights
+    there = dict(weights)
+    return WeightStream(there, lambda: iter(there.items()))
 
 
 class Engine(Protocol):

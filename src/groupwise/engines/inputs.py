@@ -4,13 +4,13 @@ An engine has its own copy of the policy, in the run's process too: updates reac
 `load_weights`, with a version, so the probe after each load compares two things.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from groupwise.core.engine import Request, Sampling
+from groupwise.core.engine import Request, Sampling, streamed
 from groupwise.core.errors import RunError, UsageError, listed
 from groupwise.engines.kinds import setting
 from groupwise.models.context import positions, positions_in_words, window
@@ -99,15 +99,17 @@ def broken(version: int) -> RunError:
     )
 
 
-def copy_weights(model: nn.Module, given: Mapping[str, Tensor], keeps: int) -> None:
-    """Replace every parameter, and buffers where named.
+def copy_weights(model: nn.Module, given: Iterable[tuple[str, Tensor]], keeps: int) -> None:
+    """Replace every parameter, and buffers where named, one after another.
 
     keeps  the version that the model has where a name or a shape does not match
     Raises RunError then, and nothing is changed.
     """
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    require_whole(shapes_of(given), shapes_of(parameters), shapes_of(buffers), keeps)
+    weights = streamed(given)
+    require_whole(shapes_of(weights.like), shapes_of(parameters), shapes_of(buffers), keeps)
     own = parameters | buffers
     with torch.no_grad():
-        for name, tensor in given.items():
+        for name, tensor in weights:
             own[name].copy_(tensor)
+            del tensor  # before the next one is gathered

@@ -24,11 +24,13 @@ def make_engine(
     routes: bool = False,
     note: Note = lambda line: None,
     place: Place = HERE,
+    devices: Sequence[str] = (),
 ) -> Engine:
     """Return an engine that samples from a copy of the policy; `routes`: with the experts chosen. Close it after use.
 
-    note   hears how an engine inside samples if not as it should, and of a process that is started again
-    place  where processes of engines are started
+    note     hears how an engine inside samples if not as it should, and of a process that is started again
+    place    where processes of engines are started
+    devices  of each of them; without any, the policy's
     Raises UsageError if the policy's model cannot be sampled, or has no experts to record.
     """
     if settings.place == "inside":
@@ -38,9 +40,13 @@ def make_engine(
         reaches = [reach_address(address, settings.start_deadline) for address in addresses_of(settings.address)]
     else:
         reaches = [reach_place(place, settings.python, settings.start_deadline)] * settings.count
-    makers = [partial(RemoteEngine, policy, settings, routes, note, reach=reach) for reach in reaches]
-    newest = partial(newest_weights, policy, on_card=settings.place == "child", note=note)
-    engine, libraries = _as_one(makers, newest)
+    each = devices or [str(policy.model.device)] * len(reaches)
+    makers = [
+        partial(RemoteEngine, policy, settings, routes, note, reach=reach, device=device)
+        for reach, device in zip(reaches, each, strict=True)
+    ]
+    beside = settings.place == "child" and set(each) == {str(policy.model.device)}
+    engine, libraries = _as_one(makers, partial(newest_weights, policy, on_card=beside, note=note))
     if settings.address or settings.python:  # not what the run itself would have sampled with
         for library in dict.fromkeys(libraries):
             note(f"engine       {library}")

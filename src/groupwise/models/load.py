@@ -282,13 +282,14 @@ def description(model: Any) -> dict[str, Any]:
     }
 
 
-def model_like(kind: Any, described: Mapping[str, Any]) -> Any:
+def model_like(kind: Any, described: Mapping[str, Any], device: str = "cpu") -> Any:
     """Return a model of transformers' `kind` with random weights, dropout off, without touching anyone's random
     numbers.
 
+    device  "meta": a model without memory
     Raises UsageError if this process cannot make one.
     """
-    with loading("the model of another rank"), torch.random.fork_rng(devices=[]):
+    with loading("the model of another rank"), torch.random.fork_rng(devices=[]), torch.device(device):
         config = CONFIG_MAPPING[described["config"]["model_type"]].from_dict(dict(described["config"]))
         config.name_or_path = described["name"]
         model = kind.from_config(

@@ -3,7 +3,7 @@
 An ordinary tensor is whole already, so callers need not know whether a model is sharded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -75,10 +75,16 @@ def unsharded_state(model: nn.Module, holds: bool) -> dict[str, Tensor]:
     return {name: gathered[id(entry)] for name, entry in state.items()} if holds else {}
 
 
-def set_unsharded_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Set every entry of a model's state, of which each rank has all. Raises ValueError if it has others."""
+def set_unsharded_state(
+    model: nn.Module, state: Mapping[str, Tensor], told: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+) -> None:
+    """Set every entry of a model's state, which rank 0 has whole and tells the others one after another.
+
+    Raises ValueError, on every rank, if it has others than the model.
+    """
     own = model.state_dict(keep_vars=True)
-    if {k: x.shape for k, x in own.items()} != {k: x.shape for k, x in state.items()}:
-        raise ValueError("the weights are of another model")
     for name, entry in own.items():
-        set_unsharded(entry, state[name])
+        arrived = told({name: state[name]} if name in state else {})
+        if {k: x.shape for k, x in arrived.items()} != {name: entry.shape}:
+            raise ValueError("the weights are of another model")
+        set_unsharded(entry, arrived[name])

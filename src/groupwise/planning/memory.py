@@ -100,7 +100,7 @@ def _plan(run: PlannedRun, cuts: Cuts, held: int, free: int) -> MemoryPlan:
     phases, others = _phases(run), run.shape.ranks - 1
     if not others:
         return MemoryPlan(parts, phases, held, free, cuts)
-    follower = MemoryPlan(other_rank_parts(run, parts, held), phases_of(run, rank=1), held, free, cuts)
+    follower = MemoryPlan(other_rank_parts(run, cuts, parts, held), phases_of(run, rank=1), held, free, cuts)
     if run.on_cpu:  # one machine has all of them
         each = {phase: f"{OTHER_RANKS}{phase}" for phase in phases}
         parts |= {each[phase]: others * follower.bytes_of(phase) for phase in phases}

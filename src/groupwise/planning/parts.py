@@ -56,6 +56,8 @@ UPDATING, UPDATING_CRITIC, ANNOTATING = "updating", "updating the critic", "anno
 #: Every phase of a run, in the order in which a plan tells them.
 PHASES = (GENERATING, UPDATING, LOADING, SCORING, ANNOTATING, UPDATING_CRITIC, STARTING, SAVING)
 EVERY, NONE = frozenset(PHASES), frozenset[str]()
+#: What each engine has; where it shares another rank's GPU, that rank has it too.
+OF_AN_ENGINE = ("engine's weights", "engine's cache", "cache between steps", "drawing")
 STEP = EVERY - {STARTING}  # the models are in shards
 UPDATES = frozenset({UPDATING, UPDATING_CRITIC})
 
@@ -82,7 +84,7 @@ class PlannedRun:
     base       the policy without adapters, as an engine samples from it
     policy     the model that trains: with adapters, if the run has any
     reference  the frozen copy; None if the policy without its adapters is the reference, or none is read
-    merged     bytes of the weights that adapters are merged into, on their way to the engine
+    merged     bytes of the largest weight that adapters are merged into, on its way to the engine, and what is added
     """
 
     base: Any
@@ -130,7 +132,7 @@ def planned_run(
         reference=grouped(model, held=shape.reference) if shape.reference else None,
         critic=grouped(with_value_head(model)) if critic is not None else None,
         reward=grouped(with_value_head(model, bias=False), bf16=False) if shape.reward_model else None,
-        merged=sum(weight.numel() for weight in adapted_weights(model, adapter).values()) * FLOAT32,
+        merged=2 * max((weight.numel() for weight in adapted_weights(model, adapter).values()), default=0) * FLOAT32,
         shape=shape,
         learner=learner,
         critic_settings=critic,
@@ -144,7 +146,12 @@ def phases_of(run: PlannedRun, rank: int) -> dict[str, tuple[str, ...]]:
     there = {SCORING: run.reward is not None, UPDATING_CRITIC: run.critic is not None, STARTING: over, SAVING: over}
     there[ANNOTATING] = bool(run.shape.offloaded & {"reference", "critic"})  # else it holds less than an update
     phases = (phase for phase in PHASES if there.get(phase, True))
-    return {phase: tuple(part for part in table if phase in table[part][rank]) for phase in phases}
+    shares = rank > 0 and run.shape.engines_of(rank) > 0
+
+    def holds(part: str) -> Set[str]:
+        return table[part][0 if shares and part in OF_AN_ENGINE else rank]
+
+    return {phase: tuple(part for part in table if phase in holds(part)) for phase in phases}
 
 
 def held_in(ahead: bool) -> dict[str, tuple[Set[str], Set[str]]]:
@@ -186,7 +193,7 @@ def held_in(ahead: bool) -> dict[str, tuple[Set[str], Set[str]]]:
         "annotated rows": ({ANNOTATING}, NONE),
         "merged weights": ({LOADING}, NONE),
         "a gathered weight": ({LOADING}, {LOADING, SAVING}),
-        "whole models": ({STARTING}, {STARTING}),
+        "models at the start": ({STARTING}, {STARTING}),
         "gathered to be saved": ({SAVING}, NONE),
     }
 
@@ -212,9 +219,9 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
         "annotated rows": int(cuts.learner * own.layer_token) + cuts.chunk_logits * DRAWN,
         "moments": moments,
         **_engine(run, held),
+        **engines_on(run, cuts, rank=0),
         **_batch(run),
         **_kept(run, own, critics),
-        **_sampling(run, own.layer_token),
         **_scoring(run, own.layer_token),
         "gradients": trained,
         "gathered weights": own.gathered,
@@ -223,19 +230,21 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
         "critic's gathered weights": critics.gathered,
         "critic's activations": max(critics.activations, critic_visiting),
         "merged weights": run.merged,
-        "whole models": sum(held_bytes(one.groups.every, 1) for one in run.models) if run.on_cpu else 0,
+        "models at the start": sum(held_bytes(one.groups.every, 1) for one in run.models) if run.on_cpu else 0,
         "a gathered weight": largest_whole(policy.groups, ranks) if ranks > 1 else 0,
         "gathered to be saved": _gathered_to_save(run) if run.on_cpu else 0,
     }
 
 
-def other_rank_parts(run: PlannedRun, parts: dict[str, int], held: int) -> dict[str, int]:
+def other_rank_parts(run: PlannedRun, cuts: Cuts, parts: dict[str, int], held: int) -> dict[str, int]:
     """Size the parts of rank 1 from those of rank 0: columns alone of a batch, and the moments of its own rows."""
     moments, critic_moments = (
         2 * trained_part(weights_of(one), run.shape.ranks, rank=1) for one in (run.policy, run.critic)
     )
     return {
         **parts,
+        **engines_on(run, cuts, rank=1),
+        "models at the start": _arriving(run) if run.on_cpu else 0,
         "process": min(held, LIBRARIES) if run.on_cpu else WORKSPACES,  # what comes later is an engine's
         "batch": parts["columns"],
         "moments": moments,
@@ -291,6 +300,12 @@ def _scoring(run: PlannedRun, layer_token: float) -> dict[str, int]:
     return {"scored rows": int(tokens * layer_token), "gathered to score": whole if ranks > 1 else 0}
 
 
+def _arriving(run: PlannedRun) -> int:
+    """Size what a rank other than 0 has while weights arrive: its part of all models, and one group of them whole."""
+    parts = sum(held_bytes(one.groups.every, run.shape.ranks) for one in run.models)
+    return parts + max(held_bytes(group, 1) for one in run.models for group in (one.groups.outer, one.groups.largest))
+
+
 def _gathered_to_save(run: PlannedRun) -> int:
     """Size what rank 0 holds to write a checkpoint: the whole policy, or with adapters one weight after another."""
     ranks, groups = run.shape.ranks, run.policy.groups
@@ -311,18 +326,20 @@ def _kept(run: PlannedRun, *updates: UpdateBytes) -> dict[str, int]:
 
 
 def _engine(run: PlannedRun, held: int) -> dict[str, int]:
-    """Size the copies of the weights for engines and checks, and the engines' processes, of which a GPU has none."""
+    """Size the copies of the weights for checks and on their way to engines, and the engines' processes."""
     shape, weights = run.shape, weight_bytes(run.base)
-    copies = shape.kind.weight_copies if run.on_cpu else 1
     process = shape.engines * (shape.kind.process_bytes or min(held, LIBRARIES))
     return {
         "engine's process": process if run.on_cpu and shape.outside and not shape.elsewhere else 0,
-        # On a GPU those that its own children read there; for others they are in the machine's memory.
-        "shared weights": weights if shape.outside and (run.on_cpu or not shape.elsewhere) else 0,
-        "engine's weights": 0 if shape.elsewhere else shape.engines * weights * shape.engine // 4 * copies,
+        "shared weights": weights if shape.outside and (run.on_cpu or _read_on_card(shape)) else 0,
         # A policy in shards that is trained in bfloat16 is asked for its float32 answers as a whole one.
         "whole copy": weights if shape.ranks > 1 and run.learner.bf16 and shape.engine == 4 else 0,
     }
+
+
+def _read_on_card(shape: RunShape) -> bool:
+    """Tell if engines in children read the newest weights on the GPU: all are on that of a policy that is whole."""
+    return not shape.elsewhere and shape.ranks == 1 and shape.engines_of(0) == shape.engines
 
 
 def _batch(run: PlannedRun) -> dict[str, int]:
@@ -335,15 +352,18 @@ def _batch(run: PlannedRun) -> dict[str, int]:
     return {"batch": columns + rows * shape.completion * SAMPLED, "columns": columns}
 
 
-def _sampling(run: PlannedRun, layer_token: float) -> dict[str, int]:
-    """Size keys and values, and what a step and a pass over prompts take; a layer takes so much for a token."""
+def engine_parts(run: PlannedRun, cuts: Cuts) -> dict[str, int]:
+    """Size what one engine has where it samples: weights, keys and values, and what a step and a pass over prompts
+    take; without any if that is another machine.
+    """
     shape, config, widths = run.shape, run.base.config, cached_widths(run.base)
     if shape.elsewhere:
-        return {"engine's cache": 0, "held turns": 0, "cache between steps": 0, "drawing": 0}
+        return dict.fromkeys(OF_AN_ENGINE, 0)
+    copies = shape.kind.weight_copies if run.on_cpu else 1
+    own = {"engine's weights": weight_bytes(run.base) * shape.engine // 4 * copies}
     if shape.kind.cache_bytes is not None:
-        own = shape.kind.cache_bytes(config, shape.max_rows, shape.cache_mib, shape.engine, run.on_cpu)
-        taken = shape.engines * own
-        return {"engine's cache": taken, "held turns": 0, "cache between steps": taken, "drawing": 0}
+        taken = shape.kind.cache_bytes(config, shape.max_rows, shape.cache_mib, shape.engine, run.on_cpu)
+        return own | {"engine's cache": taken, "cache between steps": taken, "drawing": 0}
     sizes = (shape.prompt, shape.completion, shape.engine)
     if run.on_cpu:
         cache = cache_bytes(widths, shape.rows, *sizes)
@@ -351,10 +371,15 @@ def _sampling(run: PlannedRun, layer_token: float) -> dict[str, int]:
         cache = slot_bytes(widths, shape.rows, shape.max_rows or shape.rows, shape.samples, *sizes)
     prompts = max(PREFILL_TOKENS_CPU if run.on_cpu else PREFILL_TOKENS, shape.prompt)
     drawing = drawing_bytes(shape.rows, config.get_text_config().vocab_size, shape.truncates, shape.adjusts)
-    passing = prompts * sum(widths) * shape.engine + int(max(prompts, shape.rows) * layer_token)
-    return {
-        "engine's cache": shape.engines * cache.peak,
-        "held turns": shape.held * (shape.prompt + shape.completion) * sum(widths) * shape.engine,
-        "cache between steps": shape.engines * cache.kept,
-        "drawing": shape.engines * (drawing + passing),
-    }
+    layer = int(max(prompts, shape.rows) * policy_update(run, cuts).layer_token)
+    passing = prompts * sum(widths) * shape.engine + layer
+    return own | {"engine's cache": cache.peak, "cache between steps": cache.kept, "drawing": drawing + passing}
+
+
+def engines_on(run: PlannedRun, cuts: Cuts, rank: int) -> dict[str, int]:
+    """Size what the engines on a rank's device have, and between the turns of episodes, which rank 0 holds."""
+    shape, widths = run.shape, cached_widths(run.base)
+    each = {part: shape.engines_of(rank) * size for part, size in engine_parts(run, cuts).items()}
+    held = shape.held * (shape.prompt + shape.completion) * sum(widths) * shape.engine
+    holds = rank == 0 and not shape.elsewhere and shape.kind.cache_bytes is None
+    return {**each, "held turns": held if holds else 0}

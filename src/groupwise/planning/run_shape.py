@@ -34,6 +34,8 @@ class RunShape:
     reward_model        whether a reward model is held, which is of the policy's size
     engines             how many engines there are
     devices             how many devices they sample on
+    beside              of these engines, how many are on the GPU of rank 0, and how many at most on that of another
+                        rank; None: all are with rank 0
     outside             whether they have processes of their own: libraries once more, and the weights on their way
     elsewhere           whether that is on another machine: then the weights on their way are all that is here
     ahead               whether a batch is sampled while another trains
@@ -73,6 +75,11 @@ class RunShape:
     annotated: int = 0
     devices: int = 1
     offloaded: frozenset[str] = frozenset()
+    beside: tuple[int, int] | None = None
+
+    def engines_of(self, rank: int) -> int:
+        """Count the engines that share a rank's memory; rank 1 stands for all others."""
+        return self.beside[rank > 0] if self.beside else self.engines * (rank == 0)
 
 
 def microbatch_rows(shape: RunShape, tokens: int, line: bool) -> list[Rows]:

@@ -91,15 +91,24 @@ class Work:
     layers: float = 0.0
     bf16: bool = False
 
+    def each(self, device: Device, ranks: int) -> dict[str, float]:
+        """Divide each amount by its constant: seconds, by the amount's name."""
+        return {
+            "operations": self.operations / (device.reached * (device.bf16 if self.bf16 else device.fp32)),
+            "memory": self.memory / (device.streamed * device.bandwidth),
+            "network": self.network / device.link(ranks),
+            "outside": self.outside / device.host,
+            "layers": self.layers * device.layer,
+        }
+
+    def longest(self, device: Device, ranks: int) -> str:
+        """Name the amount that takes the longest."""
+        each = self.each(device, ranks)
+        return max(each, key=lambda amount: each[amount])
+
     def seconds(self, device: Device, ranks: int) -> float:
-        """Divide each amount by its constant, and take the longest."""
-        return max(
-            self.operations / (device.reached * (device.bf16 if self.bf16 else device.fp32)),
-            self.memory / (device.streamed * device.bandwidth),
-            self.network / device.link(ranks),
-            self.outside / device.host,
-            self.layers * device.layer,
-        )
+        """Take the longest of all amounts."""
+        return max(self.each(device, ranks).values())
 
 
 @dataclass(frozen=True)

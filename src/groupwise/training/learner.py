@@ -1,7 +1,7 @@
 """The learner: frozen log-probabilities for a batch, and one optimizer update on a minibatch; and that of adapters."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import collate, microbatches
+from groupwise.core.engine import WeightStream
 from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.prefixes import prefix_microbatches
 from groupwise.core.records import Batch, Group, UpdateRecord, UpdateResult
@@ -34,6 +35,7 @@ from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Verb
 from groupwise.training.microbatch import Microbatch, Pass
 from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, TrainedModel, place
+from groupwise.training.ranks.arrival import read_own_rows
 
 #: The columns of an UpdateRecord that are made inside the loss.
 SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
@@ -89,7 +91,10 @@ class Learner(TrainedModel):
                     with the same weights, and calls the same methods with the same batches
         """
         models = [model.eval()] if reference is None else [model.eval(), reference.eval().requires_grad_(False)]
-        self.packs = settings.shared_prefixes and mesh.all_agree(all(runs_packed(halves(m)[0]) for m in models))
+        # Rank 0 alone may have weights to try it with; the others get theirs where the models are sharded.
+        self.packs = mesh.plain(
+            mesh.leads and settings.shared_prefixes and all(runs_packed(halves(m)[0]) for m in models)
+        )
         fused = CompiledLayers(*models, bf16=settings.bf16) if settings.compile else FusedLayers(*models)
         super().__init__(model, settings, total_updates, settings.bf16, mesh)
         self.routing, self.routers, self.reference, self.fused = routing, routers, reference, fused
@@ -215,10 +220,19 @@ class Learner(TrainedModel):
             outcome = self.optimizer.finish(loss)
         return UpdateResult(loss, outcome.gradient_norm, learning_rate=rate, applied=outcome.applied, seen=seen)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter by its name, as an engine takes them, gathered one at a time if they are in shards."""
-        with self.mesh.together(Verb.WEIGHTS):
-            yield from self.unsharded_weights()
+    def weights(self) -> WeightStream:
+        """Return every parameter by its name, as an engine takes them, gathered one at a time if they are in shards."""
+
+        def whole() -> Iterator[tuple[str, Tensor]]:
+            with self.mesh.together(Verb.WEIGHTS):
+                yield from self.unsharded_weights()
+
+        return WeightStream(self.engine_parameters, whole)
+
+    @property
+    def engine_parameters(self) -> Mapping[str, Tensor]:
+        """Parameters of the model as an engine names them, of which this rank may hold a part."""
+        return dict(self.model.named_parameters())
 
     def unsharded_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter whole; all ranks call this at the same point of their work."""
@@ -269,11 +283,11 @@ class Learner(TrainedModel):
 
     def _read_policy(self, folder: Path) -> None:
         # As a model: the files of some name weights otherwise, such as each expert by itself that the model has as one.
-        saved = load_policy(folder).model.state_dict()
         if self.mesh.alone:
-            self.model.load_state_dict(saved)
-        else:
-            set_unsharded_state(self.model, saved)
+            self.model.load_state_dict(load_policy(folder).model.state_dict())
+        elif not read_own_rows(self.model, folder, self.mesh):
+            saved = load_policy(folder).model.state_dict() if self.mesh.leads else {}
+            set_unsharded_state(self.model, saved, self.mesh.tensors)
 
     def _objective(self, algorithm: Algorithm, micro: Batch, live: Tensor, entropy: Tensor) -> LossOut:
         old = live.detach() if micro.logp_old is None else micro.logp_old
@@ -335,6 +349,7 @@ class AdaptedLearner(Learner):
         reference  another one than the model with its adapters off
         """
         self.adapters = Adapters(model, adapter, seed, packs=True)
+        self.adapters.base_digest = mesh.plain(self.adapters.base_digest)
         faster = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
         super().__init__(model, reference, faster, temperature, total_updates, routing, routers, adjustment, mesh)
 
@@ -344,6 +359,11 @@ class AdaptedLearner(Learner):
             return super().reference_logprobs(batch)
         with self.adapters.off():
             return self.logprobs(self.model, batch)
+
+    @property
+    def engine_parameters(self) -> Mapping[str, Tensor]:
+        """Parameters of the model without its adapters."""
+        return self.adapters.base
 
     def unsharded_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every weight as an engine takes it, the adapters merged into it."""

@@ -2,6 +2,9 @@
 
 Every rank calls the same methods in the same order. A mesh of one process, ALONE, sends nothing anywhere.
 
+Tensors of a model in shards pass on the ranks' devices: over NCCL if each rank has a GPU of its own, else over gloo.
+All else is on the processor and passes over gloo: columns, numbers, and what JSON can hold.
+
 Rank 0 runs the loop. Before it does something that takes all ranks it tells the others a verb and the whole batch that
 it works on. They wait for the next verb, however long rank 0 samples, and do the same with the same batch. What passes
 is JSON and raw tensors.
@@ -9,6 +12,7 @@ is JSON and raw tensors.
 
 import dataclasses
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,12 +24,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 
 from groupwise.core.errors import UsageError, one_line, shortened
 from groupwise.core.files.tensor_layout import DTYPES
+from groupwise.core.machine.cards import identity
 from groupwise.core.processes.network import Address
 from groupwise.core.records import Batch, Support
 
@@ -35,6 +40,9 @@ T = TypeVar("T")
 DEADLINE = 600.0
 #: Days that a rank waits for what rank 0 says.
 FOREVER = 3650
+#: What torch reads before it makes a group over NCCL, and the value under which it ends what waits for a rank that is
+#: late, and not this process: the next sum over gloo says which rank it is.
+NCCL_ERRORS, ENDS_WORK = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
 #: A tensor's type by the name under which it passes from rank to rank.
 _NAMED = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -73,7 +81,7 @@ class Mesh:
     """The ranks as one of them sees them.
 
     rank, size   its number, from 0, and how many there are
-    device       where its tensors are
+    device       where its model's tensors are
     shards       torch's record of the ranks, for the shards of a model; None for a process by itself
     waiting      the ranks once more, for what one of them may wait for as long as it takes, on the CPU
     """
@@ -108,7 +116,7 @@ class Mesh:
         """Add each value up over the ranks in float64; the same bits on each."""
         if self.alone:
             return list(values)
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total)
         return total.tolist()
 
@@ -119,7 +127,7 @@ class Mesh:
         """
         if self.alone or not part.numel():
             return part
-        flat = part.detach().to(self.device, copy=True).contiguous()
+        flat = part.detach().to("cpu", copy=True).contiguous()
         dist.all_reduce(flat.view(-1).view(torch.uint8))
         return flat.to(part.device)
 
@@ -167,17 +175,6 @@ class Mesh:
                 dist.broadcast(data.view(-1).view(torch.uint8), 0, group=self.waiting)
             arrived[name] = data
         return arrived
-
-    def share_weights(self, model: nn.Module) -> None:
-        """Put rank 0's weights and buffers, in its types, into a whole model of every rank, one at a time."""
-        for entry in model.state_dict(keep_vars=True).values():
-            arrived = self.tensors({"": entry} if self.leads else {})[""]
-            if not self.leads:
-                entry.data.copy_(arrived)
-        buffers = dict(model.named_buffers())
-        for name, arrived in self.tensors(buffers).items():
-            if not self.leads:
-                buffers[name].data = arrived.to(buffers[name].device)
 
     def answering(self) -> AbstractContextManager[None]:
         """Let the ranks work together inside; a mesh with followers says in words which of them is lost."""
@@ -240,25 +237,46 @@ def connect(store: Store, rank: int, size: int, device: str = "cpu", seconds: fl
 
     From then on a rank that waits for another longer than `seconds` gets a RuntimeError from torch, but where it waits
     for what rank 0 says, which samples meanwhile. A process has one mesh at a time, because torch keeps its group of
-    processes for all of it.
+    processes for all of it. A GPU that is named becomes the one that "cuda" means in this process.
     Raises UsageError if not all of them come in time, or the process has such a group already.
     """
     if dist.is_initialized():
         raise UsageError("this process has a group of torch.distributed already; ranks need a process without one")
-    backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
     names = [f"rank {number}" for number in range(size)]
     try:
         # torch counts its attempts to make a group, those that fail too, and names groups by that count: two processes
         # of which one has failed before would wait for each other under different names.
-        store.set(names[rank], "here")
+        _prepare(device)
+        store.set(names[rank], identity(device))
         store.wait(names, timedelta(seconds=seconds))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
+        backend = backend_of([store.get(name).decode() for name in names])
+        card = torch.device(device) if "nccl" in backend else None
+        limit = timedelta(seconds=seconds)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=card)
     except RuntimeError as error:
         raise UsageError(f"rank {rank} of {size} did not find the others: {shortened(one_line(error))}") from None
     shards = DeviceMesh.from_group(dist.group.WORLD, torch.device(device).type)  # type: ignore[arg-type]
     patience = timedelta(seconds=seconds) if rank == 0 else timedelta(days=FOREVER)
     waiting = dist.new_group(backend="gloo", timeout=patience)
     return Mesh(rank, size, device, shards, waiting if isinstance(waiting, ProcessGroup) else None)
+
+
+def backend_of(cards: Sequence[str]) -> str:
+    """Choose what carries the ranks' tensors, from what tells their cards apart; "" stands for a processor.
+
+    NCCL has one rank a card; gloo takes what it sends to the processor and back.
+
+    >>> backend_of(["GPU-1", "GPU-2"]), backend_of(["GPU-1", "GPU-1"]), backend_of(["", ""])
+    ('cpu:gloo,cuda:nccl', 'gloo', 'gloo')
+    """
+    return "cpu:gloo,cuda:nccl" if all(cards) and len(set(cards)) == len(cards) else "gloo"
+
+
+def _prepare(device: str) -> None:
+    """Let "cuda" mean this rank's own card, before anything is put there."""
+    if torch.device(device).type != "cpu":
+        os.environ.setdefault(NCCL_ERRORS, ENDS_WORK)
+        torch.cuda.set_device(device)
 
 
 def columns_of(batch: Batch) -> tuple[dict[str, Any], dict[str, Tensor]]:

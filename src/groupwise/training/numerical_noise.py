@@ -120,7 +120,7 @@ class UnshardedPolicy:
     def __init__(self, learner: Learner) -> None:
         self._learner, self.gathered = learner, not learner.mesh.alone
         own = learner.model
-        self.model = model_like(AutoModelForCausalLM, description(own)) if self.gathered else own
+        self.model = model_like(AutoModelForCausalLM, description(own)).to(learner.device) if self.gathered else own
         self.gather()
 
     @torch.no_grad()

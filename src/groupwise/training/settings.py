@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from groupwise.core.engine import Sampling
 from groupwise.core.numbers.measure import CORRECTNESS, Measure
@@ -33,6 +33,16 @@ GOAL = Fixed("the steps before were trained for another goal, and one run has on
 COMPARED = Fixed("evaluations before and after the change would not compare")
 LIMITS = Fixed("the limits of the run's checks are those of this arithmetic")
 COUNTED = Fixed("the schedule of the learning rate counts updates by it")
+
+
+def _no_number(device: object) -> object:
+    """Raise ValueError for a GPU by its number: which cards a run sees is said before it starts."""
+    kind, _, number = str(device).partition(":")
+    if kind == "cuda" and number.isdecimal():
+        raise ValueError(
+            f"set 'cuda', and CUDA_VISIBLE_DEVICES={number} before the command; rank i takes card i of those"
+        )
+    return device
 
 
 class Guard(StrEnum):
@@ -88,7 +98,7 @@ class RunSettings(Settings):
     steps: Changeable[int] = Field(ge=1, le=10**9)
     model: Annotated[Location, ORIGIN] = "tiny-dense"
     start: Annotated[Location | None, ORIGIN] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], LIMITS] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], BeforeValidator(_no_number), LIMITS] = "auto"
     threads: Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=1024)], LIMITS] = "auto"
     runs: Annotated[Location, PLACE] = "runs"
     prompts_per_step: Annotated[int, DRAWN] = Field(default=64, ge=1, le=2**20)

@@ -10,7 +10,15 @@ from torch import nn
 
 from groupwise.commands.build.engine import make_probe, precisions, run_limits, training_engine
 from groupwise.commands.build.learner import OverRanks, idle_ranks, over_ranks, rounds
-from groupwise.commands.build.machine import disk_plan, in_words, memory_of, memory_of_folder, picks, with_cuts
+from groupwise.commands.build.machine import (
+    cards_of,
+    disk_plan,
+    in_words,
+    memory_of,
+    memory_of_folder,
+    picks,
+    with_cuts,
+)
 from groupwise.commands.build.policy import base_policy, named_model, reference_copy, reward_model, value_model
 from groupwise.commands.build.rollout import (
     TRIED_ROWS,
@@ -31,6 +39,7 @@ from groupwise.config.recipe import dump
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.environment import Environments
 from groupwise.core.errors import UsageError
+from groupwise.core.machine.cards import Cards
 from groupwise.core.machine.facts import count_peak_anew
 from groupwise.core.machine.free_memory import give_back
 from groupwise.core.processes.place import HERE, Place
@@ -56,6 +65,7 @@ from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection
 from groupwise.training.checkpoint import CHECKPOINTS
+from groupwise.training.ranks.followers import given_ranks
 from groupwise.training.reference import Reference
 from groupwise.training.run import Components, Training
 from groupwise.training.settings import Guard
@@ -68,6 +78,7 @@ class Surroundings:
     """Things around a run while it is built.
 
     place    where its processes live
+    cards    GPUs that they take, if it has any and it is for the run to say
     started  closes what holds processes or threads if the build fails
     """
 
@@ -75,6 +86,7 @@ class Surroundings:
     view: View
     stop: Stop
     place: Place
+    cards: Cards | None
     started: ExitStack
 
     def say(self, line: str) -> None:
@@ -121,7 +133,10 @@ def build(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place = H
     if rounds(plan.recipe):
         keep_few_products()
     with ExitStack() as started:
-        around = Surroundings(journal, view, stop, place, started)
+        cards = cards_of(plan, given=given_ranks())
+        around = Surroundings(journal, view, stop, place, cards, started)
+        if cards is not None and len(cards.ranks) + len(cards.engines) > 1:
+            view.note(f"cards        {cards}")
         asked, plan = _asked(plan, around)
         table = resolved_recipe(plan)
         run = _training(plan, table, asked, _beside(plan, asked, around), around)
@@ -140,7 +155,7 @@ def _asked(plan: Plan, around: Surroundings) -> tuple[Asked, Plan]:
     for line in reward_forms(task, pool):
         note(line)
     model = named_model(recipe.origin, plan.folder / OWN_START, note)
-    memory = None if model in TINY else memory_of_folder(plan, model)
+    memory = None if model in TINY else memory_of_folder(plan, model, around.cards)
     policy = base_policy(recipe, task, model, plan.cache, around.say, partial(around.on_step, "warm start"))
     give_back()
     count_peak_anew()  # a warm start is another kind of work, and another run finds its policy made
@@ -157,7 +172,7 @@ def _asked(plan: Plan, around: Surroundings) -> tuple[Asked, Plan]:
         note(f"prompts      {line}")
     for line in selection.notes:
         note(f"problems     {line}")
-    memory = memory or memory_of(plan, without_memory(policy.model.config), longest)
+    memory = memory or memory_of(plan, without_memory(policy.model.config), longest, cards=around.cards)
     return Asked(policy, chat, selection, pool, environments), _cut(plan, memory, longest, around)
 
 
@@ -199,10 +214,10 @@ def _beside(plan: Plan, asked: Asked, around: Surroundings) -> Beside:
 def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, around: Surroundings) -> Training:
     """Start the engine and the ranks, and put all parts together; `table` is the resolved recipe."""
     recipe, row, policy, reference = plan.recipe, plan.algorithm, asked.policy, beside.reference
-    engine = training_engine(recipe, policy, beside.routers, around.say, around.place)
+    engine = training_engine(recipe, policy, beside.routers, around.say, around.place, around.cards)
     around.started.callback(engine.close)
     models = (policy, beside.routers, reference and reference.model, beside.values, beside.judge)
-    trained = over_ranks(recipe, table, plan.folder, *models, around.place)
+    trained = over_ranks(recipe, table, plan.folder, *models, around.place, around.cards)
     learner = trained.learner
     around.started.callback(learner.mesh.close)
     prompts = Prompts(asked.selection.train, asked.selection.encode, recipe.seed)

@@ -1,5 +1,6 @@
 """Engine of a run, and how it is compared with the learner: the tolerance, measured or read again, and the probe."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from groupwise.config.recipe import Recipe
 from groupwise.core.engine import Engine
 from groupwise.core.files.atomic import open_regular
+from groupwise.core.machine.cards import Cards
 from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Group, Prompt
 from groupwise.diagnostics.checks import Probe
@@ -44,10 +46,18 @@ def training_engine(
     routers: Sequence[Router],
     note: Callable[[str], None] = lambda line: None,
     place: Place = HERE,
+    cards: Cards | None = None,
 ) -> Engine:
-    """Start an engine for the policy. Raises UsageError if it does not return what training needs."""
-    settings = recipe.engine.replace(sleep=recipe.engine_sleeps)
-    engine = make_engine(policy=policy, settings=settings, routes=bool(routers), note=note, place=place)
+    """Start an engine for the policy. Raises UsageError if it does not return what training needs.
+
+    cards  GPUs that several engines in children take; None: all take the policy's device
+    """
+    settings, devices = recipe.engine.replace(sleep=recipe.engine_sleeps), engine_devices(recipe, cards)
+    if settings.place == "inside" and policy.model.device.type != recipe.device:  # it is to be sharded from the host
+        policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model).to(recipe.device))
+    engine = make_engine(
+        policy=policy, settings=settings, routes=bool(routers), note=note, place=place, devices=devices
+    )
     try:
         require_engine_routes(engine, recipe.routing)
         require_engine_support(engine, recipe.sampling)
@@ -57,6 +67,14 @@ def training_engine(
         engine.close()
         raise
     return engine
+
+
+def engine_devices(recipe: Recipe, cards: Cards | None) -> list[str]:
+    """Name the device of each engine in a child; none if there is no such engine, or all are where the policy is."""
+    if recipe.device == "cpu" or recipe.engine.place != "child":
+        return []
+    numbers = cards.engines if cards else (0,) * recipe.engine.count  # an actor of Ray's sees its own GPU alone
+    return [f"{recipe.device}:{number}" for number in numbers]
 
 
 def run_limits(

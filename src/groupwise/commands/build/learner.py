@@ -16,19 +16,19 @@ from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.channel import Channel
 from groupwise.core.errors import GroupwiseError
+from groupwise.core.machine.cards import Cards, failure_of
 from groupwise.core.machine.free_memory import give_back, keep_freed
 from groupwise.core.processes.place import HERE, Place
 from groupwise.models.forward.adjustment import adjustment_of
 from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy, description, model_like
-from groupwise.models.moe.record import Router
-from groupwise.models.moe.settings import routers_to_record
+from groupwise.models.moe.record import Router, routers
 from groupwise.models.on_host import put_on_host
 from groupwise.models.precision import keep_few_products
 from groupwise.models.scalar_heads import RewardModel
 from groupwise.rollout.collect import Judge
 from groupwise.training.critic import Critic
-from groupwise.training.learner import AdaptedLearner, Learner, LearnerSettings
+from groupwise.training.learner import AdaptedLearner, Learner
 from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
 from groupwise.training.ranks.followers import LOST_OTHERS, given_ranks, lead, lead_given, of_ranks
 from groupwise.training.ranks.sharded import RewardScorer, require_decoder_layers
@@ -57,27 +57,27 @@ def over_ranks(
     critic: nn.Module | None,
     reward: RewardModel | None,
     place: Place = HERE,
+    cards: Cards | None = None,
 ) -> OverRanks:
     """Put the run's models over as many processes as the recipe says; the learner's mesh is to be closed.
 
     table  the resolved recipe
     place  where the processes of the other ranks are started
+    cards  GPUs of this machine that they take, if it is for the run to say
     Raises UsageError if one cannot be started, RunError if one is lost before it is ready.
     """
     models = (policy.model, reference, critic, reward and reward.model)
     for model in models if recipe.learner.ranks > 1 else ():
         if model is not None:
             require_decoder_layers(model, recipe.learner.ranks)
-    mesh = _started(recipe.learner, folder, place)
+    mesh = _started(recipe, folder, place, cards)
     try:
         with mesh.answering():
             if not mesh.alone:
-                ends = {"eos": sorted(policy.eos), "pad": policy.pad}
-                mesh.plain({"recipe": table, "folder": str(folder), "threads": torch.get_num_threads(), **ends})
+                known = {"eos": sorted(policy.eos), "pad": policy.pad, "routed": bool(routers)}
+                mesh.plain({"recipe": table, "folder": str(folder), "threads": torch.get_num_threads(), **known})
                 for model in models:
                     mesh.plain(None if model is None else description(model))
-                    if model is not None:
-                        mesh.share_weights(model)
             parts = OverRanks(
                 learner=make_learner(recipe, policy, routers, reference, mesh),
                 critic=make_critic(recipe, critic, mesh),
@@ -132,21 +132,24 @@ def most_microbatches(rows: int, length: int, budget: int) -> int:
     return -(-rows // max(1, budget // length))
 
 
-def _started(settings: LearnerSettings, folder: Path, place: Place) -> Mesh:
+def _started(recipe: Recipe, folder: Path, place: Place, cards: Cards | None) -> Mesh:
     """Start the run's mesh: this process alone, or with others that wait for what they need."""
+    settings, device = recipe.learner, recipe.device
     if settings.ranks == 1:
         return ALONE
     go_on = f"go on from the newest checkpoint with: groupwise train --resume {shlex.quote(str(folder))}"
     if (given := given_ranks()) is not None:
-        return lead_given(given, settings.rank_deadline, go_on)
-    return lead(MODULE, {}, settings.ranks, settings.rank_deadline, go_on, place)
+        return lead_given(given, device, settings.rank_deadline, go_on)
+    numbers = (0,) * settings.ranks if cards is None else cards.ranks  # an actor of Ray's sees its own GPU alone
+    devices = [device if device == "cpu" else f"{device}:{number}" for number in numbers]
+    return lead(MODULE, {}, devices, settings.rank_deadline, go_on, place)
 
 
-def main(channel: Channel, rank: int, size: int, host: str, port: int, seconds: float) -> None:
-    """Live as another rank (core/processes/place.py); the ranks meet at `host` and `port`."""
+def main(channel: Channel, rank: int, size: int, host: str, port: int, seconds: float, device: str) -> None:
+    """Live as another rank (core/processes/place.py), on a device; the ranks meet at `host` and `port`."""
     channel.send({"ready": True})
     try:
-        mesh = connect(rendezvous(host, port, size, leads=False), rank, size, seconds=seconds)
+        mesh = connect(rendezvous(host, port, size, leads=False), rank, size, device, seconds=seconds)
     except GroupwiseError as error:
         sys.exit(f"error: {error}")
     take_part(mesh)
@@ -162,13 +165,15 @@ def take_part(mesh: Mesh) -> None:
         keep_freed(large=not plan.recipe.learner.recompute)
         if rounds(plan.recipe):
             keep_few_products()
-        verbs = _verbs(plan.recipe, plan.algorithm, mesh, frozenset(run["eos"]), run["pad"])
+        verbs = _verbs(plan.recipe, plan.algorithm, mesh, frozenset(run["eos"]), run["pad"], run["routed"])
         give_back()  # of the models that were whole here
         mesh.follow(verbs)
         mesh.close()
     except GroupwiseError as error:
         sys.exit(f"error: {error}")
     except RuntimeError as error:
+        if failed := failure_of(error):
+            sys.exit(f"error: its GPU, {mesh.device}, failed: {failed}")
         if not of_ranks(error):
             raise
         sys.exit(LOST_OTHERS)
@@ -208,15 +213,18 @@ def make_critic(recipe: Recipe, model: nn.Module | None, mesh: Mesh = ALONE) -> 
 
 
 def _verbs(
-    recipe: Recipe, algorithm: Algorithm, mesh: Mesh, eos: frozenset[int], pad: int
+    recipe: Recipe, algorithm: Algorithm, mesh: Mesh, eos: frozenset[int], pad: int, routed: bool
 ) -> Mapping[Verb, Callable[[Message], object]]:
-    """Make what another rank does at each verb, with learner, critic and reward model of rank 0's models."""
+    """Make what another rank does at each verb, with learner, critic and reward model of rank 0's models.
+
+    routed  whether routes are recorded, which rank 0 has tried: its models have weights
+    """
     policy, reference = (_arrived(mesh, AutoModelForCausalLM) for _ in range(2))
     critic = _arrived(mesh, AutoModelForTokenClassification)
     reward = _arrived(mesh, AutoModelForSequenceClassification)
     own = Policy(policy, None, eos, pad)
-    routers = routers_to_record(halves(policy)[0], recipe.routing)
-    learner = make_learner(recipe, own, routers, reference, mesh)
+    recorded = routers(halves(policy)[0]) if routed else ()
+    learner = make_learner(recipe, own, recorded, reference, mesh)
     valuer = make_critic(recipe, critic, mesh)
 
     def update(message: Message) -> None:
@@ -253,10 +261,6 @@ def _batch(message: Message) -> Any:
 
 
 def _arrived(mesh: Mesh, kind: Any) -> Any:
-    """Receive rank 0's next model; None if it has none."""
+    """Make rank 0's next model without its weights, which come where it is sharded; None if it has none."""
     described = mesh.plain(None)
-    if described is None:
-        return None
-    model = model_like(kind, described)
-    mesh.share_weights(model)
-    return model
+    return None if described is None else model_like(kind, described, "meta")

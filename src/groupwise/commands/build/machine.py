@@ -22,10 +22,11 @@ from groupwise.config.resolve import resolve
 from groupwise.config.validate import require_offloadable
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import existing_parent
+from groupwise.core.machine.cards import Cards, placed, require_cards
 from groupwise.core.machine.facts import cores, free_threads, held_cores
 from groupwise.core.machine.free_memory import free_memory, held_memory
 from groupwise.core.machine.gpu import card, gpu
-from groupwise.core.processes.place import LOCAL
+from groupwise.core.processes.place import LOCAL, Role
 from groupwise.core.task import PlaysTurns
 from groupwise.engines.outside.connection import addresses_of
 from groupwise.models.adapters.settings import AdapterSettings, adapted_weights, adapter_size
@@ -42,6 +43,7 @@ from groupwise.rollout.segments import segments_of
 from groupwise.training.checkpoint import CHECKPOINTS, steps
 from groupwise.training.learner import LearnerSettings
 from groupwise.training.optimizer import AUTO
+from groupwise.training.ranks.followers import GivenRanks
 from groupwise.training.settings import Guard
 
 #: Parts of the largest phase that are said by name; the others are added up.
@@ -94,13 +96,30 @@ def threads(recipe: Recipe) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def memory_of_folder(run: Plan, model: str) -> MemoryPlan:
+def cards_of(run: Plan, count: int | None = None, given: GivenRanks | None = None) -> Cards | None:
+    """Place the run's ranks and its engines in children on the GPUs of this machine; None on a CPU, and where a Ray
+    places them.
+
+    count  GPUs that there are; None looks
+    given  this process as torchrun has started it
+    Raises UsageError if ranks have no card of their own, and are not to share one.
+    """
+    recipe = run.recipe
+    if recipe.device == "cpu" or recipe.placement.ray:
+        return None
+    count = torch.cuda.device_count() if count is None else count
+    ranks = recipe.learner.ranks if given is None else given.local_size
+    require_cards(count, ranks, recipe.placement.share_cards)
+    return placed(count, ranks, run.processes.get(Role.ENGINE, 0))
+
+
+def memory_of_folder(run: Plan, model: str, cards: Cards | None = None) -> MemoryPlan:
     """Plan a run whose policy is in a folder: no weight is read. Raises UsageError as loading it would."""
     folder = model_folder(model)
     require_config(folder, f"model = {str(folder)!r}")
     policy = empty_model(folder)
     chat = chat_of(run.recipe, run.task, load_tokenizer(folder, policy.config))
-    return memory_of(run, policy, selected(run.recipe, run.task, chat).longest)
+    return memory_of(run, policy, selected(run.recipe, run.task, chat).longest, cards=cards)
 
 
 def empty_model(folder: Path, weights: bool = True) -> Any:
@@ -117,17 +136,25 @@ def empty_model(folder: Path, weights: bool = True) -> Any:
     return model
 
 
-def memory_of(run: Plan, model: Any, longest: int, held: int | None = None, free: int | None = None) -> MemoryPlan:
+def memory_of(
+    run: Plan,
+    model: Any,
+    longest: int,
+    held: int | None = None,
+    free: int | None = None,
+    cards: Cards | None = None,
+) -> MemoryPlan:
     """Plan a run of a model without memory. Raises UsageError if it cannot fit.
 
     longest     prompt, tokens
     held, free  bytes that this process holds, and that the machine has left; None looks
+    cards       GPUs that its processes take
     """
     held = held_memory(run.recipe.device) if held is None else held
     free = free_memory(run.recipe.device) if free is None else free
 
     def of(other: Plan) -> MemoryPlan:
-        recipe, shape = other.recipe, run_shape(other, longest, positions(model.config))
+        recipe, shape = other.recipe, run_shape(other, longest, positions(model.config), cards)
         of_run = planned_run(model, shape, recipe.learner, recipe.critic, recipe.adapter, recipe.device)
         return plan(of_run, held, free)
 
@@ -138,7 +165,7 @@ def memory_of(run: Plan, model: Any, longest: int, held: int | None = None, free
     return memory
 
 
-def run_shape(run: Plan, longest: int, most: int) -> RunShape:
+def run_shape(run: Plan, longest: int, most: int, cards: Cards | None = None) -> RunShape:
     """Find what of the run its memory and its time depend on; a model takes `most` tokens."""
     recipe, engine, free = run.recipe, run.recipe.engine, run.recipe.rollout.free
     evaluated = sum(run.evaluated.values()) * recipe.evaluation.samples
@@ -170,8 +197,9 @@ def run_shape(run: Plan, longest: int, most: int) -> RunShape:
         ranks=recipe.learner.ranks,
         passes=recipe.passes_per_batch or 1,
         annotated=_annotated(run),
-        devices=_sampling_devices(recipe),
+        devices=_sampling_devices(recipe, cards),
         offloaded=_offloaded(recipe),
+        beside=cards.beside_ranks if cards and cards.engines else None,
     )
 
 
@@ -189,11 +217,13 @@ def _annotated(run: Plan) -> int:
     return (old or routes) + row.needs_reference
 
 
-def _sampling_devices(recipe: Recipe) -> int:
-    """Count the devices that sample: one an address; of children the GPUs that a Ray gives them, else the run's own."""
+def _sampling_devices(recipe: Recipe, cards: Cards | None) -> int:
+    """Count the devices that sample: one an address; of children the GPUs that they are on, else the run's own."""
     engine, placement = recipe.engine, recipe.placement
     if engine.address:
         return len(addresses_of(engine.address))
+    if cards is not None:
+        return cards.sampling
     given = int(engine.count * placement.engine_gpus) if placement.ray not in (None, LOCAL) else 0
     return max(1, min(engine.count, given))
 

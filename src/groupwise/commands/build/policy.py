@@ -94,6 +94,13 @@ def export(run: Path, folder: Path, step: int | None, note: Note) -> int:
     return step_of(source)
 
 
+def start_device(recipe: Recipe) -> str:
+    """Name the device on which a run's models are whole at its start: of several ranks, whose GPUs take parts of them,
+    the processor; a reward model that is trained first needs the run's own.
+    """
+    return "cpu" if recipe.learner.ranks > 1 and recipe.preference is None else recipe.device
+
+
 def base_policy(recipe: Recipe, task: Task, model: str, cache: Path, note: Note, on_step: OnStep = silent) -> Policy:
     """Load the policy that a run starts from, or make it; `note` hears if a damaged one is made again.
 
@@ -101,13 +108,14 @@ def base_policy(recipe: Recipe, task: Task, model: str, cache: Path, note: Note,
     Raises UsageError, before a warm start, if there is none or a target of adapters does not fit it.
     """
     require = partial(adapted_weights, settings=recipe.adapter)
+    start = start_device(recipe)
     policy = starting_policy(
         model,
         task,
         recipe.warm_start,
         seed=recipe.seed,
         cache=cache,
-        device=recipe.device,
+        device=recipe.device if recipe.warm_start.steps else start,
         on_step=on_step,
         chat=recipe.chat,
         note=note,
@@ -116,6 +124,7 @@ def base_policy(recipe: Recipe, task: Task, model: str, cache: Path, note: Note,
     )
     require(policy.model)
     round_base(policy.model, recipe.adapter)
+    policy.model.to(start)
     return policy
 
 
@@ -198,7 +207,9 @@ def reference_copy(recipe: Recipe, policy: Policy, start: str, longest: int, fol
 def _other_policy(recipe: Recipe, policy: Policy, folder: Path, note: Note) -> Policy:
     """Load the policy that `reference.model` names, before a cast."""
     settings = recipe.reference
-    other = load_policy(model_folder(named_model(settings.model, folder / OWN_REFERENCE, note)), device=recipe.device)
+    other = load_policy(
+        model_folder(named_model(settings.model, folder / OWN_REFERENCE, note)), device=start_device(recipe)
+    )
     where = f"reference.model = {settings.model!r}"
     embeddings = [p.model.get_input_embeddings().weight.shape[0] for p in (policy, other)]
     if policy.tokenizer.get_vocab() != other.tokenizer.get_vocab() or embeddings[1] < embeddings[0]:

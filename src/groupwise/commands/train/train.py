@@ -30,6 +30,7 @@ from groupwise.config.validate import unusual
 from groupwise.core.code.trace import save_traceback
 from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
 from groupwise.core.files.paths import location
+from groupwise.core.machine.cards import failure_of
 from groupwise.core.machine.clock import LOST, START, Clock
 from groupwise.core.machine.free_memory import freed_stays
 from groupwise.core.machine.terminal import Terminal
@@ -249,6 +250,8 @@ def _logged(folder: Path, book: Journal, stop: Stop) -> Iterator[None]:
         raise
     except Exception as error:
         save_traceback(error, folder / journal.LOG)
+        if failed := failure_of(error):
+            raise RunError(f"rank 0's GPU failed: {failed}; {_way_on(folder)}") from None
         raise
 
 
@@ -256,6 +259,14 @@ def _stopped(folder: Path) -> str:
     saved = checkpoint.steps(folder / checkpoint.CHECKPOINTS)
     where = f"after step {saved[-1]}, saved" if saved else "before step 1, with nothing to save"
     return f"stopped {where}; go on with: groupwise train --resume {shlex.quote(str(folder))}"
+
+
+def _way_on(folder: Path) -> str:
+    """Say what is left of a run whose process cannot go on, and how it is taken up in another."""
+    saved = checkpoint.steps(folder / checkpoint.CHECKPOINTS)
+    if not saved:
+        return "no step was saved yet"
+    return f"step {saved[-1]} is saved; go on with: groupwise train --resume {shlex.quote(str(folder))}"
 
 
 def _say(quiet: bool, stderr: bool = False) -> Callable[[str], None]:

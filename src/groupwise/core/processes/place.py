@@ -224,6 +224,7 @@ class PlacementSettings(Settings):
 
     restarts  how often in a row a run goes on by itself, from its newest good checkpoint, after a rank was lost, or an
               engine for good. A step that was not done before begins the count again; at 0 the run ends, and says why
+    share_cards  whether ranks that are more than the GPUs share them, over gloo: slow, to try ranks on one GPU
     ray       "HOST:PORT" of a Ray, "auto" of the one that this machine belongs to, "local" for one that is started for
               the run and ends with it: other ranks, engines in children and what scores in processes are actors there;
               without this key they are children of the run
@@ -236,6 +237,7 @@ class PlacementSettings(Settings):
     """
 
     restarts: Changeable[int] = Field(default=0, ge=0, le=1000)
+    share_cards: Changeable[bool] = False
     ray: Changeable[RayAddress | None] = None
     strategy: Changeable[Literal["pack", "spread", "strict-pack", "strict-spread"]] = "pack"
     deadline: Changeable[float] = Field(default=60.0, ge=1, le=86_400)
@@ -262,9 +264,10 @@ class PlacementSettings(Settings):
         ['rank_cpus', 'rank_gpus']
         """
         of_roles = {role: {f"{role}_cpus", f"{role}_gpus"} for role in Role}
+        alone = {"share_cards"} if self.share_cards and Role.RANK not in roles else set[str]()
         if self.ray is None:
-            return {"ray", "strategy", "deadline"}.union(*of_roles.values())
-        return set().union(*(keys for role, keys in of_roles.items() if role not in roles))
+            return {"ray", "strategy", "deadline"}.union(alone, *of_roles.values())
+        return alone.union(*(keys for role, keys in of_roles.items() if role not in roles))
 
 
 #: What a role's processes are called, one and several.

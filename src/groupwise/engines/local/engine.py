@@ -142,7 +142,7 @@ class LocalEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every parameter, and buffers where named; nothing is changed if a name or shape does not match."""
         self._held = Store()
-        copy_weights(self._model, dict(weights), keeps=self.version)
+        copy_weights(self._model, weights, keeps=self.version)
         self.version = version
 
     def generate(
@@ -349,6 +349,6 @@ def engine_of_spec(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor]
     progress()
     prepare(spec.device)
     model = model.eval().to(spec.device)
-    copy_weights(model, weights, keeps=0)
+    copy_weights(model, weights.items(), keeps=0)
     policy = Policy(model, tokenizer, frozenset(spec.eos), spec.pad)
     return local_engine(policy, EngineSettings.model_validate(spec.settings), spec.routes, progress)

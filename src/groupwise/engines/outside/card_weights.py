@@ -8,12 +8,13 @@ version, for a process that is started again. A sum is that of a tensor's bytes,
 2^64: the order in which a GPU adds changes nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from groupwise.core.engine import streamed
 from groupwise.core.errors import RunError
 from groupwise.core.machine.free_memory import give_back_card
 from groupwise.engines.outside.card import CardHandle, Unshareable, card_of, exported, opened, released
@@ -69,13 +70,16 @@ class CardWeights:
         self._sums: tuple[int, ...] = ()
         self._handles: dict[object, CardHandle] = {}
 
-    def write(self, tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+    def write(self, tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> tuple[int, ...]:
         """Replace everything that was there, which no process may read meanwhile; the sums of the tensors."""
-        self._places, length = placed(tensors)
+        given = streamed(tensors)
+        self._places, length = placed(given.like)
         if len(self._buffer) != length:
             self._make(length)
-        for place in self._places:
-            place.view(self._buffer).copy_(tensors[place.name].detach())
+        places = {place.name: place for place in self._places}
+        for name, tensor in given:
+            places[name].view(self._buffer).copy_(tensor.detach())
+            del tensor  # before the next one is gathered
         self._sums = sums_of(self._buffer, self._places)
         settle(self._device)
         return self._sums

@@ -39,6 +39,7 @@ class RemoteEngine:
     reach     makes the connection to such a process
     weights   where it gets its weights
     owns_weights  whether it closes them; several engines may share them
+    device    where it computes; None: where the policy is
     restarts  how often it was started again
     library   what samples there, with its version, and whether that is one that is tested
     Raises UsageError if it does not start, or the engine refuses the policy.
@@ -53,9 +54,10 @@ class RemoteEngine:
         reach: Reach,
         weights: NewestWeights,
         owns_weights: bool = False,
+        device: str | None = None,
     ) -> None:
         self._settings, self._note, self._reach = settings, note, reach
-        self._spec, self._write_folder = spec_of(policy, settings, routes), folder_writer(policy)
+        self._spec, self._write_folder = spec_of(policy, settings, routes, device), folder_writer(policy)
         self._weights, self._owns_weights = weights, owns_weights
         self._process: EngineProcess | None = None
         self._closed = self._asleep = False
@@ -108,7 +110,7 @@ class RemoteEngine:
         Where they are refused the engine keeps what it has, and a process that is lost then cannot be loaded again.
         """
         self._require_open()
-        self._weights.write(dict(weights), version)
+        self._weights.write(weights, version)
         self.take_weights(version)
 
     def take_weights(self, version: int) -> None:
@@ -253,7 +255,7 @@ class Replicas:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Publish them once, and have every engine take them."""
-        self._weights.write(dict(weights), version)
+        self._weights.write(weights, version)
         self._holds = {}
         self._side_by_side([partial(engine.take_weights, version) for engine in self._members])
 

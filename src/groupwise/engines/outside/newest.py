@@ -2,14 +2,16 @@
 
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from groupwise.core.engine import WeightStream, streamed
 from groupwise.core.files.dataclass_json import to_json
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.card import Unshareable
@@ -44,9 +46,13 @@ class NewestWeights:
         self._lock = threading.Lock()
         self.stamp = Stamp(0, 0)
 
-    def write(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        """Replace everything that was there, which no process may read meanwhile. Raises RunError without room."""
-        every = {**self._kept, **tensors}
+    def write(self, weights: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor], version: int) -> None:
+        """Replace everything that was there, which no process may read meanwhile; one tensor after another.
+
+        Raises RunError without room.
+        """
+        given = streamed(weights)
+        every = WeightStream({**self._kept, **given.like}, lambda: chain(self._kept.items(), given))
         self._let_go()
         if self._card is not None:
             try:

@@ -20,6 +20,7 @@ from groupwise.core.channel import Channel, FrameError
 from groupwise.core.engine import Engine, Finished
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, listed, one_line
 from groupwise.core.files.dataclass_json import from_json
+from groupwise.core.machine.cards import alone_on, failure_of
 from groupwise.core.machine.free_memory import give_back_card
 from groupwise.engines.kinds import KINDS
 from groupwise.engines.outside import wire
@@ -78,6 +79,8 @@ class Server:
             except Unshareable as why:
                 self._send({"answer": {"declined": str(why)}})
             except Exception as error:
+                if failed := failure_of(error):  # another process may still use the card; this one cannot
+                    sys.exit(f"error: its GPU failed: {failed}")
                 self._send({"error": _in_words(error)})
             else:
                 self._send({"answer": answer.content}, answer.arrays)
@@ -91,6 +94,7 @@ class Server:
         if self._machine is not None:
             device, threads = self._machine
             spec = dataclasses.replace(spec, device=device, threads=threads)
+        spec = dataclasses.replace(spec, device=alone_on(spec.device, os.environ))
         torch.set_num_threads(spec.threads)
         self._parameters, self._device = spec.parameters, torch.device(spec.device)
         weights = self._arrived(question, descriptors, stamp)

@@ -9,14 +9,15 @@ import os
 import tempfile
 import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.core.engine import Progress, silent
+from groupwise.core.engine import Progress, silent, streamed
 from groupwise.core.errors import RunError
 from groupwise.core.files.tensor_layout import TensorBytes, header, layout, size
 
@@ -56,19 +57,22 @@ class SharedWeights:
         self._memory: mmap.mmap | None = None
         self._close = weakref.finalize(self, os.close, self.descriptor)
 
-    def write(self, tensors: Mapping[str, Tensor], version: int) -> Stamp:
-        """Replace everything that was there, which no process may read meanwhile.
+    def write(self, weights: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor], version: int) -> Stamp:
+        """Replace everything that was there, which no process may read meanwhile; one tensor after another.
 
         Raises RunError if memory has no room.
         """
-        tensors = {**self._kept, **tensors}
-        ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # each is aligned so
+        given = streamed(weights)
+        like = {**self._kept, **given.like}
+        ordered = dict(sorted(like.items(), key=lambda item: -item[1].element_size()))  # each is aligned so
         head = header(ordered, {"version": str(version)}, PAGE)
         memory = self._reserved(len(head) + sum(map(size, ordered.values())))
         memory[: len(head)] = head
-        for name, place in layout(head).places.items():
-            if place.begin < place.end:
-                view(memory, place).copy_(ordered[name].detach())
+        places = layout(head).places
+        for name, tensor in chain(self._kept.items(), given):
+            if places[name].begin < places[name].end:
+                view(memory, places[name]).copy_(tensor.detach())
+            del tensor  # before the next one is gathered
         self.stamp = Stamp(version, checksum(memory))
         return self.stamp
 

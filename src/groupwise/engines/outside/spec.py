@@ -47,8 +47,8 @@ class EngineSpec:
     vocabulary: int
 
 
-def spec_of(policy: Policy, settings: EngineSettings, routes: bool) -> EngineSpec:
-    """Return the engine of a policy, as it would be inside."""
+def spec_of(policy: Policy, settings: EngineSettings, routes: bool, device: str | None = None) -> EngineSpec:
+    """Return the engine of a policy, as it would be inside; `device` stands in the place of the policy's."""
     model = policy.model
     return EngineSpec(
         settings=settings.model_dump(mode="json"),
@@ -56,7 +56,7 @@ def spec_of(policy: Policy, settings: EngineSettings, routes: bool) -> EngineSpe
         pad=policy.pad,
         routes=routes,
         dtype=str(model.dtype).removeprefix("torch."),
-        device=str(model.device),
+        device=device or str(model.device),
         attention=model.config._attn_implementation,
         experts=model.config._experts_implementation,
         threads=max(1, torch.get_num_threads() // settings.count),
@@ -78,7 +78,7 @@ def newest_weights(
     device = policy.model.device
     card = CardWeights(device) if on_card and device.type == "cuda" else None
     weights = NewestWeights(buffers, card, note)
-    weights.write(dict(policy.model.named_parameters()), version=0)
+    weights.write(policy.model.named_parameters(), version=0)
     return weights
 
 

@@ -41,7 +41,8 @@ class Adapters:
         packs  frozen weights may be held in 4 bits, if the settings say so; then they cannot be merged in place
         """
         weights = adapted_weights(model, settings)
-        self.settings, self.base_digest = settings, digest(model)
+        there = not any(weight.is_meta for weight in model.parameters())
+        self.settings, self.base_digest = settings, digest(model) if there else ""
         names = [name for name, _ in model.named_parameters()]
         if packs:
             pack(model, settings)

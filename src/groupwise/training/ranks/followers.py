@@ -6,7 +6,7 @@ variables. `given_ranks` alone reads these.
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -33,10 +33,12 @@ LOST_OTHERS = 3
 MORE_PROCESSES = ", or for more processes and open files of the system's (ulimit -u, ulimit -n)"
 #: What torchrun tells, and what says that it is torchrun which keeps the place where ranks meet.
 VARIABLES, KEEPS_STORE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "TORCHELASTIC_USE_AGENT_STORE"
+#: What torchrun tells of this machine alone: the process's number here, and how many of them are here.
+LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 #: Seconds that a rank waits for rank 0 to load a run: torch counts milliseconds in 32 bits, which are 24 days.
 PATIENCE = 20 * 86400.0
-#: The key under which rank 0 says how long one rank may keep the others waiting.
-SECONDS = "seconds"
+#: The keys under which rank 0 says how long one rank may keep the others waiting, and on what kind of device they are.
+SECONDS, DEVICE = "seconds", "device"
 
 
 @dataclass(frozen=True)
@@ -110,15 +112,18 @@ class LeadingMesh(Mesh):
 
 
 def lead(
-    module: str, options: Mapping[str, Any], size: int, seconds: float, go_on: str, place: Place = HERE
+    module: str, options: Mapping[str, Any], devices: Sequence[str], seconds: float, go_on: str, place: Place = HERE
 ) -> LeadingMesh:
-    """Start the other `size` - 1 ranks, each running a module's `main`, and meet them.
+    """Start all ranks but this one, each running a module's `main`, and meet them.
 
+    devices  of each rank, this one included, by the name that each has in its process
     Raises UsageError if one cannot be started, or ends before it is there.
     """
+    size = len(devices)
     store = rendezvous(place.host, 0, size, leads=True, seconds=STARTS)
     shared = {**options, "host": place.host, "port": store.port, "size": size, "seconds": seconds}
-    makers = [partial(_started, place, rank, module, {**shared, "rank": rank}) for rank in range(1, size)]
+    each = [{**shared, "rank": rank, "device": device} for rank, device in enumerate(devices)]
+    makers = [partial(_started, place, rank, module, each[rank]) for rank in range(1, size)]
     processes = tuple(started(makers))
     try:
         for rank, process in enumerate(processes, start=1):
@@ -127,7 +132,7 @@ def lead(
             except PeerLost as gone:
                 words = f"learner.ranks: rank {rank} did not start: {gone}{last_line(process)}"
                 raise UsageError(words) from None
-        own = connect(store, 0, size, seconds=seconds)
+        own = connect(store, 0, size, devices[0], seconds=seconds)
     except BaseException:
         for process in processes:
             process.close()
@@ -151,12 +156,17 @@ def _started(place: Place, rank: int, module: str, options: Mapping[str, Any]) -
 
 @dataclass(frozen=True)
 class GivenRanks:
-    """This process as torchrun has started it: its number, how many there are, and where they meet."""
+    """This process as torchrun has started it: its number, how many there are, and where they meet.
+
+    local, local_size  its number among those of this machine, and how many these are
+    """
 
     rank: int
     size: int
     host: str
     port: int
+    local: int = 0
+    local_size: int = 1
 
     def store(self, seconds: float = PATIENCE) -> Store:
         """Reach the place where the ranks meet, which torchrun keeps; what is asked for there is waited for so long.
@@ -207,7 +217,7 @@ def given_ranks(environment: Mapping[str, str] | None = None) -> GivenRanks | No
 
     >>> variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     >>> given_ranks({**variables, "TORCHELASTIC_USE_AGENT_STORE": "True"})
-    GivenRanks(rank=1, size=2, host='localhost', port=29500)
+    GivenRanks(rank=1, size=2, host='localhost', port=29500, local=1, local_size=2)
     """
     variables = os.environ if environment is None else environment
     if any(not variables.get(name) for name in VARIABLES) or variables["WORLD_SIZE"] == "1":
@@ -218,21 +228,30 @@ def given_ranks(environment: Mapping[str, str] | None = None) -> GivenRanks | No
             f"RANK = {rank}, WORLD_SIZE = {size}: these variables are set, and not by torchrun; start the ranks with "
             "torchrun, or with learner.ranks and without the variables"
         )
-    return GivenRanks(int(rank), int(size), host, int(port))
+    local, here = (variables.get(name, other) for name, other in zip(LOCAL, (rank, size), strict=True))
+    return GivenRanks(int(rank), int(size), host, int(port), int(local), int(here))
 
 
-def lead_given(given: GivenRanks, seconds: float, go_on: str) -> GivenMesh:
+def lead_given(given: GivenRanks, device: str, seconds: float, go_on: str) -> GivenMesh:
     """Make rank 0's mesh of the ranks that torchrun has started, once every one of them is there.
 
+    device  "cpu" or "cuda", of all of them
     Raises UsageError if they do not come.
     """
     store = given.store()
     store.set(SECONDS, str(seconds))
-    own = connect(store, 0, given.size, seconds=seconds)
+    store.set(DEVICE, device)
+    own = connect(store, 0, given.size, _numbered(device, given.local), seconds=seconds)
     return GivenMesh(0, given.size, own.device, own.shards, own.waiting, seconds=seconds, go_on=go_on)
 
 
 def join_given(given: GivenRanks) -> Mesh:
     """Join the mesh as another rank that torchrun has started, which waits until rank 0 has loaded a run."""
     store = given.store()
-    return connect(store, given.rank, given.size, seconds=float(store.get(SECONDS)))
+    device = _numbered(store.get(DEVICE).decode(), given.local)
+    return connect(store, given.rank, given.size, device, seconds=float(store.get(SECONDS)))
+
+
+def _numbered(device: str, local: int) -> str:
+    """Name the device of a rank, by its number on this machine."""
+    return device if device == "cpu" else f"{device}:{local}"

@@ -17,6 +17,7 @@ from typing import TypeVar, cast
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from groupwise.core.collate import NO_ROWS
@@ -26,6 +27,7 @@ from groupwise.models.on_host import on_device
 from groupwise.models.scalar_heads import RewardModel, Tokens
 from groupwise.models.shards import own_part
 from groupwise.training.mesh import ALONE, Mesh, Verb
+from groupwise.training.ranks.arrival import Arrival
 
 T = TypeVar("T")
 
@@ -42,6 +44,7 @@ class Sharded(nn.Module):
     def __init__(self, model: nn.Module, mesh: Mesh, bf16: bool = False) -> None:
         """Raise UsageError for a model whose layers cannot be found.
 
+        mesh  all of its ranks make this at the same point of their work; a model without memory gets rank 0's weights
         bf16  layers are gathered and run in bfloat16 over masters as they are; gradients are added up in float32
         """
         super().__init__()
@@ -50,13 +53,16 @@ class Sharded(nn.Module):
         # Norms go with what lies around the layers: rounded to bfloat16 with a layer they would be other functions than
         # those of one process. They are small, and as a list here they get no hooks of their own.
         self.norms = nn.ModuleList([norm for layer in layers for norm in norms_of(layer)])
-        apart = set(self.norms.parameters())
+        apart, arrival = set(self.norms.parameters()), Arrival(model, mesh)
         for layer in layers:
+            arrival.fill(p for p in layer.parameters() if p not in apart)
             policy, weight = MixedPrecisionPolicy(), next(layer.parameters()).dtype
             if bf16 and weight != torch.bfloat16:
                 # Autocast goes on inside; what enters stays as it is, such as a float32 residual.
                 policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=weight, cast_forward_inputs=False)
             fully_shard(layer, mesh=mesh.shards, mp_policy=policy, ignored_params=apart, reshard_after_forward=True)
+        arrival.fill(p for p in model.parameters() if not isinstance(p, DTensor))
+        arrival.fill_buffers()
         fully_shard(self, mesh=mesh.shards, reshard_after_forward=False)
         for module in self.modules():
             if isinstance(module, FSDPModule):
@@ -93,8 +99,9 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float, mesh: Mesh)
     As torch.nn.utils.clip_grad_norm_ does in one process; of a model in shards its float() is that of one rank's part.
     """
     parts = [own_part(p.grad) for p in parameters if p.grad is not None]
-    norms = [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts]
-    (total,) = mesh.sums([sum(norm * norm for norm in norms)])
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+    squares = [norm * norm for norm in torch.stack(norms).tolist()] if norms else []  # one wait for the device
+    (total,) = mesh.sums([sum(squares)])
     norm = math.sqrt(total)
     if limit and math.isfinite(norm):
         factor = min(1.0, limit / (norm + 1e-6))

@@ -10,7 +10,7 @@ Sizes of heads are powers of two from 16 on; others, and values of another size 
 """
 
 # triton is not where there is no GPU, and calls of kernels are not typed.
-# pyright: reportMissingImports=false, reportArgumentType=false, reportOperatorIssue=false
+# pyright: reportMissingImports=false, reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 from __future__ import annotations
 
 from collections.abc import Sequence
