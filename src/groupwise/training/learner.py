@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import collate, microbatches
+from groupwise.core.errors import UsageError
 from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.prefixes import prefix_microbatches
 from groupwise.core.records import Batch, Group, UpdateRecord, UpdateResult
@@ -20,11 +21,12 @@ from groupwise.core.settings import Changeable
 from groupwise.models.adapters.lora import Adapters, read_adapters, write_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
+from groupwise.models.forward.flex import Windows
 from groupwise.models.forward.forwards import CompiledLayers, recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import halves
 from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, sequence_logprobs
-from groupwise.models.forward.packed_attention import attend_packed, runs_packed
+from groupwise.models.forward.packed_attention import attend_packed, runs_as_one, runs_packed, windows_of
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
@@ -34,6 +36,9 @@ from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Verb
 from groupwise.training.microbatch import Microbatch, Pass
 from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, TrainedModel, place
 
+#: Weights from which on flex attention's kernels are compiled, which takes some seconds: a smaller policy waits for the
+#: interpreter, not for attention. A guess, until a card has measured it.
+LARGE = 1 << 28
 #: The columns of an UpdateRecord that are made inside the loss.
 SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
 
@@ -43,6 +48,8 @@ class LearnerSettings(OptimizerSettings):
 
     precision        "bf16" computes in bfloat16 over float32 master weights
     shared_prefixes  what rows have in common at their start, such as a prompt, is run once, and no padding is run
+    attention        of rows that share prefixes: "flex", one by torch's flex attention, on a GPU, or "blocks" of
+                     sequences; "auto": flex on a GPU for a large policy to which it gives the numbers of blocks
     recompute        activations are computed again in the backward pass instead of held: less memory, a third more time
     compile          layers are compiled by torch.compile (models/forward/forwards.py): fewer kernels, after minutes
     chunk_logits     logits computed at once; "auto": as many as memory has room for
@@ -54,6 +61,7 @@ class LearnerSettings(OptimizerSettings):
 
     precision: Literal["fp32", "bf16"] = "fp32"
     shared_prefixes: Changeable[bool] = True
+    attention: Changeable[Literal["auto", "flex", "blocks"]] = "auto"
     recompute: Changeable[bool] = False
     compile: Changeable[bool] = False
     chunk_logits: Changeable[Count] = AUTO
@@ -89,6 +97,7 @@ class Learner(TrainedModel):
         """
         models = [model.eval()] if reference is None else [model.eval(), reference.eval().requires_grad_(False)]
         self.packs = settings.shared_prefixes and mesh.all_agree(all(runs_packed(halves(m)[0]) for m in models))
+        self.windows = as_one(models, settings, mesh) if self.packs else None
         fused = CompiledLayers(*models, bf16=settings.bf16) if settings.compile else FusedLayers(*models)
         super().__init__(model, settings, total_updates, settings.bf16, mesh)
         self.routing, self.routers, self.reference, self.fused = routing, routers, reference, fused
@@ -145,7 +154,7 @@ class Learner(TrainedModel):
         length = run.batch.length[index]
         parts = prefix_microbatches(run.keys[index], length, most) if self.packs else microbatches(length, most)
         for own, columns in self.dealt(run.batch, [index[part] for part in parts]):
-            yield Microbatch(run, own, columns, self.packs)
+            yield Microbatch(run, own, columns, self.packs, self.windows)
 
     def completion_logprobs(self, groups: Sequence[Group], pad: int) -> list[Tensor]:
         """Compute [tokens] nats of each completion in order, under the weights as they are.
@@ -298,12 +307,33 @@ class Learner(TrainedModel):
         )
         with reproducible(self.device), self.fused.running(), ExitStack() as stack:
             if micro.layout.line is not None:
-                stack.enter_context(attend_packed(run.backbone))
+                stack.enter_context(attend_packed(run.backbone, micro.layout.line))
             if self.recompute and torch.is_grad_enabled():
                 stack.enter_context(recomputed(run.backbone))
             if run.routers:
                 stack.enter_context(micro.routed())
             yield self.run(run.model, logprobs)
+
+
+def as_one(models: Sequence[nn.Module], settings: LearnerSettings, mesh: Mesh) -> Windows | None:
+    """Return the windows of models that run packed if a line of theirs is to be one attention; None: blocks are.
+
+    Raises UsageError if that was asked for and cannot be.
+    """
+    weight = next(models[0].parameters())
+    enough = sum(p.numel() for p in models[0].parameters()) >= LARGE or settings.attention == "flex"
+    if settings.attention == "blocks" or (settings.attention == AUTO and (weight.device.type == "cpu" or not enough)):
+        return None
+    backbones = [halves(model)[0] for model in models]
+    windows, dtype = windows_of(backbones), torch.bfloat16 if settings.bf16 else weight.dtype
+    with reproducible(weight.device):
+        runs = mesh.all_agree(all(runs_as_one(backbone, windows, dtype) for backbone in backbones))
+    if not runs and settings.attention == "flex":
+        raise UsageError(
+            f'learner.attention = "flex": torch does not run it for this policy on {weight.device.type}, or it gives '
+            'other numbers than blocks do; set it to "auto" or "blocks"'
+        )
+    return windows if runs else None
 
 
 class AdaptedLearner(Learner):

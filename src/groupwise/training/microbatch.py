@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from groupwise.core.errors import RunError
 from groupwise.core.records import Batch, RoutingRecord
+from groupwise.models.forward.flex import Windows
 from groupwise.models.forward.heads import halves
 from groupwise.models.forward.layout import packed, padded
 from groupwise.models.moe.record import Router, RowRoutes, record_routes, route_dtype, router_logits
@@ -86,12 +87,13 @@ class Microbatch:
     rows   their columns, on the model's device
     """
 
-    def __init__(self, run: Pass, index: Tensor, rows: Batch, packs: bool) -> None:
+    def __init__(self, run: Pass, index: Tensor, rows: Batch, packs: bool, windows: Windows | None = None) -> None:
+        """`packs` and `windows` say how they lie: by themselves, or packed, in blocks or as one (layout.packed)."""
         self.index, self.rows, self.run = index, rows, run
         self._logits: list[Tensor] = []
         if packs:
             keys = run.keys[index] if len(index) else None
-            self.layout = packed(rows.tokens, rows.length, keys, rows.read_from)
+            self.layout = packed(rows.tokens, rows.length, keys, rows.read_from, windows)
         else:
             self.layout = padded(rows.tokens, rows.length, rows.read_from)
 
