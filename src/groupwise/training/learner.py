@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.collate import collate, microbatches
-from groupwise.core.errors import UsageError
 from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.prefixes import prefix_microbatches
 from groupwise.core.records import Batch, Group, UpdateRecord, UpdateResult
@@ -21,12 +20,11 @@ from groupwise.core.settings import Changeable
 from groupwise.models.adapters.lora import Adapters, read_adapters, write_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
-from groupwise.models.forward.flex import Windows
 from groupwise.models.forward.forwards import CompiledLayers, recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import halves
-from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, sequence_logprobs
-from groupwise.models.forward.packed_attention import attend_packed, runs_as_one, runs_packed, windows_of
+from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, layout_logprobs
+from groupwise.models.forward.packed_attention import attend_packed, runs_packed, windows_as_one
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
@@ -34,13 +32,10 @@ from groupwise.models.shards import set_unsharded, set_unsharded_state, unsharde
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Verb
 from groupwise.training.microbatch import Microbatch, Pass
-from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, TrainedModel, place
+from groupwise.training.optimizer import AUTO, Collected, Columns, Count, OptimizerSettings, TrainedModel
 
-#: Weights from which on flex attention's kernels are compiled, which takes some seconds: a smaller policy waits for the
-#: interpreter, not for attention. A guess, until a card has measured it.
-LARGE = 1 << 28
-#: The columns of an UpdateRecord that are made inside the loss.
-SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
+#: The columns of an UpdateRecord that are made inside the loss, beside logp_live.
+OTHERS = ("log_ratio", "share", "entropy", "kl")
 
 
 class LearnerSettings(OptimizerSettings):
@@ -88,22 +83,29 @@ class Learner(TrainedModel):
         routers: Sequence[Router] = (),
         adjustment: Adjustment = UNADJUSTED,
         mesh: Mesh = ALONE,
+        deterministic: bool = True,
     ) -> None:
         """`routers` are those of a mixture of experts whose routes are recorded; none, and there are no routes.
 
-        adjustment  what sampling does to logits before it divides them by the temperature
-        mesh        the ranks over which policy and reference are put in shards; every one of them makes this learner,
-                    with the same weights, and calls the same methods with the same batches
+        adjustment     what sampling does to logits before it divides them by the temperature
+        mesh           the ranks over which policy and reference are put in shards; every one of them makes this
+                       learner, with the same weights, and calls the same methods with the same batches
+        deterministic  whether a GPU adds gradients up in one order (core/numbers/reproducible.py)
         """
         models = [model.eval()] if reference is None else [model.eval(), reference.eval().requires_grad_(False)]
         self.packs = settings.shared_prefixes and mesh.all_agree(all(runs_packed(halves(m)[0]) for m in models))
-        self.windows = as_one(models, settings, mesh) if self.packs else None
+        dtype = torch.bfloat16 if settings.bf16 else next(model.parameters()).dtype
+        backbones = [halves(m)[0] for m in models] if self.packs else []
+        self.deterministic = deterministic
+        with reproducible(next(model.parameters()).device, deterministic):
+            self.windows = windows_as_one(backbones, settings.attention, dtype, mesh.all_agree)
         fused = CompiledLayers(*models, bf16=settings.bf16) if settings.compile else FusedLayers(*models)
         super().__init__(model, settings, total_updates, settings.bf16, mesh)
         self.routing, self.routers, self.reference, self.fused = routing, routers, reference, fused
         if reference is not None:
             self.shard(reference)
         self.temperature, self.adjustment, self.recompute = temperature, adjustment, settings.recompute
+        self.added = None if adjustment.bias is None else adjustment.bias.to(self.device)
         self.chunk_logits = CHUNK_ELEMENTS if settings.chunk_logits == AUTO else settings.chunk_logits
         self.held_logits = HELD_ELEMENTS if settings.held_logits == AUTO else settings.held_logits
 
@@ -138,11 +140,11 @@ class Learner(TrainedModel):
         return self._logprobs(Pass(model, batch))
 
     def _logprobs(self, run: Pass) -> Tensor:
-        out = torch.zeros(run.batch.tokens.shape, dtype=self.precision)
+        found = Collected(run.batch.tokens.shape, {"logp": self.precision})
         for micro in self._microbatches(run, self._read(run.batch)):
             with self._forward(micro) as (logp, _):
-                place(out, micro.index, logp)
-        return self.mesh.joined(out)
+                found.add(micro.index, {"logp": logp})
+        return self.mesh.joined(found.tables()["logp"])
 
     def _read(self, batch: Batch) -> Tensor:
         """Find the rows [N] with a token whose log-probability is read; all if routes are recorded."""
@@ -154,7 +156,7 @@ class Learner(TrainedModel):
         length = run.batch.length[index]
         parts = prefix_microbatches(run.keys[index], length, most) if self.packs else microbatches(length, most)
         for own, columns in self.dealt(run.batch, [index[part] for part in parts]):
-            yield Microbatch(run, own, columns, self.packs, self.windows)
+            yield Microbatch(run, own, columns, self.packs, self.windows, self.adjustment)
 
     def completion_logprobs(self, groups: Sequence[Group], pad: int) -> list[Tensor]:
         """Compute [tokens] nats of each completion in order, under the weights as they are.
@@ -186,31 +188,37 @@ class Learner(TrainedModel):
         nothing = not trained.any()
         if nothing and self.optimizer.set_gradient_to_zero():
             return 0.0, None
-        exact = {"logp_live": self.precision}
-        seen = {name: torch.zeros(minibatch.tokens.shape, dtype=exact.get(name)) for name in SEEN}
         replayed = None if self.routing.replay is ReplayFrom.NONE else "routes"
         run = Pass(self.model, minibatch, self.routers, replayed, losses)
         # Rows with a gradient, or the shortest one; then those that are run for the record alone.
         with_gradient = torch.arange(len(trained)) == minibatch.length.argmin() if nothing else trained
         without = torch.zeros_like(trained) if nothing else self._read(minibatch) & ~trained
-        loss, bonus = 0.0, algorithm.entropy_coefficient != 0
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        found = Collected(minibatch.tokens.shape, {"logp_live": self.precision, **dict.fromkeys(OTHERS)})
         for trains, rows in ((True, with_gradient), (False, without)):
             for micro in self._microbatches(run, rows):
-                with torch.set_grad_enabled(trains), self._forward(micro, bonus) as (live, entropy):
-                    out = self._objective(algorithm, micro.rows, live, entropy)
-                    value = micro.with_router_losses(out.value)
-                    if trains:
-                        value.backward()
-                loss += value.item()
-                for name, column in zip(SEEN, (live, out.log_ratio, out.share, entropy, out.kl), strict=True):
-                    if column is not None:
-                        place(seen[name], micro.index, column)
-        (loss,) = self.mesh.sums([loss])
+                value, columns = self.run_microbatch(micro, algorithm, trains)
+                total += value
+                found.add(micro.index, columns)
+        (loss,) = self.mesh.sums([float(total)])  # the device is waited for here, once
         if nothing:
             return loss, None
-        seen = {name: self.mesh.joined(column) for name, column in seen.items()}
+        seen = {name: self.mesh.joined(column) for name, column in found.tables().items()}
         kl, routed = seen.pop("kl"), run.record(self.mesh)
         return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routed)
+
+    def run_microbatch(self, micro: Microbatch, algorithm: Algorithm, trains: bool) -> tuple[Tensor, Columns]:
+        """Run a microbatch, backward too if it trains -> its loss and what it saw, on the device, which is not waited
+        for.
+        """
+        bonus = algorithm.entropy_coefficient != 0
+        with torch.set_grad_enabled(trains), self._forward(micro, bonus) as (live, entropy):
+            out = self._objective(algorithm, micro.rows, live, entropy)
+            value = micro.with_router_losses(out.value)
+            if trains:
+                value.backward()
+        others = dict(zip(OTHERS, (out.log_ratio, out.share, entropy, out.kl), strict=True))
+        return value.detach(), {"logp_live": live, **others}
 
     def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
         """Make one optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
@@ -296,16 +304,15 @@ class Learner(TrainedModel):
     @contextmanager
     def _forward(self, micro: Microbatch, entropy_gradient: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Run a microbatch, and its backward inside; yields its log-probabilities and entropies [n,T]."""
-        run, rows = micro.run, micro.rows
+        run = micro.run
         logprobs = partial(
-            sequence_logprobs,
-            *(run.backbone, run.head, rows.tokens, rows.mask, self.temperature, rows.support, entropy_gradient),
-            layout=micro.layout,
+            layout_logprobs,
+            *(run.backbone, run.head, micro.layout, micro.read, self.temperature, entropy_gradient),
             chunk_elements=self.chunk_logits,
             held_elements=self.held_logits,
-            adjustment=self.adjustment,
+            added=self.added,
         )
-        with reproducible(self.device), self.fused.running(), ExitStack() as stack:
+        with reproducible(self.device, self.deterministic), self.fused.running(), ExitStack() as stack:
             if micro.layout.line is not None:
                 stack.enter_context(attend_packed(run.backbone, micro.layout.line))
             if self.recompute and torch.is_grad_enabled():
@@ -313,27 +320,6 @@ class Learner(TrainedModel):
             if run.routers:
                 stack.enter_context(micro.routed())
             yield self.run(run.model, logprobs)
-
-
-def as_one(models: Sequence[nn.Module], settings: LearnerSettings, mesh: Mesh) -> Windows | None:
-    """Return the windows of models that run packed if a line of theirs is to be one attention; None: blocks are.
-
-    Raises UsageError if that was asked for and cannot be.
-    """
-    weight = next(models[0].parameters())
-    enough = sum(p.numel() for p in models[0].parameters()) >= LARGE or settings.attention == "flex"
-    if settings.attention == "blocks" or (settings.attention == AUTO and (weight.device.type == "cpu" or not enough)):
-        return None
-    backbones = [halves(model)[0] for model in models]
-    windows, dtype = windows_of(backbones), torch.bfloat16 if settings.bf16 else weight.dtype
-    with reproducible(weight.device):
-        runs = mesh.all_agree(all(runs_as_one(backbone, windows, dtype) for backbone in backbones))
-    if not runs and settings.attention == "flex":
-        raise UsageError(
-            f'learner.attention = "flex": torch does not run it for this policy on {weight.device.type}, or it gives '
-            'other numbers than blocks do; set it to "auto" or "blocks"'
-        )
-    return windows if runs else None
 
 
 class AdaptedLearner(Learner):
@@ -355,6 +341,7 @@ class AdaptedLearner(Learner):
         reference: nn.Module | None = None,
         adjustment: Adjustment = UNADJUSTED,
         mesh: Mesh = ALONE,
+        deterministic: bool = True,
     ) -> None:
         """Inject adapters into the model; `seed` is the run's, of which their random numbers are a function.
 
@@ -362,7 +349,8 @@ class AdaptedLearner(Learner):
         """
         self.adapters = Adapters(model, adapter, seed)
         faster = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
-        super().__init__(model, reference, faster, temperature, total_updates, routing, routers, adjustment, mesh)
+        others = (temperature, total_updates, routing, routers, adjustment, mesh, deterministic)
+        super().__init__(model, reference, faster, *others)
 
     def reference_logprobs(self, batch: Batch) -> Tensor | None:
         """Compute [N,T] nats under the reference: a model of its own, or this one with its adapters off."""

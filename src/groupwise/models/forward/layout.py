@@ -12,7 +12,7 @@ An episode whose earlier turns are written anew is a row of several parts, which
 positions from 0; `read_from` (Batch) says where they begin.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -216,15 +216,15 @@ def packed(
 R = TypeVar("R", bound=Layout | PackedSequence | Block | Tree)
 
 
-def moved(record: R, device: torch.device | str) -> R:
-    """Return a record with its tensors, and those of the records in it, on a device."""
+def moved(record: R, device: torch.device | str, move: Callable[[Tensor, Any], Tensor] = Tensor.to) -> R:
+    """Return a record with its tensors, and those of the records in it, on a device, brought there by `move`."""
 
     def on(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.to(device)
+            return move(value, device)
         if isinstance(value, tuple):
             return tuple(map(on, value))
-        return moved(value, device) if isinstance(value, Layout | PackedSequence | Block | Tree) else value
+        return moved(value, device, move) if isinstance(value, Layout | PackedSequence | Block | Tree) else value
 
     return replace(record, **{name: on(value) for name, value in vars(record).items()})
 

@@ -5,15 +5,16 @@ of each row by itself, and so are the gradients, which add up in what rows share
 here, or as one (models/forward/flex.py): whichever the layout says.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from groupwise.core.errors import UsageError
 from groupwise.models.forward.flex import Tree, Windows, attend_flex, require_plain
 from groupwise.models.forward.heads import hidden
 from groupwise.models.forward.layout import Block, Layout, PackedSequence, packed, padded
@@ -22,6 +23,9 @@ from groupwise.models.precision import computes_in, operand
 #: The names under which transformers' models know this attention, in blocks and as one, and their own without a mask.
 #: Under a name for which it has no masks, transformers makes none: a line has its own.
 NAME, AS_ONE, UNMASKED = "groupwise_line", "groupwise_line_as_one", "groupwise_unmasked"
+#: Weights from which on flex attention's kernels are compiled, which takes some seconds: a smaller policy waits for the
+#: interpreter, not for attention. A guess, until a card has measured it.
+LARGE = 1 << 28
 
 
 def hidden_states(backbone: nn.Module, layout: Layout) -> Tensor:
@@ -76,6 +80,32 @@ def runs_packed(backbone: nn.Module) -> bool:
     with torch.no_grad():
         own = hidden_states(backbone, rows)[rows.place[rows.run]]
     return _near(ours, own, next(backbone.parameters()).dtype)
+
+
+def windows_as_one(
+    backbones: Sequence[nn.Module],
+    attention: Literal["auto", "flex", "blocks"],
+    dtype: torch.dtype,
+    agree: Callable[[bool], bool] = bool,
+) -> Windows | None:
+    """Return the windows of models that run packed if a line of theirs is to be one attention; None: blocks are.
+
+    agree  asks every rank
+    Raises UsageError for "flex" where a trial, computed in `dtype`, fails.
+    """
+    if attention == "blocks" or not backbones:
+        return None
+    kind, weights = next(backbones[0].parameters()).device.type, sum(p.numel() for p in backbones[0].parameters())
+    if attention == "auto" and (kind == "cpu" or weights < LARGE):
+        return None
+    windows = windows_of(backbones)
+    runs = agree(all(runs_as_one(backbone, windows, dtype) for backbone in backbones))
+    if not runs and attention == "flex":
+        raise UsageError(
+            f'learner.attention = "flex": torch does not run it for this policy on {kind}, or it gives other numbers '
+            'than blocks do; set it to "auto" or "blocks"'
+        )
+    return windows if runs else None
 
 
 def windows_of(backbones: Sequence[nn.Module]) -> Windows:
