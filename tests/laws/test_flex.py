@@ -187,6 +187,8 @@ def test_a_cpu_has_blocks_and_refuses_to_train_by_flex_attention(monkeypatch: py
     monkeypatch.undo()
     with pytest.raises(UsageError, match=r'^learner.attention = "flex": .* on cpu, .*; set it to "auto" or "blocks"$'):
         make_learner(causal("llama"), attention="flex")
+    with pytest.raises(UsageError, match='flex": this policy runs row by row'):
+        make_learner(causal("llama"), attention="flex", shared_prefixes=False)
 
 
 def line_of(rows: int, windows: tuple[int | None, ...]) -> Layout:

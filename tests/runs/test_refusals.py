@@ -112,6 +112,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"sampling.stop": ["\n"]}, "sampling.stop = '\\n': the model's tokenizer cannot read it"),
     ({"adapter.rank": 4, "adapter.targets": ["qproj"]}, "'qproj' matches no linear layer of Qwen3ForCausalLM"),
     ({"learner.ranks": 2, "learner.compile": True}, "learner.ranks = 2 with learner.compile: "),
+    (
+        {"learner.attention": "flex", "device": "cpu"},
+        'learner.attention = "flex": torch has no backward of it on a CPU',
+    ),
 ]
 
 

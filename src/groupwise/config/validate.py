@@ -46,6 +46,7 @@ def require_runnable(plan: Plan) -> None:
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
     for section in ("learner", "engine", "reference"):
         require_precision(f"{section}.precision", getattr(recipe, section).precision, recipe.device)
+    _require(_of_attention(recipe))
     _require(_of_time(plan.task, recipe.scoring.deadline))
     _require(of_turns(row, plan.task, rewards, learned))
     _require(_of_episodes(recipe, plan.task))
@@ -73,6 +74,16 @@ def require_rankable(recipe: Recipe) -> None:
 def _require(refusals: Iterator[str]) -> None:
     if refusal := next(refusals, None):
         raise UsageError(refusal)
+
+
+def _of_attention(recipe: Recipe) -> Iterator[str]:
+    """Refuse flex attention where nothing could run it."""
+    if recipe.learner.attention != "flex":
+        return
+    if recipe.device == "cpu":
+        yield 'learner.attention = "flex": torch has no backward of it on a CPU; set it to "auto" or "blocks"'
+    if not recipe.learner.shared_prefixes:
+        yield 'learner.attention = "flex" with learner.shared_prefixes = false: rows share nothing; change one of them'
 
 
 def _of_sampling(recipe: Recipe, row: Algorithm) -> Iterator[str]:

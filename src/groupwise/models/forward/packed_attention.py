@@ -90,11 +90,14 @@ def windows_as_one(
 ) -> Windows | None:
     """Return the windows of models that run packed if a line of theirs is to be one attention; None: blocks are.
 
-    agree  asks every rank
+    backbones  of the models; none if one of them does not run packed
+    agree      asks every rank
     Raises UsageError for "flex" where a trial, computed in `dtype`, fails.
     """
-    if attention == "blocks" or not backbones:
+    if attention == "blocks" or (attention == "auto" and not backbones):
         return None
+    if not backbones:
+        raise UsageError('learner.attention = "flex": this policy runs row by row; set it to "auto" or "blocks"')
     kind, weights = next(backbones[0].parameters()).device.type, sum(p.numel() for p in backbones[0].parameters())
     if attention == "auto" and (kind == "cpu" or weights < LARGE):
         return None
