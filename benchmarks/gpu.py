@@ -63,7 +63,7 @@ class Part:
 PARTS = (
     Part("ceilings", 20, 15),
     Part("decode", 150, 90),
-    Part("update", 90, 35),
+    Part("update", 110, 45),
     Part("step", 110, 40),
     Part("trl_step", 80, 40),
     Part("load", 30, 30),

@@ -129,8 +129,11 @@ def update(rows: Sequence[Row], own: Sequence[Row]) -> Iterator[str]:
         "peak GiB",
         "planned",
         "gradients off, fp32 and bf16",
+        "attention",
     )
     for row in rows:
+        if "beside" in row["key"]:
+            continue
         yield line(
             row["key"]["model"],
             f"{row['key']['completions']} of {row['key']['tokens']:,}",
@@ -141,7 +144,15 @@ def update(rows: Sequence[Row], own: Sequence[Row]) -> Iterator[str]:
             number(row["peak_gib"], 2),
             number(row["planned_gib"], 2),
             f"{row['gradient_fp32']:.1g}, {row['gradient_bf16']:.1g}",
+            row["attention"],
         )
+    for row in rows:
+        if "beside" in row["key"]:
+            yield (
+                f"\n{row['key']['model']}, {row['key']['completions']} of {row['key']['tokens']:,}, once more: "
+                f"{row['seconds']:.3f} s; `deterministic = false` {row['seconds_not_deterministic']:.3f} s; "
+                f"attention in blocks {row['seconds_in_blocks']:.3f} s."
+            )
 
 
 PHASES = ("generate", "score", "annotate", "update", "load")

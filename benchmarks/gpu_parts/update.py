@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -37,18 +37,22 @@ def measure(context: Context) -> None:
         for rows, tokens in context.amounts.completions:
             key = {"model": size.name, "completions": rows, "tokens": tokens}
             context.measure(key, partial(updated, context, size, rows, tokens))
+    size, (rows, tokens) = context.amounts.trained[0], context.amounts.completions[0]
+    key = {"model": size.name, "completions": rows, "tokens": tokens, "beside": "its other ways"}
+    context.measure(key, partial(other_ways, context, size, rows, tokens))
 
 
 def updated(context: Context, size: Size, rows: int, tokens: int) -> dict[str, Any]:
     """Seconds of an update of `rows` completions of `tokens`, the median of a few after one that warms up."""
     amounts, device = context.amounts, context.device
-    differences = beside_plain(context, size)
     memory = planned(context, size, rows, tokens)
     learner = learner_of(size.model(device, torch.float32), memory)
+    attention = attention_of(learner)
+    differences = beside_plain(context, size, attention)
     minibatch = batch(size.numbers["vocab_size"], rows, amounts.group, amounts.prompt, tokens)
     learner.update(minibatch, ALGORITHM)
     start_of_peak(device)
-    took = statistics.median(seconds(device, partial(learner.update, minibatch, ALGORITHM)) for _ in range(UPDATES))
+    took = timed(device, learner, minibatch)
     sampled = Sampled(rows // amounts.group, amounts.prompt, rows, tokens)
     work = by_phase(size.configuration().to_dict(), sampled)["update"]
     ceiling = context.ceilings.get("bf16 product")
@@ -56,11 +60,40 @@ def updated(context: Context, size: Size, rows: int, tokens: int) -> dict[str, A
         "seconds": took,
         "tokens_per_second": rows * tokens / took,
         "share_of_product": None if ceiling is None else work / took / ceiling,
+        "attention": attention,
         "tokens_per_microbatch": memory.cuts.learner,
         "peak_gib": peak_gib(device),
         "planned_gib": round(sum(memory.parts[part] for part in HELD) / 2**30, 3),
         **differences,
     }
+
+
+def other_ways(context: Context, size: Size, rows: int, tokens: int) -> dict[str, Any]:
+    """Seconds of an update as it is, with sums in the order in which they arrive, and with attention in blocks."""
+    amounts, device = context.amounts, context.device
+    learner = learner_of(size.model(device, torch.float32), planned(context, size, rows, tokens))
+    minibatch = batch(size.numbers["vocab_size"], rows, amounts.group, amounts.prompt, tokens)
+    found: dict[str, Any] = {"attention": attention_of(learner)}
+    windows = learner.windows
+    for name, deterministic, own in (
+        ("seconds", True, windows),
+        ("seconds_not_deterministic", False, windows),
+        ("seconds_in_blocks", True, None),
+    ):
+        learner.deterministic, learner.windows = deterministic, own
+        learner.update(minibatch, ALGORITHM)
+        found[name] = timed(device, learner, minibatch)
+    return found
+
+
+def timed(device: str, learner: Learner, minibatch: Batch) -> float:
+    """Seconds of an update, the median of a few."""
+    return statistics.median(seconds(device, partial(learner.update, minibatch, ALGORITHM)) for _ in range(UPDATES))
+
+
+def attention_of(learner: Learner) -> Literal["flex", "blocks"]:
+    """How its lines attend."""
+    return "blocks" if learner.windows is None else "flex"
 
 
 def planned(context: Context, size: Size, rows: int, tokens: int) -> MemoryPlan:
@@ -93,7 +126,7 @@ def learner_of(model: Any, memory: MemoryPlan) -> Learner:
         chunk_logits=cuts.chunk_logits,
         held_logits=cuts.held_logits,
     )
-    return Learner(model, None, settings, temperature=1.0, total_updates=UPDATES + 1)
+    return Learner(model, None, settings, temperature=1.0, total_updates=3 * (UPDATES + 1))
 
 
 def batch(vocabulary: int, rows: int, group: int, prompt: int, tokens: int) -> Batch:
@@ -111,8 +144,9 @@ def batch(vocabulary: int, rows: int, group: int, prompt: int, tokens: int) -> B
     return ALGORITHM.weigh(ALGORITHM.credit(collate(groups, pad=0)))
 
 
-def beside_plain(context: Context, size: Size) -> dict[str, float]:
-    """Distances of gradients of the model's first two layers from those of padded rows in float32.
+def beside_plain(context: Context, size: Size, attention: Literal["flex", "blocks"]) -> dict[str, float]:
+    """Distances of gradients of the model's first two layers, in the attention that is timed, from those of padded rows
+    in float32.
 
     Raises NotEqual where one is too far.
     """
@@ -121,8 +155,8 @@ def beside_plain(context: Context, size: Size) -> dict[str, float]:
     plain = gradient(model, minibatch, LearnerSettings(shared_prefixes=False))
     found = {}
     for name, settings, limit in (
-        ("gradient_fp32", LearnerSettings(), EXACT),
-        ("gradient_bf16", LearnerSettings(precision="bf16"), BF16),
+        ("gradient_fp32", LearnerSettings(attention="blocks"), EXACT),
+        ("gradient_bf16", LearnerSettings(precision="bf16", attention=attention), BF16),
     ):
         found[name] = float((gradient(model, minibatch, settings) - plain).norm() / plain.norm())
         require_close(name, found[name], limit)

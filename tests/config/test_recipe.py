@@ -179,6 +179,8 @@ OTHER: dict[str, Any] = {
     "learner.schedule": "cosine",
     "learner.precision": "bf16",
     "learner.shared_prefixes": False,
+    "deterministic": False,
+    "learner.attention": "blocks",
     "learner.recompute": True,
     "learner.compile": True,
     "engine.compile": True,

@@ -43,6 +43,12 @@ def test_the_mode_is_on_inside_where_it_is_possible(
     assert own.MODE.fill_uninitialized_memory is fills
 
 
+def test_the_mode_stays_off_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "_has_one_order", lambda: True)
+    with reproducible("cuda", False):
+        assert not torch.are_deterministic_algorithms_enabled()
+
+
 def fail_under(mode: bool, fills: bool) -> None:
     """Raises KeyError where the mode is as it should be, inside another one too."""
     for _ in range(2):

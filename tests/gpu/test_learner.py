@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+import groupwise
 from groupwise.algorithms.settings import CATALOG
+from groupwise.models.forward.packed_attention import runs_as_one, windows_of
 from groupwise.models.moe.settings import ReplayFrom
+from groupwise.training.learner import Learner
 from groupwise.training.mesh import ALONE
 from tests.laws import moe_models, rank_cases
+from tests.laws.test_layout import gradient, make_batch, make_learner
+from tests.tiny_models import causal
 
 ON_GPU = dataclasses.replace(ALONE, device="cuda")
 #: Relative, of a gradient. Norms and rotary positions of transformers' models are computed in float32 whatever the type
@@ -95,3 +100,34 @@ def test_back_from_a_checkpoint(tmp_path: Any) -> None:
     assert measured["same_restored"], "what a GPU wrote, a CPU reads"
     assert measured["same_from_one"], "and the other way"
     assert measured["same_again"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("changes", [{}, {"sliding_window": 5}], ids=str)
+def test_one_attention_is_blocks(changes: dict[str, Any], dtype: torch.dtype) -> None:
+    """By torch's own kernels, compiled, forward and backward."""
+    torch.manual_seed(0)
+    backbone = causal("mistral" if changes else "llama", head_dim=16, **changes).base_model.to("cuda")
+    assert runs_as_one(backbone, windows_of([backbone]), dtype)
+
+
+@pytest.mark.parametrize("attention", ["blocks", "flex"])
+def test_no_microbatch_waits_for_the_gpu(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch raises where one does."""
+    torch.manual_seed(0)
+    learner = make_learner(causal("llama", head_dim=16).to("cuda"), 60, attention=attention)
+    algo, run = groupwise.algorithm("dapo"), Learner.run_microbatch
+    batch = algo.weigh(algo.credit(make_batch()))
+    plain = gradient(learner, algo, batch)  # what is compiled or allocated at first may wait
+
+    def watched(*args: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return run(*args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Learner, "run_microbatch", watched)
+    again = gradient(learner, algo, batch)
+    assert again[0] == plain[0]
+    assert torch.equal(again[1], plain[1])

@@ -12,7 +12,11 @@ import pytest
 import groupwise
 from groupwise.commands.train.train import resume
 from groupwise.journal.journal import read_metrics
+from groupwise.models.load import digest
+from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.training import checkpoint
+from groupwise.training.start.initial_policy import starting_policy
+from groupwise.training.start.warm_start import WarmStart
 from tests.runs.test_run import timeless
 from tests.runs.tiny_runs import cut_back, tiny_run
 
@@ -73,6 +77,16 @@ def test_a_run_with_more_of_it_on_the_host_is_the_run(host: dict[str, Any], tmp_
     ]
     assert (runs[0] / "rollouts.jsonl").read_bytes() == (runs[1] / "rollouts.jsonl").read_bytes()
     assert tensors_after(runs[0], 3) == tensors_after(runs[1], 3)
+
+
+def test_a_warm_start_of_a_tiny_policy_has_the_same_bits_again(tmp_path: Path) -> None:
+    task: Any = Arithmetic()
+    made = []
+    for name in ("one", "other"):
+        warm = WarmStart(steps=40)
+        policy = starting_policy("tiny-dense", task, warm, 0, tmp_path / name, "cuda", lambda *_: None)
+        made.append(digest(policy.model))
+    assert made[0] == made[1]
 
 
 SHORT: dict[str, Any] = {

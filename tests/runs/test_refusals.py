@@ -116,6 +116,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"learner.moments": "8bit"}, "learner.moments = '8bit' with device = 'cpu': there bitsandbytes takes 20 times"),
     ({"reference.offload": True}, "reference.offload = true with device = 'cpu': a processor has one memory; take it"),
     ({"reference.offload": True, "adapter.rank": 4}, "reference.offload: set, but nothing in this run reads it"),
+    (
+        {"learner.attention": "flex", "device": "cpu"},
+        'learner.attention = "flex": torch has no backward of it on a CPU',
+    ),
 ]
 
 

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import groupwise
+from groupwise.commands.build.learner import make_critic, make_learner
+from groupwise.config import recipe
+from groupwise.config.resolve import resolve
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.numbers.metrics import Last, Max, Mean, Sum, merge, read
@@ -24,7 +28,9 @@ from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.load import Policy, digest, load_policy
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings, routers_to_record
+from groupwise.models.scalar_heads import from_policy
 from groupwise.models.tiny import TinySpec
+from groupwise.training import critic as training_critic
 from groupwise.training import learner as training_learner
 from groupwise.training.learner import AdaptedLearner, Learner, LearnerSettings
 from groupwise.training.optimizer import Optimizer
@@ -64,13 +70,13 @@ def test_an_update_moves_along_the_advantage(policy):
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that each forward of a learner will add its number of rows to."""
-    rows, real = list[int](), training_learner.sequence_logprobs
+    rows, real = list[int](), training_learner.layout_logprobs
 
-    def logprobs(backbone, head, tokens, *others, **named):
-        rows.append(len(tokens))
-        return real(backbone, head, tokens, *others, **named)
+    def logprobs(backbone, head, layout, *others, **named):
+        rows.append(len(layout.place))
+        return real(backbone, head, layout, *others, **named)
 
-    monkeypatch.setattr(training_learner, "sequence_logprobs", logprobs)
+    monkeypatch.setattr(training_learner, "layout_logprobs", logprobs)
     return rows
 
 
@@ -307,3 +313,28 @@ def test_another_base_a_run_without_adapters_and_damaged_files_are_refused(polic
         path.with_name("adapters.json").write_bytes(damaged)
         with pytest.raises(UsageError):
             own.restore(tmp_path / "adapters", updates=0)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_recipe_says_whether_updates_add_up_in_one_order(policy, wanted, monkeypatch):
+    """Learner, with adapters too, and critic of a recipe; the plan's line says what a person gets."""
+    asked = []
+
+    @contextmanager
+    def order(device, one_order=True):
+        asked.append(one_order)
+        yield
+
+    for module in (training_learner, training_critic):
+        monkeypatch.setattr(module, "reproducible", order)
+    for keys in ({"algorithm.name": "ppo"}, {"algorithm.name": "dapo", "adapter.rank": 2}):
+        plan = resolve(recipe.load("quickstart", {"deterministic": wanted, **keys}))
+        learner = make_learner(plan.recipe, copy.deepcopy(policy), ())
+        critic = make_critic(plan.recipe, from_policy(policy.model) if plan.recipe.critic else None)
+        learner.logprobs(learner.model, make_batch())
+        if critic is not None:
+            critic.values(make_batch())
+        assert asked == [wanted] * len(asked) != []
+        on_gpu = dataclasses.replace(plan, recipe=plan.recipe.replace(device="cuda"))
+        line = on_gpu.describe().splitlines()[0]
+        assert (", deterministic" in line, ", not deterministic" in line) == (wanted, not wanted)

@@ -24,9 +24,14 @@ from groupwise.training.start.warm_start import (
     TIMES,
     Muon,
     WarmStart,
+    backward,
+    encoded,
     fingerprint,
+    halves,
     orthogonalised,
+    orthogonalised_together,
     warm_start,
+    whole,
 )
 
 TASK = Arithmetic(operands=(2, 3), largest=3)
@@ -242,3 +247,24 @@ def test_it_is_torchs_muon_but_for_rounding(shape: tuple[int, int]) -> None:
     difference = (ours - theirs).norm() / (theirs - start).norm()
     assert difference.item() < 0.03  # bfloat16 has 8 bits, and an update goes through 15 products
     assert torch.equal(still, start), "it has no gradient"
+
+
+def test_matrices_of_one_shape_are_orthogonalised_together_as_each_by_itself() -> None:
+    generator = torch.Generator().manual_seed(2)
+    shapes = [*SHAPES, (4, 9), (6, 2), (6, 6), (4, 9)]
+    matrices = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    for together, matrix in zip(orthogonalised_together(matrices), matrices, strict=True):
+        torch.testing.assert_close(together, orthogonalised(matrix), rtol=1e-9, atol=1e-12)
+    assert orthogonalised_together([]) == []
+
+
+def test_a_batch_in_one_piece_has_the_gradient_of_its_halves(folder: Path) -> None:
+    found = []
+    for split in (halves, whole):
+        model, tokenizer = load(folder)
+        examples = encoded(Chat(tokenizer), list(DEMONSTRATIONS)[:16])
+        assert len(split(examples)) == (2 if split is halves else 1)
+        loss = backward(model.double(), split(examples), 0, 0.0)
+        found.append((torch.tensor(loss), torch.cat([p.grad.flatten() for p in model.parameters()])))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

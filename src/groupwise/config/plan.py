@@ -123,7 +123,7 @@ def _policy_lines(plan: Plan) -> Iterator[str]:
     """Say what is trained, on which task, and by which algorithm."""
     recipe, row = plan.recipe, plan.algorithm
     instead = f", in place of {recipe.model} and its warm start" if recipe.start else ""
-    yield f"run          {plan.folder}, seed {recipe.seed}, {recipe.device}"
+    yield f"run          {plan.folder}, seed {recipe.seed}, {recipe.device}{_describe_order(recipe)}"
     yield f"policy       {recipe.origin}, {_describe_warm_start(recipe)}{instead}"
     if row.needs_reference:
         model, every = recipe.reference.model, recipe.reference.every
@@ -138,6 +138,15 @@ def _policy_lines(plan: Plan) -> Iterator[str]:
     yield f"  {'entropy':<10} {row.entropy_coefficient:g}"
     for source in plan.code:
         yield f"own code     {source}"
+
+
+def _describe_order(recipe: Recipe) -> str:
+    """Say if a run that is taken up again has the same bits, where that is a question."""
+    if recipe.device == "cpu":
+        return "" if recipe.deterministic else ", deterministic in any case"
+    if recipe.deterministic:
+        return ", deterministic: a run that is taken up again has the same bits"
+    return ", not deterministic: a run that is taken up again may round otherwise"
 
 
 def _training_lines(plan: Plan) -> Iterator[str]:

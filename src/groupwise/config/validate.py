@@ -50,6 +50,7 @@ def require_runnable(plan: Plan) -> None:
     for section in ("learner", "engine", "reference"):
         require_precision(f"{section}.precision", getattr(recipe, section).precision, recipe.device)
     _require(_of_the_engine(recipe))
+    _require(_of_attention(recipe))
     _require(_of_time(plan.task, recipe.scoring.deadline))
     _require(of_turns(row, plan.task, rewards, learned))
     _require(_of_episodes(recipe, plan.task))
@@ -67,6 +68,7 @@ def require_rankable(recipe: Recipe) -> None:
     """Raise UsageError for what is not there yet for a policy that several processes hold together."""
     reasons = {
         "adapter.base": recipe.adapter.packs and "weights in 4 bits are not sharded: set it to 'same'",
+        "learner.attention": recipe.learner.attention == "flex" and "it has not been tried in shards: set it to 'auto'",
         "learner.compile": recipe.learner.compile and "compiled layers have not been tried in shards: set it to false",
     }
     placement = recipe.placement
@@ -104,6 +106,16 @@ def require_offloadable(recipe: Recipe) -> None:
 def _require(refusals: Iterator[str]) -> None:
     if refusal := next(refusals, None):
         raise UsageError(refusal)
+
+
+def _of_attention(recipe: Recipe) -> Iterator[str]:
+    """Refuse flex attention where nothing could run it."""
+    if recipe.learner.attention != "flex":
+        return
+    if recipe.device == "cpu":
+        yield 'learner.attention = "flex": torch has no backward of it on a CPU; set it to "auto" or "blocks"'
+    if not recipe.learner.shared_prefixes:
+        yield 'learner.attention = "flex" with learner.shared_prefixes = false: rows share nothing; change one of them'
 
 
 def _of_sampling(recipe: Recipe, row: Algorithm) -> Iterator[str]:

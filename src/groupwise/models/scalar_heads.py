@@ -195,7 +195,8 @@ def token_values(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
     seen = tokens[:, :-1] if tokens.shape[1] > 1 else tokens
     value = model(input_ids=seen, use_cache=False).logits[:, : tokens.shape[1] - 1, 0]
     value = value.to(torch.promote_types(next(model.parameters()).dtype, torch.float32))
-    return torch.zeros(mask.shape, dtype=value.dtype, device=value.device).masked_scatter(wanted, value[wanted[:, 1:]])
+    # By where: as many places as a mask has True would be a number, for which a GPU is waited for.
+    return nn.functional.pad(value, (1, 0))[:, : mask.shape[1]].where(wanted, 0.0)
 
 
 def _token_model(config: Any, backbone: nn.Module, head: nn.Linear | None) -> Any:

@@ -13,13 +13,14 @@ from groupwise.algorithms.parts.critic import value_loss
 from groupwise.core.collate import microbatches
 from groupwise.core.numbers.metrics import Mean, Sum, Value
 from groupwise.core.numbers.reproducible import reproducible
+from groupwise.core.numbers.transfer import columns_to_device
 from groupwise.core.records import Batch
 from groupwise.core.settings import Changeable, Location
 from groupwise.models.on_host import on_device
 from groupwise.models.scalar_heads import POLICY_START, token_values
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, Mesh, Verb
-from groupwise.training.optimizer import OptimizerSettings, TrainedModel, place
+from groupwise.training.optimizer import Collected, OptimizerSettings, TrainedModel
 
 
 class CriticSettings(OptimizerSettings):
@@ -43,19 +44,26 @@ class Critic(TrainedModel):
     """Holds the value model and its optimizer. loss = mean over the trained tokens of the optimizer batch."""
 
     def __init__(
-        self, model: nn.Module, settings: CriticSettings, total_updates: int, bf16: bool = False, mesh: Mesh = ALONE
+        self,
+        model: nn.Module,
+        settings: CriticSettings,
+        total_updates: int,
+        bf16: bool = False,
+        mesh: Mesh = ALONE,
+        deterministic: bool = True,
     ) -> None:
-        """`bf16` and `mesh` are those of the learner beside it."""
+        """`bf16`, `mesh` and `deterministic` are those of the learner beside it."""
         super().__init__(model, settings, total_updates, bf16, mesh)
-        self.clip = settings.clip
+        self.clip, self.deterministic = settings.clip, deterministic
 
     def values(self, batch: Batch) -> Tensor:
         """Compute V(s_t) [N,T] in reward units, on the CPU without gradient, 0 where masked."""
-        with self._used(Verb.VALUES, batch), reproducible(self.device), torch.no_grad():
-            out = torch.zeros(batch.tokens.shape, dtype=self.precision)
+        used = self._used(Verb.VALUES, batch)
+        with used, reproducible(self.device, self.deterministic), torch.no_grad():
+            found = Collected(batch.tokens.shape, {"value": self.precision})
             for index, micro in self._microbatches(batch):
-                place(out, index, self._forward(micro))
-            return self.mesh.joined(out)
+                found.add(index, {"value": self._forward(micro)})
+            return self.mesh.joined(found.tables()["value"])
 
     @contextmanager
     def _used(self, verb: Verb, batch: Batch | None = None, **others: Any) -> Iterator[None]:
@@ -64,24 +72,26 @@ class Critic(TrainedModel):
             yield
 
     def _microbatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-        return self.dealt(batch, microbatches(batch.length, self.tokens_per_microbatch))
+        for index, rows in self.dealt(batch, microbatches(batch.length, self.tokens_per_microbatch)):
+            yield index, columns_to_device(rows, self.device)
 
     def gradients(self, minibatch: Batch, tokens: int) -> tuple[float, int]:
         """Add the minibatch's gradient to the parameters -> its loss, and its tokens that the clip holds back.
 
         `tokens` are the trained tokens of the whole optimizer batch, of which this may be a part: parts add up.
         """
-        loss, held = 0.0, 0
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        held = torch.zeros((), dtype=torch.long, device=self.device)
         for _, micro in self._microbatches(minibatch):
-            with reproducible(self.device):
+            with reproducible(self.device, self.deterministic):
                 value = self._forward(micro)
                 old, returns = (micro.need(name).to(value.dtype) for name in ("value", "returns"))
                 part = value_loss(value, old, returns, micro.mask, self.clip).sum() / max(tokens, 1)
                 part.backward()
-            loss += part.item()
-            held += int(clipped(value.detach(), old, returns, micro.mask, self.clip).sum())
-        loss, total = self.mesh.sums([loss, held])
-        return loss, int(total)
+            loss += part.detach()
+            held += clipped(value.detach(), old, returns, micro.mask, self.clip).sum()
+        total, tokens_held = self.mesh.sums([float(loss), float(held)])  # the device is waited for here, once
+        return total, int(tokens_held)
 
     def update(self, minibatch: Batch) -> dict[str, Value]:
         """Make one optimizer update; skip and count it if loss or gradient is not finite. Reads value and returns."""

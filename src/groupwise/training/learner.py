@@ -24,8 +24,8 @@ from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.forwards import CompiledLayers, recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import halves
-from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, sequence_logprobs
-from groupwise.models.forward.packed_attention import attend_packed, runs_packed
+from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, layout_logprobs
+from groupwise.models.forward.packed_attention import attend_packed, runs_packed, windows_as_one
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
@@ -34,11 +34,11 @@ from groupwise.models.shards import set_unsharded, set_unsharded_state, unsharde
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Verb
 from groupwise.training.microbatch import Microbatch, Pass
-from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, TrainedModel, place
+from groupwise.training.optimizer import AUTO, Collected, Columns, Count, OptimizerSettings, TrainedModel
 from groupwise.training.ranks.arrival import read_own_rows
 
-#: The columns of an UpdateRecord that are made inside the loss.
-SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
+#: The columns of an UpdateRecord that are made inside the loss, beside logp_live.
+OTHERS = ("log_ratio", "share", "entropy", "kl")
 
 
 class LearnerSettings(OptimizerSettings):
@@ -46,6 +46,8 @@ class LearnerSettings(OptimizerSettings):
 
     precision        "bf16" computes in bfloat16 over float32 master weights
     shared_prefixes  what rows have in common at their start, such as a prompt, is run once, and no padding is run
+    attention        of rows that share prefixes: "flex", one by torch's flex attention, on a GPU, or "blocks" of
+                     sequences; "auto": flex on a GPU for a large policy to which it gives the numbers of blocks
     recompute        activations are computed again in the backward pass instead of held: less memory, a third more time
     compile          layers are compiled by torch.compile (models/forward/forwards.py): fewer kernels, after minutes
     chunk_logits     logits computed at once; "auto": as many as memory has room for
@@ -57,6 +59,7 @@ class LearnerSettings(OptimizerSettings):
 
     precision: Literal["fp32", "bf16"] = "fp32"
     shared_prefixes: Changeable[bool] = True
+    attention: Changeable[Literal["auto", "flex", "blocks"]] = "auto"
     recompute: Changeable[bool] = False
     compile: Changeable[bool] = False
     chunk_logits: Changeable[Count] = AUTO
@@ -83,24 +86,34 @@ class Learner(TrainedModel):
         routers: Sequence[Router] = (),
         adjustment: Adjustment = UNADJUSTED,
         mesh: Mesh = ALONE,
+        deterministic: bool = True,
     ) -> None:
         """`routers` are those of a mixture of experts whose routes are recorded; none, and there are no routes.
 
-        adjustment  what sampling does to logits before it divides them by the temperature
-        mesh        the ranks over which policy and reference are put in shards; every one of them makes this learner,
-                    with the same weights, and calls the same methods with the same batches
+        adjustment     what sampling does to logits before it divides them by the temperature
+        mesh           the ranks over which policy and reference are put in shards; every one of them makes this
+                       learner, with the same weights, and calls the same methods with the same batches
+        deterministic  whether a GPU adds gradients up in one order (core/numbers/reproducible.py)
         """
         models = [model.eval()] if reference is None else [model.eval(), reference.eval().requires_grad_(False)]
         # Rank 0 alone may have weights to try it with; the others get theirs where the models are sharded.
         self.packs = mesh.plain(
             mesh.leads and settings.shared_prefixes and all(runs_packed(halves(m)[0]) for m in models)
         )
+        dtype = torch.bfloat16 if settings.bf16 else next(model.parameters()).dtype
+        backbones = [halves(m)[0] for m in models] if self.packs else []
+        self.deterministic = deterministic
+        with reproducible(next(model.parameters()).device, deterministic):
+            # Models of ranks come to their GPUs in shards, so that nothing could try it there before.
+            attention = settings.attention if mesh.alone else "blocks"
+            self.windows = windows_as_one(backbones, attention, dtype)
         fused = CompiledLayers(*models, bf16=settings.bf16) if settings.compile else FusedLayers(*models)
         super().__init__(model, settings, total_updates, settings.bf16, mesh)
         self.routing, self.routers, self.reference, self.fused = routing, routers, reference, fused
         if reference is not None:
             self.shard(reference)
         self.temperature, self.adjustment, self.recompute = temperature, adjustment, settings.recompute
+        self.added = None if adjustment.bias is None else adjustment.bias.to(self.device)
         self.chunk_logits = CHUNK_ELEMENTS if settings.chunk_logits == AUTO else settings.chunk_logits
         self.held_logits = HELD_ELEMENTS if settings.held_logits == AUTO else settings.held_logits
 
@@ -138,11 +151,11 @@ class Learner(TrainedModel):
         return self._logprobs(Pass(model, batch))
 
     def _logprobs(self, run: Pass) -> Tensor:
-        out = torch.zeros(run.batch.tokens.shape, dtype=self.precision)
+        found = Collected(run.batch.tokens.shape, {"logp": self.precision})
         for micro in self._microbatches(run, self._read(run.batch)):
             with self._forward(micro) as (logp, _):
-                place(out, micro.index, logp)
-        return self.mesh.joined(out)
+                found.add(micro.index, {"logp": logp})
+        return self.mesh.joined(found.tables()["logp"])
 
     def _read(self, batch: Batch) -> Tensor:
         """Find the rows [N] with a token whose log-probability is read; all if routes are recorded."""
@@ -154,7 +167,7 @@ class Learner(TrainedModel):
         length = run.batch.length[index]
         parts = prefix_microbatches(run.keys[index], length, most) if self.packs else microbatches(length, most)
         for own, columns in self.dealt(run.batch, [index[part] for part in parts]):
-            yield Microbatch(run, own, columns, self.packs)
+            yield Microbatch(run, own, columns, self.packs, self.windows, self.adjustment)
 
     def completion_logprobs(self, groups: Sequence[Group], pad: int) -> list[Tensor]:
         """Compute [tokens] nats of each completion in order, under the weights as they are.
@@ -186,31 +199,37 @@ class Learner(TrainedModel):
         nothing = not trained.any()
         if nothing and self.optimizer.set_gradient_to_zero():
             return 0.0, None
-        exact = {"logp_live": self.precision}
-        seen = {name: torch.zeros(minibatch.tokens.shape, dtype=exact.get(name)) for name in SEEN}
         replayed = None if self.routing.replay is ReplayFrom.NONE else "routes"
         run = Pass(self.model, minibatch, self.routers, replayed, losses)
         # Rows with a gradient, or the shortest one; then those that are run for the record alone.
         with_gradient = torch.arange(len(trained)) == minibatch.length.argmin() if nothing else trained
         without = torch.zeros_like(trained) if nothing else self._read(minibatch) & ~trained
-        loss, bonus = 0.0, algorithm.entropy_coefficient != 0
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        found = Collected(minibatch.tokens.shape, {"logp_live": self.precision, **dict.fromkeys(OTHERS)})
         for trains, rows in ((True, with_gradient), (False, without)):
             for micro in self._microbatches(run, rows):
-                with torch.set_grad_enabled(trains), self._forward(micro, bonus) as (live, entropy):
-                    out = self._objective(algorithm, micro.rows, live, entropy)
-                    value = micro.with_router_losses(out.value)
-                    if trains:
-                        value.backward()
-                loss += value.item()
-                for name, column in zip(SEEN, (live, out.log_ratio, out.share, entropy, out.kl), strict=True):
-                    if column is not None:
-                        place(seen[name], micro.index, column)
-        (loss,) = self.mesh.sums([loss])
+                value, columns = self.run_microbatch(micro, algorithm, trains)
+                total += value
+                found.add(micro.index, columns)
+        (loss,) = self.mesh.sums([float(total)])  # the device is waited for here, once
         if nothing:
             return loss, None
-        seen = {name: self.mesh.joined(column) for name, column in seen.items()}
+        seen = {name: self.mesh.joined(column) for name, column in found.tables().items()}
         kl, routed = seen.pop("kl"), run.record(self.mesh)
         return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routed)
+
+    def run_microbatch(self, micro: Microbatch, algorithm: Algorithm, trains: bool) -> tuple[Tensor, Columns]:
+        """Run a microbatch, backward too if it trains -> its loss and what it saw, on the device, which is not waited
+        for.
+        """
+        bonus = algorithm.entropy_coefficient != 0
+        with torch.set_grad_enabled(trains), self._forward(micro, bonus) as (live, entropy):
+            out = self._objective(algorithm, micro.rows, live, entropy)
+            value = micro.with_router_losses(out.value)
+            if trains:
+                value.backward()
+        others = dict(zip(OTHERS, (out.log_ratio, out.share, entropy, out.kl), strict=True))
+        return value.detach(), {"logp_live": live, **others}
 
     def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
         """Make one optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
@@ -305,18 +324,17 @@ class Learner(TrainedModel):
     @contextmanager
     def _forward(self, micro: Microbatch, entropy_gradient: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Run a microbatch, and its backward inside; yields its log-probabilities and entropies [n,T]."""
-        run, rows = micro.run, micro.rows
+        run = micro.run
         logprobs = partial(
-            sequence_logprobs,
-            *(run.backbone, run.head, rows.tokens, rows.mask, self.temperature, rows.support, entropy_gradient),
-            layout=micro.layout,
+            layout_logprobs,
+            *(run.backbone, run.head, micro.layout, micro.read, self.temperature, entropy_gradient),
             chunk_elements=self.chunk_logits,
             held_elements=self.held_logits,
-            adjustment=self.adjustment,
+            added=self.added,
         )
-        with reproducible(self.device), self.fused.running(), ExitStack() as stack:
+        with reproducible(self.device, self.deterministic), self.fused.running(), ExitStack() as stack:
             if micro.layout.line is not None:
-                stack.enter_context(attend_packed(run.backbone))
+                stack.enter_context(attend_packed(run.backbone, micro.layout.line))
             if self.recompute and torch.is_grad_enabled():
                 stack.enter_context(recomputed(run.backbone))
             if run.routers:
@@ -343,6 +361,7 @@ class AdaptedLearner(Learner):
         reference: nn.Module | None = None,
         adjustment: Adjustment = UNADJUSTED,
         mesh: Mesh = ALONE,
+        deterministic: bool = True,
     ) -> None:
         """Inject adapters into the model; `seed` is the run's, of which their random numbers are a function.
 
@@ -351,7 +370,8 @@ class AdaptedLearner(Learner):
         self.adapters = Adapters(model, adapter, seed, packs=True)
         self.adapters.base_digest = mesh.plain(self.adapters.base_digest)
         faster = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
-        super().__init__(model, reference, faster, temperature, total_updates, routing, routers, adjustment, mesh)
+        others = (temperature, total_updates, routing, routers, adjustment, mesh, deterministic)
+        super().__init__(model, reference, faster, *others)
 
     def reference_logprobs(self, batch: Batch) -> Tensor | None:
         """Compute [N,T] nats under the reference: a model of its own, or this one with its adapters off."""

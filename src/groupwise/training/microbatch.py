@@ -3,18 +3,34 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from groupwise.core.errors import RunError
+from groupwise.core.numbers.transfer import columns_to_device, to_device
 from groupwise.core.records import Batch, RoutingRecord
+from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
+from groupwise.models.forward.flex import Windows
 from groupwise.models.forward.heads import halves
-from groupwise.models.forward.layout import packed, padded
+from groupwise.models.forward.layout import moved, packed, padded
+from groupwise.models.forward.logprobs import Predictions
 from groupwise.models.moe.record import Router, RowRoutes, record_routes, route_dtype, router_logits
 from groupwise.models.moe.replay import place_routes, replay_routes
 from groupwise.models.moe.settings import RouterLosses, load_shares
 from groupwise.training.mesh import Mesh
+
+
+class Routed(NamedTuple):
+    """Routes of a microbatch: the numbers of its rows, the tokens of each that were run, and of all of these, row after
+    row, the routes taken [M,L,K] and those that the routers would have taken, on the model's device.
+    """
+
+    index: Tensor
+    tokens: list[int]
+    used: Tensor
+    own: Tensor
 
 
 class Pass:
@@ -37,15 +53,11 @@ class Pass:
         self.backbone, self.head = halves(model)
         self.replayed = routes_to_replay(batch, replayed, routers) if replayed else None
         self.losses = losses or {}
-        self.sums = dict.fromkeys(self.losses, 0.0)
+        self.sums: dict[str, Tensor | float] = dict.fromkeys(self.losses, 0.0)
         self.tokens = int((batch.length - 1).sum())
         self.shares: list[Tensor] = []
         self.live = 0
-        self.used: list[Tensor] = []
-        if routers:
-            dtype, chosen = route_dtype(max(router.experts for router in routers)), routers[0].chosen
-            self.used = [torch.zeros(n - 1, len(routers), chosen, dtype=dtype) for n in batch.length.tolist()]
-        self.own = list(self.used)
+        self.routed: list[Routed] = []
         if "balance_loss" in self.losses:
             if batch.routes is None:
                 raise ValueError("column routes is read before it is written")
@@ -71,29 +83,55 @@ class Pass:
         """Return what the routers did, once every row was in a microbatch of some rank; None for a dense model."""
         if not self.routers:
             return None
-        rows = [len(row) for row in self.used]
-        used = mesh.joined(torch.cat(self.used)).split(rows)
-        own = used if self.replayed is None else mesh.joined(torch.cat(self.own)).split(rows)
-        live, *losses = mesh.sums([self.live, *self.sums.values()])
+        dtype, chosen = route_dtype(max(router.experts for router in self.routers)), self.routers[0].chosen
+        rows = [n - 1 for n in self.batch.length.tolist()]
+        every_used = [torch.zeros(n, len(self.routers), chosen, dtype=dtype) for n in rows]
+        every_own = list(every_used)
+        for index, tokens, used, own in self.routed:
+            of_rows = zip(index.tolist(), used.cpu().split(tokens), own.cpu().split(tokens), strict=True)
+            for i, row, own_row in of_rows:
+                every_used[i], every_own[i] = row, own_row
+        used = mesh.joined(torch.cat(every_used)).split(rows)
+        own = used if self.replayed is None else mesh.joined(torch.cat(every_own)).split(rows)
+        live, *losses = mesh.sums([self.live, *map(float, self.sums.values())])
         return RoutingRecord(used, own, int(live), dict(zip(self.sums, losses, strict=True)))
 
 
 class Microbatch:
     """Rows of a batch as one forward runs them: where their tokens lie, and the routes they take.
 
-    index  [n] their numbers in the batch; empty where the microbatch is idle: it runs because another rank runs one,
-           and nothing is read of it
-    rows   their columns, on the model's device
+    All that is a question of numbers is found on the CPU, and sent to the model's device: it is waited for nowhere.
+
+    index   [n] their numbers in the batch; empty where the microbatch is idle: it runs because another rank runs one,
+            and nothing is read of it
+    rows    their columns, on the model's device; so are `layout` and `read`, the predictions that are read
+    places  [M] where in the layout the rows' tokens are run, row after row
     """
 
-    def __init__(self, run: Pass, index: Tensor, rows: Batch, packs: bool) -> None:
-        self.index, self.rows, self.run = index, rows, run
+    def __init__(
+        self,
+        run: Pass,
+        index: Tensor,
+        rows: Batch,
+        packs: bool,
+        windows: Windows | None = None,
+        adjustment: Adjustment = UNADJUSTED,
+    ) -> None:
+        """`rows` on the CPU; `packs` and `windows` say how they lie: by themselves, or packed, in blocks or as one
+        (layout.packed).
+        """
+        self.index, self.run = index, run
         self._logits: list[Tensor] = []
         if packs:
             keys = run.keys[index] if len(index) else None
-            self.layout = packed(rows.tokens, rows.length, keys, rows.read_from)
+            self._laid = packed(rows.tokens, rows.length, keys, rows.read_from, windows)
         else:
-            self.layout = padded(rows.tokens, rows.length, rows.read_from)
+            self._laid = padded(rows.tokens, rows.length, rows.read_from)
+        device = run.head.weight.device
+        self.read = Predictions.of(rows.tokens, rows.mask, self._laid, rows.support, adjustment).on(device)
+        self.layout, self.rows = moved(self._laid, device, to_device), columns_to_device(rows, device)
+        if run.routers:
+            self.places = to_device(self._laid.place[self._laid.run], device)
 
     @contextmanager
     def routed(self) -> Iterator[None]:
@@ -104,19 +142,17 @@ class Microbatch:
             return
         with ExitStack() as stack:
             if run.replayed is not None:
-                routes, present = place_routes([run.replayed[i] for i in self.index.tolist()], self.layout)
+                routes, present = place_routes([run.replayed[i] for i in self.index.tolist()], self._laid)
                 replay = stack.enter_context(replay_routes(run.backbone, routes, present, watch=True))
                 run.live += self.layout.tokens - int(present.sum())
             used = stack.enter_context(record_routes(run.backbone))
             if run.losses:
                 self._logits = stack.enter_context(router_logits(run.routers))
             yield
-        places, tokens = self.layout.place[self.layout.run].cpu(), self.layout.run.sum(1).tolist()
         # Indexed, so that neither padding nor other rows stay in memory behind a view.
-        rows = used.tensor.flatten(0, 1)[places].split(tokens)
-        own_rows = rows if replay is None else replay.own.flatten(0, 1)[places].split(tokens)
-        for i, row, own in zip(self.index.tolist(), rows, own_rows, strict=True):
-            run.used[i], run.own[i] = row, own
+        taken = used.chosen.flatten(0, 1)[self.places]
+        own = taken if replay is None else replay.own_chosen.flatten(0, 1)[self.places]
+        run.routed.append(Routed(self.index, self._laid.run.sum(1).tolist(), taken, own))
 
     def with_router_losses(self, loss: Tensor) -> Tensor:
         """Add to the microbatch's loss its part of the routers' own, each the mean over layers.
@@ -126,11 +162,10 @@ class Microbatch:
         run = self.run
         if not run.losses or not len(self.index):
             return loss
-        places = self.layout.place[self.layout.run]
         shares = run.shares or [layer.new_zeros(layer.shape[-1]) for layer in self._logits]
         for name, (coefficient, balance) in run.losses.items():
-            value = balance.mean_over_layers([layer[places] for layer in self._logits], shares, run.tokens)
-            run.sums[name] += float(value.detach())
+            value = balance.mean_over_layers([layer[self.places] for layer in self._logits], shares, run.tokens)
+            run.sums[name] = run.sums[name] + value.detach().double()
             loss = loss + coefficient * value
         return loss
 

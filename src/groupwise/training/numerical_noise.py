@@ -149,8 +149,9 @@ def float32_logprobs(learner: Learner) -> Callable[[Sequence[Group], int], list[
 
 def _with_model(learner: Learner, model: torch.nn.Module, precision: Precision) -> Learner:
     routers = routers_to_record(halves(model)[0], learner.routing) if learner.routers else ()
-    settings = LearnerSettings(precision=precision, shared_prefixes=learner.packs)
-    return Learner(model, None, settings, learner.temperature, 1, learner.routing, routers, learner.adjustment)
+    settings = LearnerSettings(precision=precision, shared_prefixes=learner.packs, attention="blocks")
+    how = {"adjustment": learner.adjustment, "deterministic": learner.deterministic}
+    return Learner(model, None, settings, learner.temperature, 1, learner.routing, routers, **how)
 
 
 def _logprobs(

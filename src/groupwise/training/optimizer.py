@@ -6,9 +6,8 @@ more steps has nothing to remember of the schedule before.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -40,6 +39,8 @@ def silent(step: int, steps: int, loss: float) -> None:
 #: The setting that is picked from the free memory, and the tokens of a microbatch where nobody picks.
 AUTO: Literal["auto"] = "auto"
 MOST_TOKENS = 16384
+#: Columns that a microbatch gives, by name.
+Columns = Mapping[str, Tensor | None]
 #: From so many bytes on, what an update has freed goes back to the machine: that takes a tenth of a second, and so does
 #: taking memory again, which is little for a model of this size. Over ranks it goes back whatever the size: else what a
 #: rank holds differs from run to run (docs/scale.md).
@@ -215,15 +216,42 @@ class TrainedModel:
             return compute() if sharded is None else sharded.run(compute)
 
     def dealt(self, batch: Batch, parts: Sequence[Tensor]) -> Iterator[tuple[Tensor, Batch]]:
-        """Yield this rank's parts of the batch, rows on the model's device, each with its row indices.
+        """Yield this rank's parts of the batch, on the CPU, each with its row indices.
 
         Where another rank has one more, the last is idle and has no rows.
         """
         for part in self.mesh.dealt(parts):
-            index, rows = (part, batch.rows(part)) if part is not None else (NO_ROWS, idle_rows(batch))
-            columns = {name: x for name, x in vars(rows).items() if isinstance(x, Tensor)}
-            moved = {name: x.to(self.device, non_blocking=True) for name, x in columns.items()}
-            yield index, dataclasses.replace(rows, **moved)
+            yield (part, batch.rows(part)) if part is not None else (NO_ROWS, idle_rows(batch))
+
+
+class Collected:
+    """Columns [N,T] of a batch on the CPU, of which each microbatch writes its rows, 0 elsewhere.
+
+    What is on another device stays there until the columns are read, so that the device is waited for once.
+    """
+
+    def __init__(self, shape: torch.Size, dtypes: Mapping[str, torch.dtype | None]) -> None:
+        """`dtypes` by the columns' names; None is torch's default."""
+        self._tables = {name: torch.zeros(shape, dtype=dtype) for name, dtype in dtypes.items()}
+        self._waiting: list[tuple[Tensor, dict[str, Tensor]]] = []
+
+    def add(self, index: Tensor, columns: Columns) -> None:
+        """Add a microbatch's [n,t] of the rows `index`; a column that is None stays as it is."""
+        given = {name: x.detach() for name, x in columns.items() if x is not None}
+        self._waiting.append((index, given))
+        if all(x.device.type == "cpu" for x in given.values()):
+            self._write()
+
+    def tables(self) -> dict[str, Tensor]:
+        """Return the columns."""
+        self._write()
+        return self._tables
+
+    def _write(self) -> None:
+        for index, columns in self._waiting:
+            for name, column in columns.items():
+                place(self._tables[name], index, column)
+        self._waiting.clear()
 
 
 def place(table: Tensor, index: Tensor, part: Tensor) -> None:

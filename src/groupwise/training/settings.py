@@ -79,6 +79,8 @@ class RunSettings(Settings):
     device              where models run; "auto" takes CUDA where there is one
     threads             CPU threads; "auto": as torch has them, or as many as other work leaves cores free, one at
                         least. A run keeps the number that it began with, because its bits depend on it
+    deterministic       updates on a GPU add gradients up in one order, so that a run that is taken up again has the
+                        same bits; false: as torch is fastest, without that promise. A CPU keeps it in any case
     runs                the folder of run folders
     prompts_per_step    problems of a step
     samples_per_prompt  completions of each problem: its group
@@ -100,6 +102,7 @@ class RunSettings(Settings):
     start: Annotated[Location | None, ORIGIN] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], BeforeValidator(_no_number), LIMITS] = "auto"
     threads: Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=1024)], LIMITS] = "auto"
+    deterministic: Annotated[bool, LIMITS] = True
     runs: Annotated[Location, PLACE] = "runs"
     prompts_per_step: Annotated[int, DRAWN] = Field(default=64, ge=1, le=2**20)
     samples_per_prompt: Annotated[int, DRAWN] = Field(default=8, ge=1, le=2**16)

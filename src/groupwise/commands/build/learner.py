@@ -198,6 +198,7 @@ def make_learner(
         "routers": routers,
         "adjustment": adjustment_of(recipe.sampling, policy.eos, policy.model.config.get_text_config().vocab_size),
         "mesh": mesh,
+        "deterministic": recipe.deterministic,
     }
     if recipe.adapter.rank:
         return AdaptedLearner(policy.model, recipe.adapter, recipe.seed, reference=reference, **common)
@@ -209,7 +210,7 @@ def make_critic(recipe: Recipe, model: nn.Module | None, mesh: Mesh = ALONE) -> 
     if recipe.critic is None or model is None:
         return None
     updates = recipe.steps * recipe.updates_per_step
-    return Critic(model, recipe.critic, updates, bf16=recipe.learner.bf16, mesh=mesh)
+    return Critic(model, recipe.critic, updates, recipe.learner.bf16, mesh, recipe.deterministic)
 
 
 def _verbs(

@@ -22,12 +22,13 @@ def prepare(device: torch.device | str) -> None:
 
 
 @contextmanager
-def reproducible(device: torch.device | str) -> Iterator[None]:
+def reproducible(device: torch.device | str, wanted: bool = True) -> Iterator[None]:
     """Add gradients up in one order inside, on a GPU, so that a run that is taken up again has the same bits.
 
-    A CPU does so in any case. Where cuBLAS was set up otherwise before, nothing changes, and bits may differ.
+    A CPU does so in any case. Where it is not wanted, or cuBLAS was set up otherwise before, nothing changes, and bits
+    may differ.
     """
-    if torch.device(device).type != "cuda" or not _has_one_order():
+    if not wanted or torch.device(device).type != "cuda" or not _has_one_order():
         yield
         return
     before, fills = torch.are_deterministic_algorithms_enabled(), MODE.fill_uninitialized_memory

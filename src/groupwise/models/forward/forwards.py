@@ -1,8 +1,9 @@
 """Modules of a model that run by another function for a while: layers with activation checkpointing, layers compiled by
 torch.compile, in which what lies between two matrix products becomes one kernel.
 
-Attention along a line is run as it is, because its blocks differ from batch to batch; so are the experts of a layer,
-whose routes are recorded and replayed by hooks.
+Attention along a line in blocks is run as it is, because these differ from batch to batch; as one attention it is a
+part of the compiled layer, for lines of every length. The experts of a layer are run as they are too: their routes are
+recorded and replayed by hooks.
 """
 
 from collections.abc import Callable, Iterable, Iterator

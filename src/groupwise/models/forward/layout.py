@@ -12,7 +12,7 @@ An episode whose earlier turns are written anew is a row of several parts, which
 positions from 0; `read_from` (Batch) says where they begin.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from groupwise.core.prefixes import prefix_order
+from groupwise.models.forward.flex import Tree, Windows, filled_up
 
 #: A row joins a block of longer rows while it has at least this share of their length.
 TIGHT = 0.75
@@ -96,14 +97,14 @@ class Layout:
     place      [n,T-1] index into the R*S tokens that are run, of row i's token at column t; -1 where it is not run
     positions  [R,S] of each token in its own row
     tokens     tokens that are run, padding not counted
-    line       how they attend where R is 1 and rows share it; None: each row of `ids` is a row
+    line       how they attend where R is 1 and rows share it, in blocks or as one; None: each row of `ids` is a row
     """
 
     ids: Tensor
     place: Tensor
     positions: Tensor
     tokens: int
-    line: PackedSequence | None = None
+    line: PackedSequence | Tree | None = None
 
     @property
     def run(self) -> Tensor:
@@ -168,10 +169,18 @@ def padded(tokens: Tensor, length: Tensor, read_from: Tensor | None = None) -> L
     return Layout(tokens[:, :width], place, columns.expand(rows, -1), ran)
 
 
-def packed(tokens: Tensor, length: Tensor, keys: Tensor | None = None, read_from: Tensor | None = None) -> Layout:
+def packed(
+    tokens: Tensor,
+    length: Tensor,
+    keys: Tensor | None = None,
+    read_from: Tensor | None = None,
+    windows: Windows | None = None,
+) -> Layout:
     """tokens [n,T], length [n] -> one line, in which rows share what their keys have in common at their start.
 
-    keys  [n,T] numbers >= 0 that tell apart what a token's computation depends on; None: the tokens
+    keys     [n,T] numbers >= 0 that tell apart what a token's computation depends on; None: the tokens
+    windows  of the model's layers: the line attends as one, filled up to whole blocks of a mask; None: it attends in
+             blocks of sequences
 
     >>> tokens = torch.tensor([[7, 7, 7, 1, 2, 0, 0], [7, 7, 7, 3, 4, 5, 6]])
     >>> line = packed(tokens, torch.tensor([5, 7]))
@@ -181,7 +190,7 @@ def packed(tokens: Tensor, length: Tensor, keys: Tensor | None = None, read_from
     if read_from is not None:
         parts = Parts.of(length, read_from)
         own_keys = None if keys is None else parts.taken(keys.to(tokens.device))
-        return parts.placed(packed(parts.taken(tokens), parts.length, own_keys), *tokens.shape)
+        return parts.placed(packed(parts.taken(tokens), parts.length, own_keys, windows=windows), *tokens.shape)
     device, width = tokens.device, max(1, tokens.shape[1] - 1)
     run = (length - 1).clamp(min=0).cpu()
     order, shared = prefix_order((tokens if keys is None else keys).cpu(), run)
@@ -191,27 +200,31 @@ def packed(tokens: Tensor, length: Tensor, keys: Tensor | None = None, read_from
     new = (columns >= shared[:, None]) & (columns < run[:, None])
     place = torch.where(new, (starts - shared)[:, None] + columns, -1)
     place = place.cummax(0).values  # what a row shares stands where the last row that ran it has it
-    ids, positions = torch.zeros(2, total, dtype=torch.long)
+    ids, positions = torch.zeros(2, total if windows is None else filled_up(total), dtype=torch.long)
     ids[place[new]] = tokens[:, :width].cpu()[order][new]
     positions[place[new]] = columns.expand(len(run), -1)[new]
-    line = PackedSequence.of(_blocks(starts, own, place, shared), total)
+    line: PackedSequence | Tree
+    if windows is None:
+        line = PackedSequence.of(_blocks(starts, own, place, shared), total)
+    else:
+        line = Tree.of(positions, total, windows)
     in_rows = torch.empty_like(place)
     in_rows[order] = place.masked_fill(columns >= run[:, None], -1)
     return Layout(ids[None].to(device), in_rows.to(device), positions[None].to(device), total, moved(line, device))
 
 
-R = TypeVar("R", bound=Layout | PackedSequence | Block)
+R = TypeVar("R", bound=Layout | PackedSequence | Block | Tree)
 
 
-def moved(record: R, device: torch.device | str) -> R:
-    """Return a record with its tensors, and those of the records in it, on a device."""
+def moved(record: R, device: torch.device | str, move: Callable[[Tensor, Any], Tensor] = Tensor.to) -> R:
+    """Return a record with its tensors, and those of the records in it, on a device, brought there by `move`."""
 
     def on(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.to(device)
+            return move(value, device)
         if isinstance(value, tuple):
             return tuple(map(on, value))
-        return moved(value, device) if isinstance(value, Layout | PackedSequence | Block) else value
+        return moved(value, device, move) if isinstance(value, Layout | PackedSequence | Block | Tree) else value
 
     return replace(record, **{name: on(value) for name, value in vars(record).items()})
 

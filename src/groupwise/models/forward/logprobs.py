@@ -11,12 +11,13 @@ all of it has room, and computed again there otherwise.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from groupwise.core.numbers.transfer import columns_to_device, to_device
 from groupwise.core.records import Support
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.layout import Layout, padded
@@ -30,6 +31,63 @@ CHUNK_ELEMENTS = 7 << 20
 HELD_ELEMENTS = 1 << 26
 #: The logit of a barred id: exp of it is 0 in every precision, and its product with a gradient is finite.
 BARRED = -1e30
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The predictions of a forward that are read: M of them, for the W tokens [N,T] that are wanted.
+
+    places   [M] where in what is run each is made
+    targets  [M] the token that it is of
+    row      [W] of each wanted token, in [N,T]
+    column   [W]
+    each     [W] which prediction is its own; None: one after the other
+    shape    [N,T]
+    support  the ids that sampling kept for each, on the CPU; None where it left none out
+    barred   as Scoring has it
+    """
+
+    places: Tensor
+    targets: Tensor
+    row: Tensor
+    column: Tensor
+    each: Tensor | None
+    shape: torch.Size
+    support: Support | None = None
+    barred: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Tensor,
+        mask: Tensor,
+        layout: Layout,
+        supports: Sequence[Support | None] | None = None,
+        adjustment: Adjustment = UNADJUSTED,
+    ) -> "Predictions":
+        """Find those of the tokens [N,T] in the mask [N,T]. How many there are is a number: a device is waited for."""
+        wanted = mask.clone()
+        wanted[:, 0] = False
+        places, targets = layout.predecessors(wanted), tokens[wanted]
+        support, each = None if supports is None else _join(supports, wanted), None
+        barred = adjustment.barred(wanted)
+        if layout.line is not None and support is None and barred is None and len(targets):
+            # Of the predictions only those that differ, and for each wanted token which of these is its own.
+            ids = int(targets.max()) + 1
+            pairs, each = (places * ids + targets).unique(return_inverse=True)
+            places, targets = pairs // ids, pairs % ids
+        row, column = wanted.nonzero(as_tuple=True)
+        return cls(places, targets, row, column, each, wanted.shape, support, barred)
+
+    def on(self, device: torch.device) -> "Predictions":
+        """Send them to a device, without waiting for it."""
+        barred = None if self.barred is None else tuple(to_device(x, device) for x in self.barred)
+        return replace(columns_to_device(self, device), barred=barred)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Map the predictions' values [M] -> [N,T], 0 where no token is wanted."""
+        values = values if self.each is None else values.index_select(0, self.each)
+        return values.new_zeros(self.shape).index_put((self.row, self.column), values)
 
 
 def sequence_logprobs(
@@ -51,30 +109,40 @@ def sequence_logprobs(
     logits as `adjustment` changes them, over temperature, renormalised over the ids of the support where sampling left
     some out. `layout` is how the tokens are run; None: in their rows.
     """
-    wanted = mask.clone()
-    wanted[:, 0] = False
     layout = layout or padded(tokens, torch.full(tokens.shape[:1], tokens.shape[1], device=tokens.device))
-    places, targets = layout.predecessors(wanted), tokens[wanted]
-    support, each = None if supports is None else _join(supports, wanted), None
-    barred = adjustment.barred(wanted)
-    if layout.line is not None and support is None and barred is None:
-        # Of the predictions only those that differ, and for each wanted token which of these is its own.
-        pairs, each = (places * head.weight.shape[0] + targets).unique(return_inverse=True)
-        places, targets = pairs // head.weight.shape[0], pairs % head.weight.shape[0]
-    states = hidden_states(backbone, layout).index_select(0, places)
+    read = Predictions.of(tokens, mask, layout, supports, adjustment)
+    bias, sizes = adjustment.bias, (chunk_elements, held_elements)
+    return layout_logprobs(backbone, head, layout, read, temperature, entropy_gradient, *sizes, added=bias)
+
+
+def layout_logprobs(
+    backbone: nn.Module,
+    head: nn.Linear,
+    layout: Layout,
+    read: Predictions,
+    temperature: float = 1.0,
+    entropy_gradient: bool = False,
+    chunk_elements: int = CHUNK_ELEMENTS,
+    held_elements: int = HELD_ELEMENTS,
+    added: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute log-probabilities and entropies [N,T] of what is read of a layout, as `sequence_logprobs` does; on a
+    device that has all of it already, nothing waits for that device.
+    """
+    states = hidden_states(backbone, layout).index_select(0, read.places)
     logp, entropy = token_logprobs(
         head,
         states,
-        targets,
+        read.targets,
         temperature,
-        support,
+        read.support,
         entropy_gradient,
         chunk_elements,
         held_elements,
-        added=adjustment.bias,
-        barred=barred,
+        added=added,
+        barred=read.barred,
     )
-    return _scatter(logp, wanted, each), _scatter(entropy, wanted, each)
+    return read.spread(logp), read.spread(entropy)
 
 
 def token_logprobs(
@@ -126,13 +194,6 @@ def _join(supports: Sequence[Support | None], wanted: Tensor) -> Support:
     return Support(torch.cat(ids), torch.cat(starts))
 
 
-def _scatter(values: Tensor, where: Tensor, each: Tensor | None) -> Tensor:
-    """values [m] -> [N,T], at the M places that are True the values `each` [M] of them, or one after the other."""
-    values = values if each is None else values.index_select(0, each)
-    out = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
-    return out.masked_scatter(where, values)
-
-
 @dataclass(frozen=True)
 class Scoring:
     """Settings with which a head scores.
@@ -158,7 +219,10 @@ class Scoring:
         """Yield slices of `count` tokens, and the part of the support of each: [m,K] ids, padded with -1."""
         for start in range(0, count, self.rows):
             stop = min(start + self.rows, count)
-            yield slice(start, stop), None if self.support is None else self.support.padded(start, stop).to(device)
+            yield (
+                slice(start, stop),
+                None if self.support is None else to_device(self.support.padded(start, stop), device),
+            )
 
 
 class HeadLogprobs(torch.autograd.Function):
@@ -236,7 +300,7 @@ def _product(states: Tensor, weight: Tensor, bias: Tensor | None, how: Scoring) 
         out = out if how.temperature == 1 else out.div_(how.temperature)
         if how.barred is not None:
             rows, ids = how.barred
-            out[rows[part].nonzero(), ids] = BARRED
+            out[:, ids] = out[:, ids].masked_fill_(rows[part, None], BARRED)
         return out
 
     return logits

@@ -1,39 +1,49 @@
 """Attention over a packed sequence (models/forward/layout.py), run by transformers' own models as a function of ours.
 
 A token attends to what precedes it in its row, wherever in the packed sequence that is. So the hidden states are those
-of each row by itself, and so are the gradients, which add up in what rows share.
+of each row by itself, and so are the gradients, which add up in what rows share. It is computed in blocks of sequences
+here, or as one (models/forward/flex.py): whichever the layout says.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
+from groupwise.core.errors import UsageError
+from groupwise.models.forward.flex import Tree, Windows, attend_flex, require_plain
 from groupwise.models.forward.heads import hidden
 from groupwise.models.forward.layout import Block, Layout, PackedSequence, packed, padded
 from groupwise.models.precision import computes_in, operand
 
-#: The names under which transformers' models know this attention, and their own without a mask of any kind.
-NAME, UNMASKED = "groupwise_line", "groupwise_unmasked"
+#: The names under which transformers' models know this attention, in blocks and as one, and their own without a mask.
+#: Under a name for which it has no masks, transformers makes none: a line has its own.
+NAME, AS_ONE, UNMASKED = "groupwise_line", "groupwise_line_as_one", "groupwise_unmasked"
+#: Weights from which on flex attention's kernels are compiled, which takes some seconds: a smaller policy waits for the
+#: interpreter, not for attention. A guess, until a card has measured it.
+LARGE = 1 << 28
 
 
 def hidden_states(backbone: nn.Module, layout: Layout) -> Tensor:
     """Return the hidden state of every token that a layout runs, [R*S,H]; a packed sequence, inside `attend_packed`."""
     if layout.line is None:
         return hidden(backbone, layout.ids).flatten(0, 1)
-    out = backbone(input_ids=layout.ids, position_ids=layout.positions, use_cache=False, line=layout.line)
+    line = layout.line.masks() if isinstance(layout.line, Tree) else layout.line
+    out = backbone(input_ids=layout.ids, position_ids=layout.positions, use_cache=False, line=line)
     return out.last_hidden_state[0]
 
 
 @contextmanager
-def attend_packed(backbone: nn.Module) -> Iterator[None]:
-    """Make a forward of `backbone` attend by packed sequence inside, and its backward if activations are recomputed."""
-    with attending(backbone, NAME):
+def attend_packed(backbone: nn.Module, line: PackedSequence | Tree | None = None) -> Iterator[None]:
+    """Make a forward of `backbone` attend by packed sequence inside, and its backward if activations are recomputed.
+
+    line  the layout's, which says how; None: in blocks
+    """
+    with attending(backbone, AS_ONE if isinstance(line, Tree) else NAME):
         yield
 
 
@@ -60,11 +70,8 @@ def runs_packed(backbone: nn.Module) -> bool:
     config: Any = backbone.config
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return False
-    weight = next(backbone.parameters())
-    tokens = (torch.arange(4 * 9, device=weight.device).view(4, 9) * 7 + 3) % config.get_text_config().vocab_size
-    tokens[1, :3], tokens[3, :4] = tokens[0, :3], tokens[2, :4]
-    length = torch.tensor([9, 6, 8, 9])
-    rows, line = padded(tokens, length.to(weight.device)), packed(tokens, length)
+    tokens, length = _few_rows(backbone, 9)
+    rows, line = padded(tokens, length.to(tokens.device)), packed(tokens, length)
     try:
         with torch.no_grad(), attend_packed(backbone):
             ours = hidden_states(backbone, line)[line.place[line.run]]
@@ -72,8 +79,94 @@ def runs_packed(backbone: nn.Module) -> bool:
         return False
     with torch.no_grad():
         own = hidden_states(backbone, rows)[rows.place[rows.run]]
-    bound = 1e-3 if weight.dtype.itemsize >= 4 else 3e-2
-    return bool((ours.float() - own.float()).norm() <= bound * own.float().norm())
+    return _near(ours, own, next(backbone.parameters()).dtype)
+
+
+def windows_as_one(
+    backbones: Sequence[nn.Module],
+    attention: Literal["auto", "flex", "blocks"],
+    dtype: torch.dtype,
+) -> Windows | None:
+    """Return the windows of models that run packed if a line of theirs is to be one attention; None: blocks are.
+
+    backbones  of the models; none if one of them does not run packed
+    Raises UsageError for "flex" where a trial, computed in `dtype`, fails.
+    """
+    if attention == "blocks" or (attention == "auto" and not backbones):
+        return None
+    if not backbones:
+        raise UsageError('learner.attention = "flex": this policy runs row by row; set it to "auto" or "blocks"')
+    kind, weights = next(backbones[0].parameters()).device.type, sum(p.numel() for p in backbones[0].parameters())
+    if attention == "auto" and (kind == "cpu" or weights < LARGE):
+        return None
+    windows = windows_of(backbones)
+    runs = all(runs_as_one(backbone, windows, dtype) for backbone in backbones)
+    if not runs and attention == "flex":
+        raise UsageError(
+            f'learner.attention = "flex": torch does not run it for this policy on {kind}, or it gives other numbers '
+            'than blocks do; set it to "auto" or "blocks"'
+        )
+    return windows if runs else None
+
+
+def windows_of(backbones: Sequence[nn.Module]) -> Windows:
+    """Return the windows that layers of models may ask for: that of the configuration, and none."""
+    configs: list[Any] = [backbone.config for backbone in backbones]
+    own = {window for config in configs if (window := getattr(config.get_text_config(), "sliding_window", None))}
+    return (None, *sorted(own))
+
+
+def runs_as_one(backbone: nn.Module, windows: Windows, dtype: torch.dtype) -> bool:
+    """Tell whether a model that runs packed gives as one attention what it gives in blocks, gradient too: tried on the
+    tokens of a few blocks of a mask, computed in `dtype`, and compared with float32.
+
+    Not so in float64, where torch has no kernel for the shape of the heads, or where a layer asks for another window.
+    """
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return False
+    tokens, length = _few_rows(backbone, min(150, _longest(backbone)))
+    try:
+        ours = _states_and_slope(backbone, packed(tokens, length, windows=windows), dtype)
+    except Exception:  # whatever torch's compilers raise: they have no common class
+        return False
+    line, held = packed(tokens, length), next(backbone.parameters()).dtype
+    own, exact = (_states_and_slope(backbone, line, kind) for kind in (dtype, torch.float32))
+    # No further off than blocks are, twice: rounding alone may take another expert of a mixture, in either.
+    return all(_near(a, c, held, 2 * (b - c).norm()) for a, b, c in zip(ours, own, exact, strict=True))
+
+
+def _states_and_slope(backbone: nn.Module, layout: Layout, dtype: torch.dtype) -> list[Tensor]:
+    """Return the hidden states of the rows' tokens, and the gradient of a sum over them in a small weight."""
+    trained = sorted((p for p in backbone.parameters() if p.requires_grad), key=Tensor.numel)[:1]
+    kind = next(backbone.parameters()).device.type
+    autocast = torch.autocast(kind, dtype, enabled=dtype != torch.float32)
+    with torch.set_grad_enabled(bool(trained)), autocast, attend_packed(backbone, layout.line):
+        states = hidden_states(backbone, layout)[layout.place[layout.run]].float()
+        uneven = torch.arange(states.numel(), device=states.device).cos().view_as(states)
+        slope = torch.autograd.grad((states * uneven).sum(), trained) if trained else ()
+    return [states.detach(), *(x.float() for x in slope)]
+
+
+def _few_rows(backbone: nn.Module, width: int) -> tuple[Tensor, Tensor]:
+    """Return four rows of up to `width` tokens, two and two with the same beginning, on the model's device, and their
+    lengths, on the CPU.
+    """
+    config: Any = backbone.config
+    device, third = next(backbone.parameters()).device, width // 3
+    vocabulary, numbers = config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocabulary, (4, width), generator=numbers).to(device)
+    tokens[1, :third], tokens[3, : third + 1] = tokens[0, :third], tokens[2, : third + 1]
+    return tokens, torch.tensor([width, width - third, width - 1, width])
+
+
+def _longest(backbone: nn.Module) -> int:
+    config: Any = backbone.config
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or 150
+
+
+def _near(ours: Tensor, own: Tensor, dtype: torch.dtype, more: Tensor | float = 0.0) -> bool:
+    bound = 1e-3 if dtype.itemsize >= 4 else 3e-2
+    return bool((ours.float() - own.float()).norm() <= bound * own.float().norm() + more)
 
 
 @torch.compiler.disable  # compiled layers call it as it is: its blocks differ from batch to batch
@@ -93,9 +186,9 @@ def packed_attention(
 
     Raises NotImplementedError if the model asks for what this attention does not do.
     """
-    more = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
-    if line is None or more:
-        raise NotImplementedError(f"attention in a line {f'with {more[0]}' if more else 'without a line'}")
+    require_plain(others)
+    if line is None:
+        raise NotImplementedError("attention in a line without a line")
     compute, kind = computes_in(query), query.device.type
     query, key, value = (operand(x, compute) for x in (query, key, value))
     queries = _take(query, line.queries).split([block.own.numel() for block in line.blocks])
@@ -129,11 +222,6 @@ def _take(x: Tensor, places: Tensor) -> Tensor:
     return x[0].transpose(0, 1).index_select(0, places)
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """Make no mask where a model asks for one: the line has its own."""
-
-
 AttentionInterface.register(NAME, packed_attention)  # type: ignore[arg-type]
-AttentionMaskInterface.register(NAME, _no_mask)  # type: ignore[arg-type]
+AttentionInterface.register(AS_ONE, attend_flex)  # type: ignore[arg-type]
 AttentionInterface.register(UNMASKED, AttentionInterface()["sdpa"])
-AttentionMaskInterface.register(UNMASKED, _no_mask)  # type: ignore[arg-type]

@@ -111,6 +111,11 @@ class Routes:
     @property
     def tensor(self) -> Tensor:
         """[N,T,L,K] on the CPU, uint8 (int16 above 256 experts). Raises UsageError before a forward has run."""
+        return self.chosen.cpu()
+
+    @property
+    def chosen(self) -> Tensor:
+        """Those [N,T,L,K] on the model's device, which is not waited for."""
         layers = [choice for choice in self._layers if choice is not None]
         if self._shape is None or len(layers) < len(self._layers):
             raise UsageError(
@@ -119,7 +124,7 @@ class Routes:
             )
         for router, layer in zip(self._routers, layers, strict=True):
             require_length(router, self._shape[0] * self._shape[1], len(layer))
-        return torch.stack([layer.view(*self._shape, -1).cpu() for layer in layers], dim=2)
+        return torch.stack([layer.view(*self._shape, -1).to(layers[0].device) for layer in layers], dim=2)
 
     def begin(self, shape: tuple[int, int]) -> None:
         """Begin a forward over [N,T] tokens. Raises UsageError on a second one."""

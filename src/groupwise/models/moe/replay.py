@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from groupwise.core.errors import UsageError
 from groupwise.core.numbers.inputs import Column, mask_of, tensor_of
+from groupwise.core.numbers.transfer import to_device
 from groupwise.models.forward.forwards import replaced
 from groupwise.models.forward.layout import Layout
 from groupwise.models.moe.record import (
@@ -33,7 +34,8 @@ class Replay:
     """The replay of one forward.
 
     live     positions without a route, whose routers choose: padding counts where `present` is False there
-    own      [N,T,L,K] what the routers would have chosen themselves, where the replay was asked to watch
+    own      [N,T,L,K] what the routers would have chosen themselves, where the replay was asked to watch; on the CPU,
+             and as `own_chosen` on the model's device, which is not waited for
     """
 
     def __init__(self, routers: Sequence[Router], routes: Tensor, present: Tensor | None, watch: bool) -> None:
@@ -44,9 +46,13 @@ class Replay:
 
     @property
     def own(self) -> Tensor:
+        return self.own_chosen.cpu()
+
+    @property
+    def own_chosen(self) -> Tensor:
         if self._own is None:
             raise UsageError("the replay did not watch: ask for replay_routes(..., watch=True)")
-        return self._own.tensor
+        return self._own.chosen
 
     def begin(self, shape: tuple[int, int]) -> None:
         """Begin a forward over [N,T] tokens. Raises UsageError if the routes are of another shape."""
@@ -60,8 +66,8 @@ class Replay:
             self._own.begin(shape)
         # One transfer for all layers: they are small integers, and a transfer for each would be waited for.
         device = next(self._routers[0].module.parameters()).device
-        self._forced = self._routes.flatten(0, 1).to(device)
-        self._present = None if self._present is None else self._present.flatten()[:, None].to(device)
+        self._forced = to_device(self._routes.flatten(0, 1), device)
+        self._present = None if self._present is None else to_device(self._present.flatten()[:, None], device)
 
     def route(self, layer: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return the router's own forward, with its choice taken from the routes."""

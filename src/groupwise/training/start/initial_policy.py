@@ -185,13 +185,14 @@ def starting_policy(
         contents += own.sha256
     tiny = model in TINY
     warm = warm.fitted(tiny)
-    trained = () if tiny else (adapter, device, inspect.getsource(sys.modules[__name__]))
-    folder = cache / fingerprint(origin, task, contents, warm, seed, chat, *trained)
+    trained = () if tiny else (adapter, inspect.getsource(sys.modules[__name__]))
+    where = () if tiny and device == "cpu" else (device,)  # another device rounds otherwise
+    folder = cache / fingerprint(origin, task, contents, warm, seed, chat, *trained, *where)
 
     def write(target: Path) -> None:
         if tiny:
             TINY[model].build(task.alphabet, target, seed)
-        policy = load_policy(target) if tiny else load_policy(Path(model), device=device)
+        policy = load_policy(target if tiny else Path(model), device=device)
         if require is not None:
             require(policy.model)
         done = None

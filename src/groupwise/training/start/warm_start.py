@@ -17,6 +17,7 @@ from torch.optim import AdamW, Optimizer
 
 from groupwise.core.errors import UsageError
 from groupwise.core.numbers.reproducible import reproducible
+from groupwise.core.numbers.transfer import to_device
 from groupwise.core.samples import Sample
 from groupwise.core.settings import Settings
 from groupwise.core.task import Demonstration
@@ -92,9 +93,9 @@ def warm_start(
     seed: int,
     on_step: OnStep = silent,
 ) -> float:
-    """Train `model` in place and return the last loss (nats a token); the same seed gives the same bits."""
-    loss = math.nan
-    for step, loss in updates(model, chat, encoded(chat, demonstrations), settings, seed, halves):
+    """Train `model` in place and return the last loss (nats a token); the same seed gives the same bits on a device."""
+    loss, split = math.nan, halves if model.device.type == "cpu" else whole
+    for step, loss in updates(model, chat, encoded(chat, demonstrations), settings, seed, split):
         on_step(step, settings.steps, loss)
     return loss
 
@@ -131,6 +132,13 @@ def halves(examples: Sequence[Example]) -> list[Sequence[Example]]:
     by_length = sorted(examples, key=lambda example: len(example[0]))
     middle = len(by_length) // 2
     return [half for half in (by_length[:middle], by_length[middle:]) if half]
+
+
+def whole(examples: Sequence[Example]) -> list[Sequence[Example]]:
+    """Leave examples together: a GPU waits for the interpreter, which calls half as many kernels so, and not for
+    padding.
+    """
+    return [examples]
 
 
 def fingerprint(*parts: object) -> str:
@@ -244,7 +252,7 @@ def cross_entropy(model: Any, examples: Sequence[Example], pad: int) -> Tensor:
     width = max(len(ids) for ids, _ in examples)
     rows = [ids + [pad] * (width - len(ids)) for ids, _ in examples]
     trained = [[IGNORED] * start + ids[start:] + [IGNORED] * (width - len(ids)) for ids, start in examples]
-    tokens, labels = (torch.tensor(table).to(model.device) for table in (rows, trained))
+    tokens, labels = (to_device(torch.tensor(table), model.device) for table in (rows, trained))
     # Padding is on the right and attention is causal, so no real token sees it and no attention mask is needed.
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum")
@@ -264,11 +272,26 @@ class Muon(Optimizer):
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update every matrix that has a gradient."""
         for group in self.param_groups:
-            for matrix in (p for p in group["params"] if p.grad is not None):
+            matrices = [p for p in group["params"] if p.grad is not None]
+            directions = []
+            for matrix in matrices:
                 average = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
                 average.lerp_(matrix.grad, 1 - group["momentum"])
-                direction = orthogonalised(matrix.grad.lerp(average, group["momentum"]))
+                directions.append(matrix.grad.lerp(average, group["momentum"]))
+            on_cpu = all(matrix.device.type == "cpu" for matrix in matrices)
+            turned = map(orthogonalised, directions) if on_cpu else orthogonalised_together(directions)
+            for matrix, direction in zip(matrices, turned, strict=True):
                 matrix.add_(direction, alpha=-group["lr"] * 0.2 * math.sqrt(max(matrix.shape)))
+
+
+def orthogonalised_together(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Orthogonalise each matrix, those of one shape by one call of a kernel for all of them: a GPU's way."""
+    turned = dict[int, Tensor]()
+    for shape in dict.fromkeys(matrix.shape for matrix in matrices):
+        same = [i for i, matrix in enumerate(matrices) if matrix.shape == shape]
+        stack = torch.vmap(orthogonalised)(torch.stack([matrices[i] for i in same]))
+        turned |= zip(same, stack.unbind(), strict=True)
+    return [turned[i] for i in range(len(matrices))]
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
