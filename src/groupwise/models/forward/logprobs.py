@@ -22,7 +22,7 @@ from groupwise.core.records import Support
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.layout import Layout, padded
 from groupwise.models.forward.packed_attention import hidden_states
-from groupwise.models.precision import computes_in, operand
+from groupwise.models.precision import computes_in, operand, wide_product
 
 #: Logits of one chunk, elements: 28 MiB in float32. A tensor of 32 MiB or more is fresh memory of the system each time,
 #: which takes longer than what is computed in it.
@@ -292,10 +292,14 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _product(states: Tensor, weight: Tensor, bias: Tensor | None, how: Scoring) -> Any:
     """Map a slice of the tokens -> fresh logits [m,V] over the temperature."""
-    across = operand(weight, how.compute).T
+    operands = operand(weight, how.compute)
+    # On a GPU a product of 16 bits need not be rounded to them, as an engine in slots does not (engines/local/slots).
+    rounds = not weight.is_cuda or how.compute.itemsize > 2
 
     def logits(part: slice) -> Tensor:
-        out = (operand(states[part], how.compute) @ across).to(how.compute).to(_wide(how.compute))
+        rows = operand(states[part], how.compute)
+        out = (rows @ operands.T).to(how.compute) if rounds else wide_product(rows, operands)
+        out = out.to(_wide(how.compute))
         out = out if bias is None else out.add_(bias)
         out = out if how.temperature == 1 else out.div_(how.temperature)
         if how.barred is not None:
