@@ -235,6 +235,18 @@ def test_what_the_seconds_of_sampling_rest_on_is_what_decides_them(large: Path) 
     assert "the seconds of sampling: 900 us a layer and token, measured once, on an H200" in said(planned(1))
 
 
+def test_an_engine_beside_another_rank_sleeps_there_too() -> None:
+    """As many engines as ranks: each card has as much in an update, but for what rank 0 alone has."""
+    plan = planned(8, engine={"name": "vllm", "process": "child", "count": 8})
+    memory, follower = plan.memory, plan.memory.follower
+    assert follower is not None
+    asleep = {"engine's weights", "engine's cache", "cache between steps"}
+    for phases in (memory.phases, follower.phases):
+        assert not asleep & set(phases["updating"])
+        assert "engine's weights" in phases["generating"]
+    assert follower.bytes_of("updating") <= memory.own_bytes("updating")
+
+
 def test_fewer_cards_than_ranks_are_one_line() -> None:
     with pytest.raises(UsageError, match=r"^--cards 4: 8 ranks take a card each; give 8 or more, or fewer --ranks$"):
         scale_plan("quickstart", SET, 8, "h100", cards=4)

@@ -83,6 +83,8 @@ class ScalePlan:
         """Bytes of an engine that has a card for itself; 0 if none has."""
         if self.cards is None or not self.cards.alone:
             return 0
+        if self.shape.memory_share is not None:
+            return int(self.shape.memory_share * self.device.memory)
         own = engine_parts(self.planned, self.memory.cuts)
         return WORKSPACES + sum(own[part] for part in ("engine's weights", "engine's cache", "drawing"))
 

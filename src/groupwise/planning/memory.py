@@ -97,10 +97,10 @@ def fewest_ranks(run: PlannedRun, held: int, free: int) -> int | None:
 def _plan(run: PlannedRun, cuts: Cuts, held: int, free: int) -> MemoryPlan:
     parts = rank_0_parts(run, cuts, held)
     parts |= _shared_out(run, parts["engine's weights"], held + free)
-    phases, others = _phases(run), run.shape.ranks - 1
+    phases, others = _phases(run, rank=0), run.shape.ranks - 1
     if not others:
         return MemoryPlan(parts, phases, held, free, cuts)
-    follower = MemoryPlan(other_rank_parts(run, cuts, parts, held), phases_of(run, rank=1), held, free, cuts)
+    follower = MemoryPlan(other_rank_parts(run, cuts, parts, held), _phases(run, rank=1), held, free, cuts)
     if run.on_cpu:  # one machine has all of them
         each = {phase: f"{OTHER_RANKS}{phase}" for phase in phases}
         parts |= {each[phase]: others * follower.bytes_of(phase) for phase in phases}
@@ -111,15 +111,15 @@ def _plan(run: PlannedRun, cuts: Cuts, held: int, free: int) -> MemoryPlan:
 def _shared_out(run: PlannedRun, weights: int, whole: int) -> dict[str, int]:
     """Size an engine that takes a share of a device of so many bytes: what are not its weights is called its cache."""
     shape = run.shape
-    if shape.memory_share is None or run.on_cpu or shape.elsewhere:
+    if shape.memory_share is None or run.on_cpu or shape.elsewhere or not shape.engines_of(rank=0):
         return {}
     rest = max(0, int(shape.memory_share * whole) - weights)
     return {"engine's cache": rest, "cache between steps": rest}
 
 
-def _phases(run: PlannedRun) -> dict[str, tuple[str, ...]]:
-    """Map each phase to the parts that rank 0 holds in it; an engine that sleeps has given some back in updates."""
-    shape, phases = run.shape, phases_of(run, rank=0)
+def _phases(run: PlannedRun, rank: int) -> dict[str, tuple[str, ...]]:
+    """Map each phase to the parts that a rank holds in it; an engine that sleeps has given some back in updates."""
+    shape, phases = run.shape, phases_of(run, rank)
     on_card = shape.outside and not (shape.elsewhere or run.on_cpu)
     if not sleeps(shape.sleep, on_card, shape.ahead):
         return phases
