@@ -62,12 +62,12 @@ class Part:
 #: In order of worth: what time does not suffice for is at the end.
 PARTS = (
     Part("ceilings", 20, 15),
-    Part("decode", 150, 90),
-    Part("update", 110, 45),
-    Part("step", 110, 40),
-    Part("trl_step", 80, 40),
+    Part("decode", 130, 90),
+    Part("update", 100, 45),
+    Part("step", 100, 40),
+    Part("trl_step", 70, 40),
     Part("load", 30, 30),
-    Part("runs", 110, 90),
+    Part("runs", 100, 110),
     Part("several", 30, 20),
 )
 #: Parts whose figures are shares of what the first part measures.

@@ -35,6 +35,9 @@ def measure(context: Context) -> None:
     real = {**amounts.real, "model": str(context.smollm2)}
     context.measure({"run": "times-tables"}, partial(trained, context, "times-tables", real))
     context.measure({"run": "planted faults"}, partial(faults, context))
+    shared = {} if context.device == "cpu" else {"placement.share_cards": "true"}
+    two = {**amounts.quickstart, "steps": amounts.clean_steps // 8 + 1, "learner.ranks": 2, **shared}
+    context.measure({"run": "quickstart, two ranks on one card"}, partial(trained, context, "quickstart", two))
 
 
 def trained(context: Context, recipe: str, settings: Mapping[str, Any]) -> dict[str, Any]:
