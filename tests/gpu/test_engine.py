@@ -59,6 +59,27 @@ def test_engine_and_learner_agree_and_the_tokens_are_those_of_a_cpu(
     assert sum(same) >= 0.9 * len(same)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_samples_in_slots_by_recorded_graphs(precision: Any, compiled: bool, policies: dict[str, Policy]) -> None:
+    """With the same answers again, and by an engine that is made anew."""
+    policy, asked = policies["cuda"], [Request((4, 5 + i), 6, seed=i) for i in range(4)]
+
+    def made() -> LocalEngine:
+        return LocalEngine(policy.model, policy.eos, policy.pad, 20, precision=precision, compiled=compiled)
+
+    engine = made()
+    assert engine.how.startswith("slots")
+    assert "CUDA graphs" in engine.how
+    first = engine.generate(asked, Sampling(max_new_tokens=40))
+    assert "no CUDA graphs" not in engine.how
+    assert (
+        first
+        == engine.generate(asked, Sampling(max_new_tokens=40))
+        == made().generate(asked, Sampling(max_new_tokens=40))
+    )
+
+
 @pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
 @pytest.mark.parametrize("name", moe_models.BUILD)
 def test_engine_and_learner_agree_on_mixtures_of_experts(name: str, experts: str) -> None:
