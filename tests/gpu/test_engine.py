@@ -83,7 +83,7 @@ def test_a_gpu_samples_in_slots_by_recorded_graphs(precision: Any, compiled: boo
 @pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
 @pytest.mark.parametrize("name", moe_models.BUILD)
 def test_engine_and_learner_agree_on_mixtures_of_experts(name: str, experts: str) -> None:
-    window = {"sliding_window": 64} if name == "gpt_oss" else {}
+    window: dict[str, Any] = {"sliding_window": 64} if name == "gpt_oss" else {}
     model = moe_models.build(name, seed=4, initializer_range=0.2, experts_implementation=experts, **window).cuda()
     engine = LocalEngine(model, frozenset({3}), 0, max_rows=20, routes=True)
     prompts = [Prompt(Sample("", "", ""), tuple(4 + (i * 5 + j) % 25 for j in range(1 + 3 * i))) for i in range(8)]

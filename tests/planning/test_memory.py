@@ -225,7 +225,7 @@ def test_what_an_update_frees_stays_with_the_process_unless_it_is_given_back():
         ({"kind": VLLM, "outside": True}, set()),
         ({"sleep": True}, {"cache between steps"}),
     ],
-    ids=repr,
+    ids=str.split("vllm child inside ahead elsewhere awake cpu told"),
 )
 def test_an_engine_that_sleeps_holds_nothing_of_what_it_gives_back_while_the_learner_trains(
     run: dict[str, Any], gone: set[str]
