@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,8 @@ from groupwise.training.ranks.arrival import read_own_rows
 from tests.tiny_models import causal
 
 Measured = dict[str, Any]
+#: Seconds in which a thread of gloo's lets go of what it has sent.
+SETTLES = 2.0
 SIZES = {"hidden_size": 64, "num_hidden_layers": 8, "vocab_size": 33, "num_attention_heads": 4, "head_dim": 16}
 DENSE = {**SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
 EXPERTS = {**SIZES, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "num_key_value_heads": 2}
@@ -138,6 +141,9 @@ def watched(weights: WeightStream, live: LiveBytes, between: list[int]) -> Weigh
         for name, tensor in weights:
             yield name, tensor
             del tensor
+            until = time.monotonic() + (0.0 if any(between) else SETTLES)
+            while live.now and time.monotonic() < until:
+                time.sleep(0.001)
             between.append(live.now)
 
     return WeightStream(weights.like, whole)
