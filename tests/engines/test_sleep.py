@@ -22,15 +22,17 @@ from tests.runs.tiny_runs import tiny_run, weights_after
     ("settings", "on_gpu", "beside", "sleeps"),
     [
         ({}, True, False, False),
-        ({"process": "child"}, True, False, True),
-        ({"process": "child"}, False, False, False),
-        ({"process": "child"}, True, True, False),
-        ({"process": "child", "sleep": False}, True, False, False),
+        ({"process": "child"}, True, False, False),
+        ({"process": "child", "sleep": True}, True, False, True),
+        ({"name": "vllm", "process": "child"}, True, False, True),
+        ({"name": "vllm", "process": "child"}, False, False, False),
+        ({"name": "vllm", "process": "child"}, True, True, False),
+        ({"name": "vllm", "process": "child", "sleep": False}, True, False, False),
         ({"address": "far:1"}, True, False, False),
         ({"sleep": True}, False, False, True),
     ],
 )
-def test_by_itself_a_child_on_the_gpu_of_the_run_sleeps(
+def test_by_itself_vllm_on_the_gpu_of_the_run_sleeps(
     settings: dict[str, Any], on_gpu: bool, beside: bool, sleeps: bool
 ) -> None:
     assert EngineSettings(**settings).sleeps(on_gpu, beside) is sleeps

@@ -217,7 +217,8 @@ def test_what_an_update_frees_stays_with_the_process_unless_it_is_given_back():
     ("run", "gone"),
     [
         ({"kind": VLLM, "outside": True, "device": "cuda"}, {"engine's weights", "cache between steps"}),
-        ({"outside": True, "device": "cuda"}, {"cache between steps"}),
+        ({"outside": True, "device": "cuda"}, set()),
+        ({"outside": True, "device": "cuda", "sleep": True}, {"cache between steps"}),
         ({"device": "cuda"}, set()),
         ({"kind": VLLM, "outside": True, "device": "cuda", "ahead": True}, set()),
         ({"kind": VLLM, "outside": True, "device": "cuda", "elsewhere": True}, set()),
@@ -225,7 +226,7 @@ def test_what_an_update_frees_stays_with_the_process_unless_it_is_given_back():
         ({"kind": VLLM, "outside": True}, set()),
         ({"sleep": True}, {"cache between steps"}),
     ],
-    ids=str.split("vllm child inside ahead elsewhere awake cpu told"),
+    ids=str.split("vllm child asleep inside ahead elsewhere awake cpu told"),
 )
 def test_an_engine_that_sleeps_holds_nothing_of_what_it_gives_back_while_the_learner_trains(
     run: dict[str, Any], gone: set[str]

@@ -37,6 +37,7 @@ class EngineKind:
     weight_copies  how often it holds the weights on a CPU
     gives_back     the parts of a plan of memory (planning/parts.py) that it does not hold while it sleeps
     sleeps_on_cpu  whether it gives anything back on a CPU
+    wakes_at_once  whether a sleep costs it nothing but memory that is taken again, so that it sleeps where that helps
     """
 
     name: str
@@ -55,6 +56,7 @@ class EngineKind:
     weight_copies: int = 1
     gives_back: frozenset[str] = frozenset({"cache between steps"})
     sleeps_on_cpu: bool = True
+    wakes_at_once: bool = False
 
 
 #: groupwise's own engine, which samples whole groups and can live in the training process.
@@ -89,6 +91,7 @@ VLLM = EngineKind(
     weight_copies=2,  # packed ones among them
     gives_back=frozenset({"cache between steps", "engine's weights"}),
     sleeps_on_cpu=False,
+    wakes_at_once=True,
 )
 
 #: The value of engine.name -> what is known of that engine.
@@ -99,13 +102,13 @@ KINDS: Mapping[str, EngineKind] = {kind.name: kind for kind in (LOCAL, VLLM)}
 Sleep = Literal["auto"] | bool
 
 
-def sleeps(asked: Sleep, on_card: bool, beside: bool) -> bool:
-    """Decide if an engine sleeps while the learner trains.
+def sleeps(asked: Sleep, kind: EngineKind, on_card: bool, beside: bool) -> bool:
+    """Decide if an engine sleeps while the learner trains. By itself one does that has nothing to record anew.
 
     on_card  whether it is a child of the run on the run's GPU: what it gives back there, the learner can take
     beside   whether it samples meanwhile
     """
-    return on_card and not beside if asked == "auto" else asked
+    return kind.wakes_at_once and on_card and not beside if asked == "auto" else asked
 
 
 def setting(has: Callable[[EngineKind], bool]) -> str:

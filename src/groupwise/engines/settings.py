@@ -60,7 +60,7 @@ class EngineSettings(Settings):
     memory_share    share of the GPU's memory that vLLM takes in all, in place of cache_mib: weights, what it computes
                     with, and a cache that is as large as the rest
     sleep           whether it gives its memory back while the learner trains: vLLM weights and cache, the local engine
-                    its cache; "auto": a child on the run's GPU does, unless it samples meanwhile
+                    its cache and graphs; "auto": vLLM on the run's GPU does, unless it samples meanwhile
     """
 
     name: EngineName = LOCAL.name
@@ -124,7 +124,7 @@ class EngineSettings(Settings):
         on_gpu  whether its children are on the GPU that the run computes on
         beside  whether it samples meanwhile
         """
-        return self.place != "address" and sleeps(self.sleep, on_gpu and self.place == "child", beside)
+        return self.place != "address" and sleeps(self.sleep, self.kind, on_gpu and self.place == "child", beside)
 
     def placed(self) -> "EngineSettings":
         """Add what follows from the name: an engine that cannot live inside lives in a child.

@@ -121,7 +121,7 @@ def _phases(run: PlannedRun, rank: int) -> dict[str, tuple[str, ...]]:
     """Map each phase to the parts that a rank holds in it; an engine that sleeps has given some back in updates."""
     shape, phases = run.shape, phases_of(run, rank)
     on_card = shape.outside and not (shape.elsewhere or run.on_cpu)
-    if not sleeps(shape.sleep, on_card, shape.ahead):
+    if not sleeps(shape.sleep, shape.kind, on_card, shape.ahead):
         return phases
     gone = shape.kind.gives_back
     return {at: tuple(p for p in own if p not in gone) if at in UPDATES else own for at, own in phases.items()}
