@@ -10,7 +10,7 @@ Sizes of heads are powers of two from 16 on; others, and values of another size 
 """
 
 # triton is not where there is no GPU, and calls of kernels are not typed.
-# pyright: reportMissingImports=false, reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportMissingImports=false, reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -24,8 +24,11 @@ from groupwise.engines.local.slots.attention import Seating
 
 #: Programs that fill a GPU: columns are shared out among so many, but for BLOCK columns each at least.
 PROGRAMS, BLOCK = 512, 64
-#: The smallest side of a product of blocks, and the most queries of a program.
+#: The smallest side of a product of blocks, and the most queries and columns of a program's; half as many where a key
+#: has more than 256 bytes, so that two stages of them fit the 99 KB that the smallest cards have for a program.
 LEAST, MOST = 16, 64
+#: Bytes of the largest key.
+LARGEST = 512
 
 
 @triton.jit
@@ -145,7 +148,8 @@ def attend_by_kernels(query: Tensor, layer: int, seating: Seating, scale: float,
     """
     own, prompts = (tensors[2 * layer : 2 * layer + 2] for tensors in (seating.own, seating.prompts))
     slots, heads, size = query.shape
-    if size < LEAST or size & (size - 1) or own[0].shape[3] != own[1].shape[3]:
+    fits = size >= LEAST and size * query.element_size() <= LARGEST
+    if not fits or size & (size - 1) or own[0].shape[3] != own[1].shape[3]:
         raise NotImplementedError(f"heads of {size} numbers")
     query = query.contiguous()
     apart = [_shares(keys.shape[0] * keys.shape[1], keys.shape[2]) for keys in (prompts[0], own[0])]
@@ -197,7 +201,8 @@ def _launch(
     shared = query.shape[1] // groups
     seats = 1 if seated is None else seated.shape[1]
     share = -(-width // len(mean))
-    queries = min(max(LEAST, MOST, triton.next_power_of_2(shared)), max(LEAST, triton.next_power_of_2(seats * shared)))
+    most = MOST if 2 * size * keys.element_size() <= LARGEST else MOST // 2
+    queries = min(max(most, triton.next_power_of_2(shared)), max(LEAST, triton.next_power_of_2(seats * shared)))
     tiles = -(-seats // (queries // shared))
     _partial[(rows * tiles, groups, len(mean))](
         query,
@@ -226,5 +231,6 @@ def _launch(
         SHARED=shared,
         QUERIES=queries,
         SIZE=size,
-        COLUMNS=BLOCK,
+        COLUMNS=most,
+        num_stages=2,
     )

@@ -17,7 +17,7 @@ from groupwise.engines.local.forward import Prefill
 from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.rules import Rules
 from groupwise.engines.local.scheduler import Queue, Take
-from groupwise.engines.local.slots.attention import Attend, attend_plainly
+from groupwise.engines.local.slots.attention import Attend, Seating, attend_plainly
 from groupwise.engines.local.slots.sampler import SlotSampler
 from groupwise.engines.local.slots.step import SlotStep
 from groupwise.models.files.folder import error_line, quiet
@@ -26,6 +26,8 @@ from groupwise.models.moe.record import Router
 
 #: How far logits of the trial may lie from the plain forward's, as a share of their norm: float32, and shorter types.
 EXACT, ROUNDED = 1e-3, 3e-2
+#: Slots of a full place.
+FULL = 64
 #: Two prompts of unlike length, the second with one completion, and steps of each: enough for a step to be recorded.
 TRIED = (Request((1, 2, 3), 2, seed=1), Request((4,), 1, seed=2))
 STEPS = 4
@@ -51,6 +53,8 @@ def make_slots(
     for attend in _ways(graphs):
         step = partial(SlotStep, model, routers, context, attend, graphs, compiled and attend is not None)
         reason = _refused(model, prefill, step())
+        if not reason and attend not in (None, attend_plainly):
+            reason = _refused_when_full(attend, model)
         if not reason:
             return SlotSampler(step(), max_rows, progress), ""
         if compiled:
@@ -81,6 +85,31 @@ def _refused(model: Any, prefill: Prefill, step: SlotStep) -> str:
     bound = EXACT if next(model.parameters()).dtype.itemsize >= 4 else ROUNDED
     off = float((ours.float() - own).norm() / own.norm())
     return "" if off <= bound else f"its logits lie {off:.1e} of their norm from those of its own forward"
+
+
+def _refused_when_full(attend: Attend, model: Any) -> str:
+    """Say why an attention does not run with full places, whose kernels are larger than those of a trial; else ""."""
+    config, weight = model.config.get_text_config(), next(model.parameters())
+    heads, groups = (
+        config.num_attention_heads,
+        getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+    )
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    numbers = torch.Generator().manual_seed(0)
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=numbers).to(weight.device, weight.dtype)
+
+    slots = torch.arange(FULL, device=weight.device)
+    own, prompts = ([some(rows, groups, 64, size) for _ in range(2)] for rows in (FULL, 1))
+    full = Seating(slots % 64, slots[:1] + 50, slots[None], slots, own, prompts, attend)
+    query = some(FULL, heads, size)
+    try:
+        ours, plain = (way(query, 0, full, size**-0.5, None).float() for way in (attend, attend_plainly))
+    except Exception as error:
+        return f"{type(error).__name__}: {error_line(error)}"
+    bound = EXACT if weight.dtype.itemsize >= 4 else ROUNDED
+    return "" if float((ours - plain).norm()) <= bound * float(plain.norm()) else "its kernels give other numbers"
 
 
 def _sampled(model: Any, prefill: Prefill, sampler: SlotSampler) -> tuple[list[Tensor], Tensor]:
