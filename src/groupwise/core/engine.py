@@ -146,7 +146,7 @@ class Finished(NamedTuple):
 OnFinish = Callable[[Finished], None]
 #: Called by what works, now and then, as a sign that it gets on.
 Progress = Callable[[], None]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 def silent() -> None:

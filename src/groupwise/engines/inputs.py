@@ -4,16 +4,17 @@ An engine has its own copy of the policy, in the run's process too: updates reac
 `load_weights`, with a version, so the probe after each load compares two things.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from groupwise.core.engine import Request, Sampling
+from groupwise.core.engine import Precision, Request, Sampling
 from groupwise.core.errors import RunError, UsageError, listed
 from groupwise.engines.kinds import setting
 from groupwise.models.context import positions, positions_in_words, window
+from groupwise.models.precision import beyond_float16
 
 
 def local_limit(config: Any) -> tuple[int, str]:
@@ -91,23 +92,36 @@ def require_whole(given: Shapes, parameters: Shapes, buffers: Shapes, keeps: int
         raise RunError(f"these weights are not of the engine's model, which keeps version {keeps}: {words}")
 
 
-def broken(version: int) -> RunError:
-    """Make the error of logits that are not finite under the weights of a version."""
-    return RunError(
-        f"the model's logits are NaN or infinite (weights version {version}): the weights are broken; go back to an "
-        "earlier checkpoint, and lower the learning rate if it happens again"
-    )
+def require_in_float16(weights: Iterable[tuple[str, Tensor]], keeps: int) -> None:
+    """Raise RunError with the version that the model keeps if float16 cannot hold one of the weights."""
+    if beyond := beyond_float16(weights):
+        raise RunError(
+            f"{beyond}: the engine keeps version {keeps}; go back to an earlier checkpoint and lower the "
+            "learning rate, or start a run with engine.precision = 'bf16' or 'same'"
+        )
+
+
+def broken(version: int, precision: Precision) -> RunError:
+    """Make the error of logits that are not finite under the weights of a version, in the engine's precision."""
+    why = "the weights are broken; go back to an earlier checkpoint, and lower the learning rate if it happens again"
+    if precision == "fp16":
+        why = (
+            "a number on the way may have passed 65,504, where float16 ends, or the weights are broken; set "
+            "engine.precision to 'bf16', or to 'same', which says which of the two it is"
+        )
+    return RunError(f"the model's logits are NaN or infinite (weights version {version}): {why}")
 
 
 def copy_weights(model: nn.Module, given: Mapping[str, Tensor], keeps: int) -> None:
     """Replace every parameter, and buffers where named.
 
-    keeps  the version that the model has where a name or a shape does not match
+    keeps  the version that the model has where a name or a shape does not match, or a number is beyond float16
     Raises RunError then, and nothing is changed.
     """
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     require_whole(shapes_of(given), shapes_of(parameters), shapes_of(buffers), keeps)
     own = parameters | buffers
+    require_in_float16((pair for pair in given.items() if own[pair[0]].dtype == torch.float16), keeps)
     with torch.no_grad():
         for name, tensor in given.items():
             own[name].copy_(tensor)

@@ -1,18 +1,20 @@
 """Precisions in which weights are held and products are computed: names, devices, and what is fast on them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from groupwise.core.engine import Precision
 from groupwise.core.errors import UsageError
 
 #: "same" is as the learner's master weights are.
-WeightPrecision = Literal["same", "fp32", "bf16"]
-DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+WeightPrecision = Literal["same", Precision]
+DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NAMED: Mapping[torch.dtype, Precision] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 #: How many compiled products oneDNN keeps, and torch's layer over it; the variables by which both are told.
 PRODUCTS_KEPT, PRODUCT_CACHES = "128", ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
@@ -21,6 +23,11 @@ PRODUCTS_KEPT, PRODUCT_CACHES = "128", ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_
 def itemsize(precision: WeightPrecision) -> int:
     """Return bytes of a weight; master weights are float32."""
     return DTYPES.get(precision, torch.float32).itemsize
+
+
+def precision_of(dtype: torch.dtype) -> Precision:
+    """Return the name of the precision of these numbers; what is longer than float32 counts as it."""
+    return _NAMED.get(dtype, "fp32")
 
 
 def cast_weights(model: Any, precision: WeightPrecision) -> Any:
@@ -35,7 +42,7 @@ def cast_weights(model: Any, precision: WeightPrecision) -> Any:
 
 
 def keep_few_products() -> None:
-    """Keep the last 128 products of bfloat16 that a CPU has compiled for their shapes, and not 1,024.
+    """Keep the last 128 products of bfloat16 or float16 that a CPU has compiled for their shapes, and not 1,024.
 
     Microbatches seldom have as many tokens as one before, so what is kept is used within one alone, and a product takes
     about 0.6 MiB. Counts in a process that has made no such product yet; variables that are set already stay.
@@ -44,11 +51,33 @@ def keep_few_products() -> None:
         os.environ.setdefault(name, PRODUCTS_KEPT)
 
 
+def beyond_float16(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """Say which of the weights has a finite number that would be infinite in float16; "" if none has."""
+    sizes = {
+        name: torch.stack(torch.aminmax(weight.detach())).abs().amax().double()
+        for name, weight in weights
+        if weight.is_floating_point() and weight.numel()
+    }
+    if not sizes:
+        return ""
+    every = torch.stack([*sizes.values()])  # looked at once, for each look waits for the device
+    beyond = (every.isfinite() & every.half().isinf()).tolist()
+    name = next((name for name, is_beyond in zip(sizes, beyond, strict=True) if is_beyond), None)
+    return f"{name} has a number of size {float(sizes[name]):g}, and float16 ends at 65,504" if name else ""
+
+
+def require_range(key: str, precision: str, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise UsageError, the setting's key first, if the precision cannot hold one of the weights."""
+    if precision == "fp16" and (beyond := beyond_float16(weights)):
+        raise UsageError(f"{key} = 'fp16': {beyond}; set it to 'bf16', or to 'same'")
+
+
 def require_precision(key: str, precision: str, device: str) -> None:
     """Raise UsageError, the setting's key first, if the device cannot compute in it."""
     if precision == "bf16" and torch.device(device).type == "cuda" and not torch.cuda.is_bf16_supported(False):
         name = torch.cuda.get_device_name(device)
-        raise UsageError(f"{key} = 'bf16': {name} has no bfloat16; set it to 'fp32', or device = 'cpu'")
+        instead = "'fp32' (of engine and reference also 'fp16')"
+        raise UsageError(f"{key} = 'bf16': {name} has no bfloat16; set it to {instead}, or device = 'cpu'")
 
 
 def computes_in(x: Tensor) -> torch.dtype:

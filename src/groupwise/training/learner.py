@@ -36,6 +36,8 @@ from groupwise.training.optimizer import AUTO, Count, OptimizerSettings, Trained
 
 #: The columns of an UpdateRecord that are made inside the loss.
 SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")
+#: The precision that a policy can be trained in.
+LearnerPrecision = Literal["fp32", "bf16"]
 
 
 class LearnerSettings(OptimizerSettings):
@@ -52,7 +54,7 @@ class LearnerSettings(OptimizerSettings):
     rank_deadline    seconds that one of them may keep the others waiting; then the run ends, and says which
     """
 
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: LearnerPrecision = "fp32"
     shared_prefixes: Changeable[bool] = True
     recompute: Changeable[bool] = False
     compile: Changeable[bool] = False

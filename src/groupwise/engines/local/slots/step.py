@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from groupwise.core.engine import Precision
 from groupwise.engines.local.forward import logits_and_experts
 from groupwise.engines.local.rules import Rules
 from groupwise.engines.local.sampler import Draw, draw
@@ -26,6 +27,7 @@ from groupwise.models.forward.forwards import replaced
 from groupwise.models.forward.fused_layers import one_kernel_norms
 from groupwise.models.forward.packed_attention import attending
 from groupwise.models.moe.record import Router
+from groupwise.models.precision import precision_of
 
 #: Steps between two looks of the host.
 LOOK = 16
@@ -179,6 +181,11 @@ class SlotStep:
         self._norms = [] if compiled else one_kernel_norms(model)
         #: Why steps run without a graph though they should; "" if they do not.
         self.refused = ""
+
+    @property
+    def precision(self) -> Precision:
+        """The precision that the model computes in."""
+        return precision_of(self._model.dtype)
 
     @property
     def how(self) -> str:
