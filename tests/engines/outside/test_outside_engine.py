@@ -101,7 +101,8 @@ def test_in_float16_they_are_those_of_the_engine_inside_and_refuse_the_same_weig
     beyond = weights(experts, 1.0) | {"lm_head.weight": torch.full_like(experts.model.lm_head.weight, 7e4)}
     answers, words = [], []
     with warm_starts(), listening() as there:
-        for place in ({}, {"process": "child"}, {"address": there.address}):
+        places: list[dict[str, Any]] = [{}, {"process": "child"}, {"address": there.address}]
+        for place in places:
             engine = make_engine(policy=experts, settings=EngineSettings(precision="fp16", **place))
             with contextlib.closing(engine):
                 assert engine.precision == "fp16"
