@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from groupwise.core.errors import UsageError
+from groupwise.core.numbers.precision import beyond_float16, precision_of
 from groupwise.models.load import Policy
 from groupwise.models.precision import (
     WeightPrecision,
-    beyond_float16,
     cast_weights,
     itemsize,
     multiplies_bf16,
-    precision_of,
     require_precision,
     require_range,
 )

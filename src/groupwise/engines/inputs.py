@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from groupwise.core.engine import Precision, Request, Sampling
+from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import RunError, UsageError, listed
+from groupwise.core.numbers.precision import Precision, beyond_float16
 from groupwise.engines.kinds import setting
 from groupwise.models.context import positions, positions_in_words, window
-from groupwise.models.precision import beyond_float16
 
 
 def local_limit(config: Any) -> tuple[int, str]:

@@ -1,20 +1,18 @@
 """Precisions in which weights are held and products are computed: names, devices, and what is fast on them."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from groupwise.core.engine import Precision
 from groupwise.core.errors import UsageError
+from groupwise.core.numbers.precision import DTYPES, Precision, beyond_float16
 
 #: "same" is as the learner's master weights are.
 WeightPrecision = Literal["same", Precision]
-DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_NAMED: Mapping[torch.dtype, Precision] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 #: How many compiled products oneDNN keeps, and torch's layer over it; the variables by which both are told.
 PRODUCTS_KEPT, PRODUCT_CACHES = "128", ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
@@ -23,11 +21,6 @@ PRODUCTS_KEPT, PRODUCT_CACHES = "128", ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_
 def itemsize(precision: WeightPrecision) -> int:
     """Return bytes of a weight; master weights are float32."""
     return DTYPES.get(precision, torch.float32).itemsize
-
-
-def precision_of(dtype: torch.dtype) -> Precision:
-    """Return the name of the precision of these numbers; what is longer than float32 counts as it."""
-    return _NAMED.get(dtype, "fp32")
 
 
 def cast_weights(model: Any, precision: WeightPrecision) -> Any:
@@ -49,21 +42,6 @@ def keep_few_products() -> None:
     """
     for name in PRODUCT_CACHES:
         os.environ.setdefault(name, PRODUCTS_KEPT)
-
-
-def beyond_float16(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """Say which of the weights has a finite number that would be infinite in float16; "" if none has."""
-    sizes = {
-        name: torch.stack(torch.aminmax(weight.detach())).abs().amax().double()
-        for name, weight in weights
-        if weight.is_floating_point() and weight.numel()
-    }
-    if not sizes:
-        return ""
-    every = torch.stack([*sizes.values()])  # looked at once, for each look waits for the device
-    beyond = (every.isfinite() & every.half().isinf()).tolist()
-    name = next((name for name, is_beyond in zip(sizes, beyond, strict=True) if is_beyond), None)
-    return f"{name} has a number of size {float(sizes[name]):g}, and float16 ends at 65,504" if name else ""
 
 
 def require_range(key: str, precision: str, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from groupwise.core.engine import Engine, Precision, Request, Sampling
+from groupwise.core.engine import Engine, Request, Sampling
+from groupwise.core.numbers.precision import Precision
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, NumericalNoise, Tolerance, tilt

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from groupwise.core.engine import Finished, OnFinish, Precision, Progress, Request, Sampling, silent
+from groupwise.core.engine import Finished, OnFinish, Progress, Request, Sampling, silent
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.numbers.precision import Precision, precision_of
 from groupwise.core.numbers.reproducible import prepare
 from groupwise.core.records import Completion
 from groupwise.engines.inputs import broken, copy_weights, limits_of, local_limit
@@ -40,7 +41,7 @@ from groupwise.engines.stop_strings import Decode, StopStrings
 from groupwise.models.files.folder import loading, read_config
 from groupwise.models.forward.adjustment import adjustment_of
 from groupwise.models.load import Policy, load_tokenizer
-from groupwise.models.precision import WeightPrecision, cast_weights, precision_of, require_range
+from groupwise.models.precision import WeightPrecision, cast_weights, require_range
 
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
 # of them need, and fresh pages take longer than a second pass (docs/log.md).

@@ -16,8 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from groupwise.core.engine import Finished, OnFinish, Precision, Progress, Request, Sampling
+from groupwise.core.engine import Finished, OnFinish, Progress, Request, Sampling
 from groupwise.core.errors import RunError
+from groupwise.core.numbers.precision import Precision
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion
 from groupwise.engines.inputs import Shapes, broken, limits_of, require_in_float16, require_whole, shapes_of

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from groupwise.core.engine import Progress
 from groupwise.core.errors import UsageError, one_line
+from groupwise.core.numbers.precision import DTYPES, precision_of
 from groupwise.engines.inputs import shapes_of
 from groupwise.engines.kinds import VLLM
 from groupwise.engines.outside.spec import EngineSpec
@@ -21,7 +22,7 @@ from groupwise.engines.vllm.heads import cache_bytes, widening_for
 from groupwise.models.context import positions
 from groupwise.models.files.folder import read_config
 from groupwise.models.load import load_tokenizer
-from groupwise.models.precision import DTYPES, precision_of, require_range
+from groupwise.models.precision import require_range
 
 #: Tokens that go through the model at once, at least.
 LEAST_BATCHED = 2048

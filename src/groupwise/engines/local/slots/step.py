@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from groupwise.core.engine import Precision
+from groupwise.core.numbers.precision import Precision, precision_of
 from groupwise.engines.local.forward import logits_and_experts
 from groupwise.engines.local.rules import Rules
 from groupwise.engines.local.sampler import Draw, draw
@@ -27,7 +27,6 @@ from groupwise.models.forward.forwards import replaced
 from groupwise.models.forward.fused_layers import one_kernel_norms
 from groupwise.models.forward.packed_attention import attending
 from groupwise.models.moe.record import Router
-from groupwise.models.precision import precision_of
 
 #: Steps between two looks of the host.
 LOOK = 16
