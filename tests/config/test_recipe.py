@@ -33,6 +33,7 @@ DECIDED = "             beside it the task's own score decides "
 PLANNED: list[tuple[str, dict[str, Any], str]] = [
     ("quickstart", {}, "precision    learner fp32, engine fp32, reference fp32"),
     ("quickstart", {"engine.precision": "bf16"}, "precision    learner fp32, engine bf16, reference fp32"),
+    ("quickstart", {"engine.precision": "fp16"}, "precision    learner fp32, engine fp16, reference fp32"),
     ("quickstart", {"engine.process": "child"}, "engine       local, in a child process"),
     ("quickstart", {"adapter.rank": 16}, "learning rate 10 x 0.0003 = 0.003"),
     ("quickstart", {"learner.warmup_updates": 3, "learner.clip_norm": 0.0}, "3 updates of warmup, any gradient norm"),

@@ -24,7 +24,9 @@ def policy(dtype: torch.dtype = torch.float32) -> Any:
     return SimpleNamespace(model=model, eos=frozenset({3}), pad=0, decode=lambda ids: str(ids))
 
 
-@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "bf16")])
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")]
+)
 def test_the_local_engine_says_what_it_is(dtype, precision):
     engine = make_engine(policy=policy(dtype), settings=EngineSettings(max_rows=3))
     assert (engine.precision, engine.routes, engine.keeps_support) == (precision, False, True)
@@ -59,7 +61,9 @@ def test_training_over_a_support_needs_an_engine_that_returns_it(sampling):
     require_engine_support(SimpleNamespace(keeps_support=True), sampling)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("setting", "declared"), [("same", "fp32"), ("fp32", "fp32"), ("bf16", "bf16")])
+@pytest.mark.parametrize(
+    ("setting", "declared"), [("same", "fp32"), ("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16")]
+)
 def test_the_engines_copy_has_the_precision_that_is_set(setting, declared):
     master = policy()
     engine = make_engine(policy=master, settings=EngineSettings(precision=setting))

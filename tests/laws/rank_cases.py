@@ -425,7 +425,9 @@ def rounded(mesh: Mesh) -> Measured:
 
 
 def measured(mesh: Mesh) -> Measured:
-    """What rounding does, as a run measures it: every side in bfloat16, and the probe's float32, after an update."""
+    """What rounding does, as a run measures it: every side in bfloat16, or one of them in float16, and the probe's
+    float32, after an update.
+    """
     algo, model = groupwise.algorithm("dapo"), policy(torch.float32)
     whole_policy = Policy(model, None, frozenset({1}), 0)
     engine = LocalEngine(copy.deepcopy(model), whole_policy.eos, whole_policy.pad, precision="bf16")
@@ -439,12 +441,14 @@ def measured(mesh: Mesh) -> Measured:
         learner.update(minibatch, algo)
     set_unsharded_state(over.model, alone.model.state_dict(), mesh.tensors)  # the same weights to the bit
     before = alone.completion_logprobs(groups, pad=0)
-    every = Precisions("bf16", "bf16", "bf16")
-    tolerances = [measured_tolerance(whole_policy, x, every, prompts, completions) for x in (alone, over)]
+    sides = (Precisions("bf16", "bf16", "bf16"), Precisions("bf16", "bf16", "fp16"))
+    tolerances = [
+        [measured_tolerance(whole_policy, x, each, prompts, completions) for each in sides] for x in (alone, over)
+    ]
     own, shared = (torch.cat(logprobs(groups, pad=0)) for logprobs in exact)
     return {
         "same_tolerance": tolerances[0] == tolerances[1],
-        "rounding": tolerances[1].engine.mean,
+        "rounding": tolerances[1][0].engine.mean,
         "same_exact": same_bits(own, shared),
         "apart_from_live": float((torch.cat(before) - shared).abs().mean()),
         "same_live": all(map(same_bits, before, over.completion_logprobs(groups, pad=0))),

@@ -57,6 +57,19 @@ def test_a_resumed_run_has_the_same_bits_and_the_limits_that_it_began_with(small
     assert "cannot be read: it is measured again" in (damaged / "log.txt").read_text()
 
 
+def test_a_float16_engine_has_limits_of_its_own_and_goes_on_to_the_bit(small):
+    changes = small(engine__precision="fp16", reference__precision="fp16", steps=3, checkpoint__keep=3)
+    whole = groupwise.train("quickstart", {**changes, "name": "whole"}).folder
+    for row in step_rows(whole):
+        assert 1e-5 < row["checks"][LEARNER_IS_ENGINE.name]["value"] < row["checks"][LEARNER_IS_ENGINE.name]["limit"]
+        assert {check["verdict"] for check in row["checks"].values()} <= {"pass", "not measured"}
+    again = cut_back(whole, "again")
+    assert resume(again).finished
+    assert_same_run(whole, again)
+    assert limits(again) == limits(whole)
+    assert max(limits(whole)) < 0.01, "a third of what bfloat16 would be allowed"
+
+
 def test_rounding_that_grew_is_measured_again_before_a_check_is_believed(small):
     """As if the policy had rounded ten thousand times less when the run began; the bits stay as they are."""
     changes = small(**BF16, steps=3, checkpoint__keep=3, learner__learning_rate=1e-4)

@@ -49,9 +49,10 @@ def test_each_comparison_has_the_rounding_of_its_own_two_sides():
         (Precisions("bf16", "fp32"), {"passes", "engine", "reference"}),
         (Precisions("fp32", "bf16", "fp32"), {"engine", "probe"}),
         (Precisions("fp32", "fp32", "bf16"), {"reference"}),
+        (Precisions("fp32", "fp16", "bf16"), {"engine", "probe", "reference"}),
         (Precisions("bf16", "bf16", "bf16"), {"passes", "engine", "probe", "reference"}),
     ],
-    ids=["all float32", "bf16 learner", "bf16 engine", "bf16 reference", "bf16 all"],
+    ids=["all float32", "bf16 learner", "bf16 engine", "bf16 reference", "two short ones", "bf16 all"],
 )
 def test_what_is_float32_on_both_sides_keeps_its_limit_on_each_token(policy: Policy, precisions, measured):
     learner, engine = parts(policy, precisions)
@@ -61,6 +62,8 @@ def test_what_is_float32_on_both_sides_keeps_its_limit_on_each_token(policy: Pol
     sizes = {name: getattr(tolerance, name) for name in ("passes", "engine", "probe", "reference")}
     assert {name for name, rounding in sizes.items() if rounding is not None} == measured
     assert all(1e-4 < rounding.mean < 0.1 for rounding in sizes.values() if rounding is not None)
+    if precisions.engine == "fp16" and tolerance.engine and tolerance.reference:
+        assert tolerance.engine.mean < 0.3 * tolerance.reference.mean, "11 significant bits against 8"
 
 
 def test_measuring_leaves_weights_and_random_numbers_alone_and_hears_nothing_of_the_engine(policy: Policy):

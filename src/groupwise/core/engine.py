@@ -3,11 +3,12 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 from torch import Tensor
 
+from groupwise.core.numbers.precision import Precision
 from groupwise.core.records import Completion
 from groupwise.core.settings import Settings
 
@@ -146,7 +147,6 @@ class Finished(NamedTuple):
 OnFinish = Callable[[Finished], None]
 #: Called by what works, now and then, as a sign that it gets on.
 Progress = Callable[[], None]
-Precision = Literal["fp32", "bf16"]
 
 
 def silent() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from groupwise.core.engine import Request, Sampling, streamed
 from groupwise.core.errors import RunError, UsageError, listed
+from groupwise.core.numbers.precision import Precision, beyond_float16
 from groupwise.engines.kinds import setting
 from groupwise.models.context import positions, positions_in_words, window
 
@@ -91,25 +92,41 @@ def require_whole(given: Shapes, parameters: Shapes, buffers: Shapes, keeps: int
         raise RunError(f"these weights are not of the engine's model, which keeps version {keeps}: {words}")
 
 
-def broken(version: int) -> RunError:
-    """Make the error of logits that are not finite under the weights of a version."""
-    return RunError(
-        f"the model's logits are NaN or infinite (weights version {version}): the weights are broken; go back to an "
-        "earlier checkpoint, and lower the learning rate if it happens again"
-    )
+def require_in_float16(weights: Iterable[tuple[str, Tensor]], keeps: int) -> None:
+    """Raise RunError with the version that the model keeps if float16 cannot hold one of the weights."""
+    if beyond := beyond_float16(weights):
+        raise RunError(
+            f"{beyond}: the engine keeps version {keeps}; go back to an earlier checkpoint and lower the "
+            "learning rate, or start a run with engine.precision = 'bf16' or 'same'"
+        )
+
+
+def broken(version: int, precision: Precision) -> RunError:
+    """Make the error of logits that are not finite under the weights of a version, in the engine's precision."""
+    why = "the weights are broken; go back to an earlier checkpoint, and lower the learning rate if it happens again"
+    if precision == "fp16":
+        why = (
+            "a number on the way may have passed 65,504, where float16 ends, or the weights are broken; set "
+            "engine.precision to 'bf16', or to 'same', which says which of the two it is"
+        )
+    return RunError(f"the model's logits are NaN or infinite (weights version {version}): {why}")
 
 
 def copy_weights(model: nn.Module, given: Iterable[tuple[str, Tensor]], keeps: int) -> None:
-    """Replace every parameter, and buffers where named, one after another.
+    """Replace every parameter, and buffers where named: one after another, but into float16, which all must fit before.
 
-    keeps  the version that the model has where a name or a shape does not match
+    keeps  the version that the model has where a name or a shape does not match, or a number is beyond float16
     Raises RunError then, and nothing is changed.
     """
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     weights = streamed(given)
     require_whole(shapes_of(weights.like), shapes_of(parameters), shapes_of(buffers), keeps)
     own = parameters | buffers
+    arriving: Iterable[tuple[str, Tensor]] = weights
+    if any(tensor.dtype == torch.float16 for tensor in own.values()):
+        arriving = list(weights)
+        require_in_float16((pair for pair in arriving if own[pair[0]].dtype == torch.float16), keeps)
     with torch.no_grad():
-        for name, tensor in weights:
+        for name, tensor in arriving:
             own[name].copy_(tensor)
             del tensor  # before the next one is gathered

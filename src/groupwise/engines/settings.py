@@ -53,7 +53,8 @@ class EngineSettings(Settings):
     start_deadline  seconds in which a child must have started, or an address be reached again
     restarts        how often in a row a child is started again; 0: the run stops instead
     max_rows        completions sampled side by side, by each of several children; the others wait for a place
-    precision       of the engine's copy of the weights; "same" is as the learner's master weights are
+    precision       of the engine's copy of the weights; "same" is as the learner's master weights are; "fp16" rounds
+                    less than "bf16", and holds no number beyond 65,504
     compile         layers of the local engine's step are compiled by torch.compile, on a GPU: fewer kernels, after a
                     minute at the start
     cache_mib       MiB of vLLM's keys and values; without this key what max_rows need, at most 1024

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from groupwise.core.errors import UsageError, need
+from groupwise.core.numbers.precision import DTYPES, Precision, beyond_float16
 
 #: "same" is as the learner's master weights are.
-WeightPrecision = Literal["same", "fp32", "bf16"]
-DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+WeightPrecision = Literal["same", Precision]
 
 #: What installs bitsandbytes, beside groupwise.
 BITSANDBYTES = "bitsandbytes"
@@ -39,7 +39,7 @@ def cast_weights(model: Any, precision: WeightPrecision) -> Any:
 
 
 def keep_few_products() -> None:
-    """Keep the last 128 products of bfloat16 that a CPU has compiled for their shapes, and not 1,024.
+    """Keep the last 128 products of bfloat16 or float16 that a CPU has compiled for their shapes, and not 1,024.
 
     Microbatches seldom have as many tokens as one before, so what is kept is used within one alone, and a product takes
     about 0.6 MiB. Counts in a process that has made no such product yet; variables that are set already stay.
@@ -48,11 +48,18 @@ def keep_few_products() -> None:
         os.environ.setdefault(name, PRODUCTS_KEPT)
 
 
+def require_range(key: str, precision: str, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise UsageError, the setting's key first, if the precision cannot hold one of the weights."""
+    if precision == "fp16" and (beyond := beyond_float16(weights)):
+        raise UsageError(f"{key} = 'fp16': {beyond}; set it to 'bf16', or to 'same'")
+
+
 def require_precision(key: str, precision: str, device: str) -> None:
     """Raise UsageError, the setting's key first, if the device cannot compute in it."""
     if precision == "bf16" and torch.device(device).type == "cuda" and not torch.cuda.is_bf16_supported(False):
         name = torch.cuda.get_device_name(device)
-        raise UsageError(f"{key} = 'bf16': {name} has no bfloat16; set it to 'fp32', or device = 'cpu'")
+        instead = "'fp32' (of engine and reference also 'fp16')"
+        raise UsageError(f"{key} = 'bf16': {name} has no bfloat16; set it to {instead}, or device = 'cpu'")
 
 
 def bitsandbytes(what: str) -> Any:

@@ -82,7 +82,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work, in the amounts above; `bf16` says in which type its operations are."""
+    """A piece of work, in the amounts above; `bf16` says if its operations are in a type of half the length."""
 
     operations: float = 0.0
     memory: float = 0.0

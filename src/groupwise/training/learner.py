@@ -39,6 +39,8 @@ from groupwise.training.ranks.arrival import read_own_rows
 
 #: The columns of an UpdateRecord that are made inside the loss, beside logp_live.
 OTHERS = ("log_ratio", "share", "entropy", "kl")
+#: The precision that a policy can be trained in.
+LearnerPrecision = Literal["fp32", "bf16"]
 
 
 class LearnerSettings(OptimizerSettings):
@@ -57,7 +59,7 @@ class LearnerSettings(OptimizerSettings):
     rank_deadline    seconds that one of them may keep the others waiting; then the run ends, and says which
     """
 
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: LearnerPrecision = "fp32"
     shared_prefixes: Changeable[bool] = True
     attention: Changeable[Literal["auto", "flex", "blocks"]] = "auto"
     recompute: Changeable[bool] = False

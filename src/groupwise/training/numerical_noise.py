@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from groupwise.core.engine import Engine, Precision, Request, Sampling
+from groupwise.core.engine import Engine, Request, Sampling
+from groupwise.core.numbers.precision import Precision
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, NumericalNoise, Tolerance, tilt
@@ -25,7 +26,7 @@ from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy, description, model_like
 from groupwise.models.moe.settings import routers_to_record
 from groupwise.models.precision import cast_weights
-from groupwise.training.learner import Learner, LearnerSettings
+from groupwise.training.learner import Learner, LearnerPrecision, LearnerSettings
 
 #: What is measured on: prompts, completions of each, tokens of each at most.
 PROMPTS, SAMPLES, TOKENS = 8, 2, 32
@@ -35,14 +36,20 @@ PROMPTS, SAMPLES, TOKENS = 8, 2, 32
 class Precisions:
     """Precision of each side of a comparison; the reference's is that of its weights, None if there is none."""
 
-    learner: Precision
+    learner: LearnerPrecision
     engine: Precision
     reference: Precision | None = None
 
     @property
     def exact(self) -> bool:
         """True if every side is float32."""
-        return {self.learner, self.engine, self.reference} <= {"fp32", None}
+        return self.learner == "fp32" and not self.shorter
+
+    @property
+    def shorter(self) -> tuple[Precision, ...]:
+        """The precisions, each once, to which weights of the engine or the reference are rounded."""
+        both = dict.fromkeys((self.engine, self.reference))
+        return tuple(precision for precision in both if precision not in ("fp32", None))
 
 
 @dataclass(frozen=True)
@@ -84,11 +91,13 @@ def measured_tolerance(
     whole = UnshardedPolicy(learner)
     live, exact = logprobs(learner), logprobs(_with_model(learner, whole.model, "fp32"))
     engine, reference = exact, live
-    if "bf16" in (precisions.engine, precisions.reference):
-        cast = cast_weights(whole.model if whole.gathered else unpack(copy.deepcopy(whole.model)), "bf16")
-        if precisions.engine == "bf16":
+    for number, precision in enumerate(precisions.shorter):
+        cast = cast_weights(whole.model if whole.gathered else unpack(copy.deepcopy(whole.model)), precision)
+        if number:
+            whole.gather()  # a copy that was rounded for the precision before
+        if precisions.engine == precision:
             engine = logprobs(_with_model(learner, cast, "fp32"))
-        if precisions.reference == "bf16":
+        if precisions.reference == precision:
             reference = logprobs(_with_model(learner, cast, precisions.learner))
     return tolerance_of(Passes(live=live, exact=exact, engine=engine, reference=reference), precisions)
 
@@ -96,7 +105,7 @@ def measured_tolerance(
 def tolerance_of(passes: Passes, precisions: Precisions) -> Tolerance:
     """Return what the passes allow each comparison whose sides are not both float32."""
     learner, engine, reference = (
-        precision == "bf16" for precision in (precisions.learner, precisions.engine, precisions.reference)
+        precision not in ("fp32", None) for precision in (precisions.learner, precisions.engine, precisions.reference)
     )
     # Two passes that round each for itself are sqrt(2) times as far apart as either is from what is exact.
     again = _rounding(passes.live - passes.exact).scaled(2**0.5) if learner else None
@@ -147,7 +156,7 @@ def float32_logprobs(learner: Learner) -> Callable[[Sequence[Group], int], list[
     return logprobs
 
 
-def _with_model(learner: Learner, model: torch.nn.Module, precision: Precision) -> Learner:
+def _with_model(learner: Learner, model: torch.nn.Module, precision: LearnerPrecision) -> Learner:
     routers = routers_to_record(halves(model)[0], learner.routing) if learner.routers else ()
     settings = LearnerSettings(precision=precision, shared_prefixes=learner.packs, attention="blocks")
     how = {"adjustment": learner.adjustment, "deterministic": learner.deterministic}

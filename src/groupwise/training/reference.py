@@ -1,6 +1,5 @@
 """The reference of a run: a policy that is not trained, which the KL penalty keeps the trained one near to."""
 
-import copy
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -8,7 +7,7 @@ from pydantic import Field
 from torch import nn
 
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
-from groupwise.models.precision import WeightPrecision, cast_weights
+from groupwise.models.precision import WeightPrecision, cast_weights, require_range
 
 #: The `model` that is no other: the policy that the run starts from.
 START = "start"
@@ -90,6 +89,7 @@ class Reference:
         self.step = step
 
 
-def frozen_copy(model: Any, settings: ReferenceSettings) -> Any:
-    """Copy the model, cast as the settings say."""
-    return cast_weights(copy.deepcopy(model), settings.precision)
+def frozen(model: Any, settings: ReferenceSettings) -> Any:
+    """Return the model itself, cast as the settings say. Raises UsageError if it cannot be."""
+    require_range("reference.precision", settings.precision, model.named_parameters())
+    return cast_weights(model, settings.precision)

@@ -81,7 +81,7 @@ def test_prompts_of_one_length_and_of_several_go_through_the_model(length: int, 
         assert_plain(model, LocalEngine(model, EOS, pad=0), asked, Sampling(max_new_tokens=6))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_prompts_have_the_models_own_attention(dtype: torch.dtype) -> None:
     model: Any = build().to(dtype)
     engine, prompt = LocalEngine(model, EOS, pad=0), tuple(range(4, 24))

@@ -97,6 +97,25 @@ def test_it_declares_what_the_engine_inside_declares(pair: Any) -> None:
         assert getattr(pair.other, name) == getattr(pair.inside, name), name
 
 
+def test_in_float16_they_are_those_of_the_engine_inside_and_refuse_the_same_weights(experts: Policy) -> None:
+    beyond = weights(experts, 1.0) | {"lm_head.weight": torch.full_like(experts.model.lm_head.weight, 7e4)}
+    answers, words = [], []
+    with warm_starts(), listening() as there:
+        places: list[dict[str, Any]] = [{}, {"process": "child"}, {"address": there.address}]
+        for place in places:
+            engine = make_engine(policy=experts, settings=EngineSettings(precision="fp16", **place))
+            with contextlib.closing(engine):
+                assert engine.precision == "fp16"
+                engine.load_weights(weights(experts, 1.01).items(), 3)
+                answers.append(engine.generate(REQUESTS, PLAIN))
+                with pytest.raises(RunError, match=r"^lm_head\.weight .*: the engine keeps version 3; ") as error:
+                    engine.load_weights(beyond.items(), 4)
+            words.append(str(error.value))
+    for other in answers[1:]:
+        assert_same(other, answers[0])
+    assert len(set(words)) == 1
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_completions_are_those_of_the_engine_inside(pair: Any, sampling: Sampling) -> None:
     for requests in (REQUESTS, MANY, MANY[:1], []):

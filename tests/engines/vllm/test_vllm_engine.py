@@ -335,19 +335,42 @@ def test_experts_are_refused_on_a_cpu(routes: bool, words: str, tmp_path: Path) 
         make_engine(policy=policy, settings=vllm_settings(), routes=routes)
 
 
-def test_in_bfloat16_it_is_near_and_says_so(policy: Policy) -> None:
-    engine = make_engine(policy=policy, settings=vllm_settings(precision="bf16"))
+@pytest.mark.parametrize(("precision", "most"), [("bf16", 0.2), ("fp16", 0.02)])
+def test_in_half_the_length_it_is_near_and_says_so(precision: str, most: float, policy: Policy) -> None:
+    engine = make_engine(policy=policy, settings=vllm_settings(precision=precision))
     try:
-        assert engine.precision == "bf16"
+        assert engine.precision == precision
         completions = engine.generate(REQUESTS, SAMPLINGS["plain"])
         gaps = [
             (logprobs(policy, request, c, SAMPLINGS["plain"]) - torch.tensor(c.logp_engine)).abs().mean().item()
             for request, group in zip(REQUESTS, completions, strict=True)
             for c in group
         ]
-        assert LIMIT < max(gaps) < 0.2
+        assert LIMIT < max(gaps) < most
     finally:
         engine.close()
+
+
+def test_float16_refuses_weights_beyond_it_and_samples_on(policy: Policy) -> None:
+    weights = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
+    beyond = {**weights, "model.norm.weight": torch.full_like(weights["model.norm.weight"], 7e4)}
+    engine = make_engine(policy=policy, settings=vllm_settings(precision="fp16"))
+    try:
+        before = engine.generate(REQUESTS, SAMPLINGS["plain"])
+        words = (
+            r"^model\.norm\.weight has a number of size 70000, and float16 ends at 65,504: the engine keeps version 0; "
+        )
+        with pytest.raises(RunError, match=words):
+            engine.load_weights(beyond.items(), 1)
+        assert_same(engine.generate(REQUESTS, SAMPLINGS["plain"]), before)
+    finally:
+        engine.close()
+    with torch.no_grad():
+        policy.model.model.norm.weight.fill_(7e4)
+    with pytest.raises(
+        UsageError, match=r"^engine\.precision = 'fp16': model\.norm\.weight has a number of size 70000"
+    ):
+        make_engine(policy=policy, settings=vllm_settings(precision="fp16"))
 
 
 def test_an_environment_without_vllm_is_named_before_anything_starts() -> None:

@@ -120,7 +120,8 @@ def tolerance_on(
 
 def precisions(recipe: Recipe, engine: Engine, needs_reference: bool) -> Precisions:
     """Say what each side of the run's comparisons computes in."""
-    reference = "bf16" if recipe.reference.precision == "bf16" else "fp32"
+    of_copy = recipe.reference.precision
+    reference = "fp32" if of_copy == "same" else of_copy
     return Precisions(recipe.learner.precision, engine.precision, reference if needs_reference else None)
 
 

@@ -101,8 +101,8 @@ def _put_away(
 
 
 def rounds(recipe: Recipe) -> bool:
-    """Tell whether anything of a run computes in bfloat16."""
-    return "bf16" in (recipe.learner.precision, recipe.engine.precision, recipe.reference.precision)
+    """Tell whether anything of a run computes in less than float32."""
+    return not {recipe.learner.precision, recipe.engine.precision, recipe.reference.precision} <= {"same", "fp32"}
 
 
 def idle_ranks(recipe: Recipe, longest: int) -> str:

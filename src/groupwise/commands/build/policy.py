@@ -1,5 +1,6 @@
 """Policies of a run: the one that it starts from, and those of its checkpoints."""
 
+import copy
 import os
 import shlex
 import shutil
@@ -24,7 +25,6 @@ from groupwise.models.adapters.packed import round_base
 from groupwise.models.adapters.settings import adapted_weights
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
-from groupwise.models.precision import cast_weights
 from groupwise.models.scalar_heads import (
     POLICY_START,
     REWARD_START,
@@ -37,7 +37,7 @@ from groupwise.rollout.scoring import Scorer
 from groupwise.training import checkpoint
 from groupwise.training.critic import CriticSettings
 from groupwise.training.optimizer import OnStep, silent
-from groupwise.training.reference import START, Reference, frozen_copy
+from groupwise.training.reference import START, Reference, frozen
 from groupwise.training.settings import Guard
 from groupwise.training.start.cached_reward_model import REPORT, cached_reward_model, read_report
 from groupwise.training.start.initial_policy import RunPolicy, run_policy, starting_policy
@@ -200,7 +200,7 @@ def reference_copy(recipe: Recipe, policy: Policy, start: str, longest: int, fol
         raise UsageError(f"reference.model = {settings.model!r}: {wrong}")
     identity = start if source is policy else digest(source.model)
     note(f"reference    policy {identity}" + (", the start" if identity == start else ""))
-    model = frozen_copy(policy.model, settings) if source is policy else cast_weights(source.model, settings.precision)
+    model = frozen(copy.deepcopy(policy.model) if source is policy else source.model, settings)
     return Reference(model, identity, settings.every, returns=recipe.guard is Guard.ROLLBACK)
 
 

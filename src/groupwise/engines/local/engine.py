@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from groupwise.core.engine import Finished, OnFinish, Precision, Progress, Request, Sampling, silent
+from groupwise.core.engine import Finished, OnFinish, Progress, Request, Sampling, silent
 from groupwise.core.errors import RunError, UsageError
+from groupwise.core.numbers.precision import Precision, precision_of
 from groupwise.core.numbers.reproducible import prepare
 from groupwise.core.records import Completion
 from groupwise.engines.inputs import broken, copy_weights, limits_of, local_limit
@@ -40,7 +41,7 @@ from groupwise.engines.stop_strings import Decode, StopStrings
 from groupwise.models.files.folder import loading, read_config
 from groupwise.models.forward.adjustment import adjustment_of
 from groupwise.models.load import Policy, load_tokenizer
-from groupwise.models.precision import WeightPrecision, cast_weights
+from groupwise.models.precision import WeightPrecision, cast_weights, require_range
 
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
 # of them need, and fresh pages take longer than a second pass (docs/log.md).
@@ -90,6 +91,7 @@ class LocalEngine:
             raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
         self._model: Any = copy.deepcopy(model).eval().requires_grad_(False)
         self._model.zero_grad(set_to_none=True)
+        require_range("engine.precision", precision, self._model.named_parameters())
         cast_weights(self._model, precision)
         if self._model.config._attn_implementation == "sdpa":
             self._model.set_attn_implementation(ATTENTION)
@@ -97,7 +99,7 @@ class LocalEngine:
         make_experts_recordable(self._model)
         require_sampled(self._model)
         self.version, self.routes, self.tokens_run = 0, routes, 0
-        self.precision: Precision = "bf16" if self._model.dtype == torch.bfloat16 else "fp32"
+        self.precision: Precision = precision_of(self._model.dtype)
         self._step: Any = Step(self._model, routes)
         self._prefill: Any = Prefill(self._model, pad, routes)
         config = self._model.config
@@ -231,7 +233,7 @@ class LocalEngine:
             logits = rules.adjusted(logits, scheduler.had, scheduler.age, scheduler.youngest)
             drawn = draw(logits, scheduler.uniform(), rules.sampling)
             if not scheduler.record(drawn, end_sum(drawn, rules.stops)):
-                raise broken(self.version)
+                raise broken(self.version, self.precision)
             tokens, finished = scheduler.retire(drawn.tokens)
             announce(finished)
             logits = self._decode(tokens, scheduler) if scheduler.count else logits[:0]

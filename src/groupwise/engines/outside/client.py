@@ -14,9 +14,10 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
+from groupwise.core.engine import Finished, OnFinish, Request, Sampling
 from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
 from groupwise.core.machine.free_memory import give_back_card
+from groupwise.core.numbers.precision import Precision
 from groupwise.core.peer import PeerLost
 from groupwise.core.records import Completion
 from groupwise.engines.kinds import KINDS

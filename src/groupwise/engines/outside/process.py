@@ -13,9 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
-from groupwise.core.engine import Finished, OnFinish, Precision, Request, Sampling
+from groupwise.core.engine import Finished, OnFinish, Request, Sampling
 from groupwise.core.errors import RunError, UsageError, one_line, shortened
 from groupwise.core.files.dataclass_json import to_json
+from groupwise.core.numbers.precision import Precision
 from groupwise.core.peer import PeerLost
 from groupwise.core.records import Completion, Support
 from groupwise.engines.outside import wire

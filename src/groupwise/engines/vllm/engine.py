@@ -16,11 +16,12 @@ from typing import Any
 
 from torch import Tensor
 
-from groupwise.core.engine import Finished, OnFinish, Precision, Progress, Request, Sampling
+from groupwise.core.engine import Finished, OnFinish, Progress, Request, Sampling
 from groupwise.core.errors import RunError
+from groupwise.core.numbers.precision import Precision
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion
-from groupwise.engines.inputs import Shapes, broken, limits_of, require_whole, shapes_of
+from groupwise.engines.inputs import Shapes, broken, limits_of, require_in_float16, require_whole, shapes_of
 from groupwise.engines.stop_strings import Decode, StopStrings
 from groupwise.engines.vllm.heads import Widening
 from groupwise.models.forward.adjustment import adjustment_of
@@ -100,11 +101,14 @@ class VllmEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every parameter in place, and drop the keys and values of the old ones; one that sleeps wakes.
 
-        Raises RunError if a name or a shape does not match, and nothing is changed.
+        Raises RunError if a name or a shape does not match, or a number is beyond float16 where vLLM computes in that,
+        and nothing is changed.
         """
         self._require_open()
         given = dict(weights)
         require_whole(shapes_of(given), self._model.parameters, self._model.buffers, keeps=self.version)
+        if self.precision == "fp16":
+            require_in_float16(self._renamed(given), keeps=self.version)
         if self._asleep:
             self._llm.wake_up(tags=["weights"])
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._renamed(given)})
@@ -177,7 +181,7 @@ class VllmEngine:
                 row.append(new)
                 if not all(map(math.isfinite, row.logp[begun:])):
                     self.close()  # NaN that lies in its cache would reach later completions, whatever is loaded
-                    raise broken(self.version)
+                    raise broken(self.version, self.precision)
                 if strings is not None and row.end_with(strings, begun, sampling.min_new_tokens) and not new.finished():
                     engine.abort_request([output.request_id])
                 if row.finish:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.core.engine import Precision, Progress
+from groupwise.core.engine import Progress
 from groupwise.core.errors import UsageError, one_line
+from groupwise.core.numbers.precision import DTYPES, precision_of
 from groupwise.engines.inputs import shapes_of
 from groupwise.engines.kinds import VLLM
 from groupwise.engines.outside.spec import EngineSpec
@@ -21,7 +22,7 @@ from groupwise.engines.vllm.heads import cache_bytes, widening_for
 from groupwise.models.context import positions
 from groupwise.models.files.folder import read_config
 from groupwise.models.load import load_tokenizer
-from groupwise.models.precision import DTYPES
+from groupwise.models.precision import require_range
 
 #: Tokens that go through the model at once, at least.
 LEAST_BATCHED = 2048
@@ -53,7 +54,7 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
     tokenizer = load_tokenizer(folder, config)
     model = _facts(spec, config, weights, on_cpu)
     dtype = DTYPES.get(settings.precision, getattr(torch, spec.dtype))
-    precision: Precision = "bf16" if dtype == torch.bfloat16 else "fp32"
+    require_range("engine.precision", settings.precision, weights.items())
     sleeps = settings.sleep is True and not on_cpu
     cache = cache_bytes(config, settings.max_rows, settings.cache_mib, dtype.itemsize, on_cpu)
     taken = cache + sum(map(math.prod, shapes_of(weights).values())) * dtype.itemsize
@@ -79,7 +80,7 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
         words = UsageError(f"engine.name = 'vllm': it cannot serve this model: {one_line(error)}")
         raise words from error
     decode = partial(tokenizer.decode, skip_special_tokens=True)
-    return VllmEngine(llm, library, model, decode, precision, progress, sleeps)
+    return VllmEngine(llm, library, model, decode, precision_of(dtype), progress, sleeps)
 
 
 def _memory(share: float | None, cache: int, taken: int, device: torch.device) -> dict[str, Any]:

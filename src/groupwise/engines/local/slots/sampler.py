@@ -95,7 +95,7 @@ class SlotSampler:
                     steps = run.advance()
                 sound, finished = run.look(steps)
                 if not sound:
-                    raise broken(version)
+                    raise broken(version, self.step.precision)
                 if finished:
                     announce(torch.tensor(finished, device=outputs.stops.device))
         return run.held, run.tokens_run

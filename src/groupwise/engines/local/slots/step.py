@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from groupwise.core.numbers.precision import Precision, precision_of
 from groupwise.engines.local.forward import logits_and_experts
 from groupwise.engines.local.rules import Rules
 from groupwise.engines.local.sampler import Draw, draw
@@ -181,6 +182,11 @@ class SlotStep:
         self._norms = [] if compiled else one_kernel_norms(model)
         #: Why steps run without a graph though they should; "" if they do not.
         self.refused = ""
+
+    @property
+    def precision(self) -> Precision:
+        """The precision that the model computes in."""
+        return precision_of(self._model.dtype)
 
     @property
     def how(self) -> str:
