@@ -188,7 +188,15 @@ def test_the_critic_is_planned(changes):
 def test_every_key_of_the_critic_changes_it(key: str, changes):
     base = resolve(recipe.load("quickstart", changes))
     now = getattr(base.recipe.critic, key)
-    others = {"schedule": "cosine", "start": ".", "beta1": 0.5, "beta2": 0.5, "tokens_per_microbatch": 9}
+    others = {
+        "schedule": "cosine",
+        "start": ".",
+        "beta1": 0.5,
+        "beta2": 0.5,
+        "tokens_per_microbatch": 9,
+        "moments": "host",
+        "offload": True,
+    }
     other = others[key] if key in others else now * 2 + 1
     changed = resolve(recipe.load("quickstart", {**changes, f"critic.{key}": other}))
     assert vars(changed.recipe.critic) == {**vars(base.recipe.critic), key: other}

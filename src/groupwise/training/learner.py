@@ -385,7 +385,7 @@ class AdaptedLearner(Learner):
     @property
     def engine_parameters(self) -> Mapping[str, Tensor]:
         """Parameters of the model without its adapters."""
-        return self.adapters.base
+        return self.adapters.like
 
     def unsharded_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every weight as an engine takes it, the adapters merged into it."""

@@ -261,10 +261,10 @@ class PlacementSettings(Settings):
         """Return the keys that nothing reads in a run with processes of these roles: without Ray all that are about it.
 
         >>> sorted(PlacementSettings(ray="local").unread({Role.ENGINE, Role.POOL}))
-        ['rank_cpus', 'rank_gpus']
+        ['rank_cpus', 'rank_gpus', 'share_cards']
         """
         of_roles = {role: {f"{role}_cpus", f"{role}_gpus"} for role in Role}
-        alone = {"share_cards"} if self.share_cards and Role.RANK not in roles else set[str]()
+        alone = set[str]() if Role.RANK in roles else {"share_cards"}
         if self.ray is None:
             return {"ray", "strategy", "deadline"}.union(alone, *of_roles.values())
         return alone.union(*(keys for role, keys in of_roles.items() if role not in roles))

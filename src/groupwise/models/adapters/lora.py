@@ -61,6 +61,13 @@ class Adapters:
         return {name: self._model.get_parameter(now) for name, now in self._names.items()}
 
     @property
+    def like(self) -> Mapping[str, Tensor]:
+        """Tensors with the names, shapes and types of the merged weights, of which no number is read."""
+        layers = {name: self._model.get_submodule(now.rpartition(".")[0]) for name, now in self._names.items()}
+        packed = {name: layer.like for name, layer in layers.items() if isinstance(layer, PackedLinear)}
+        return {name: weight if weight.is_floating_point() else packed[name] for name, weight in self.base.items()}
+
+    @property
     def matrices(self) -> dict[str, nn.Parameter]:
         """A and B of each adapted weight, as `<weight>.lora_A` and `<weight>.lora_B`."""
         pairs = self._layers.items()

@@ -37,6 +37,11 @@ class PackedLinear(nn.Linear):
         self.weight, self.scales = (nn.Parameter(x, requires_grad=False) for x in (bits, scales))
         self.bias = linear.bias
 
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the weight's shape, without memory."""
+        return torch.empty(self.out_features, self.in_features, device="meta")
+
     def unpacked(self) -> Tensor:
         """Make the weight [H,I] of its bits, float32."""
         shape = (self.out_features, self.in_features)
