@@ -112,6 +112,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"sampling.stop": ["\n"]}, "sampling.stop = '\\n': the model's tokenizer cannot read it"),
     ({"adapter.rank": 4, "adapter.targets": ["qproj"]}, "'qproj' matches no linear layer of Qwen3ForCausalLM"),
     ({"learner.ranks": 2, "learner.compile": True}, "learner.ranks = 2 with learner.compile: "),
+    ({"engine.compile": True, "device": "cpu"}, "engine.compile = true with device = 'cpu': steps are compiled on a"),
     ({"learner.moments": "host"}, "learner.moments = 'host' with device = 'cpu': a processor has one memory; take it"),
     ({"learner.moments": "8bit"}, "learner.moments = '8bit' with device = 'cpu': there bitsandbytes takes 20 times"),
     ({"reference.offload": True}, "reference.offload = true with device = 'cpu': a processor has one memory; take it"),

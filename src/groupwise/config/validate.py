@@ -177,7 +177,9 @@ def _of_age(recipe: Recipe, row: Algorithm) -> Iterator[str]:
 
 
 def _of_the_engine(recipe: Recipe) -> Iterator[str]:
-    """Refuse a sleep for which there is no time."""
+    """Refuse a sleep for which there is no time, and compiled steps where there is no GPU."""
+    if recipe.engine.compile and recipe.device == "cpu" and not recipe.engine.address:
+        yield "engine.compile = true with device = 'cpu': steps are compiled on a GPU alone; take it out"
     if recipe.engine.sleep is True and recipe.rollout.beside:
         key = "ahead" if recipe.rollout.ahead else "free"
         yield (
