@@ -230,7 +230,8 @@ class LocalEngine:
             self._progress()
             if scheduler.admits:
                 logits = torch.cat([logits, *self._admit(scheduler)])
-            logits = rules.adjusted(logits, scheduler.had, scheduler.age, scheduler.youngest)
+            if rules.sampling.adjusts:
+                logits = rules.adjusted(logits, scheduler.had, scheduler.age, scheduler.youngest)
             drawn = draw(logits, scheduler.uniform(), rules.sampling)
             if not scheduler.record(drawn, end_sum(drawn, rules.stops)):
                 raise broken(self.version, self.precision)

@@ -31,8 +31,6 @@ class Rules:
         age       [R] tokens that each row has drawn
         youngest  no row has drawn fewer
         """
-        if not self.sampling.adjusts:
-            return logits
         logits = logits.float()
         if self.adjustment.bias is not None:
             logits = logits + self.adjustment.bias

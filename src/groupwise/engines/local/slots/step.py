@@ -274,7 +274,9 @@ def _draw(state: SlotState, slots: int, rules: Rules) -> Tensor:
     """Draw the next token of each slot, log it, and note which rows end -> the tokens [R]."""
     token, _, _, _, _, age, end, done = state.table[:, :slots]
     had = None if state.had is None or rules.sampling.repetition_penalty == 1 else state.had[:slots]
-    logits = rules.adjusted(state.logits[:slots], had, age)
+    logits = state.logits[:slots]
+    if rules.sampling.adjusts:
+        logits = rules.adjusted(logits, had, age)
     uniform = state.uniform.index_select(0, state.at)[0, :slots]
     drawn = draw(logits, uniform, rules.sampling, looks=False)
     state.log(drawn)
