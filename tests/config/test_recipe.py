@@ -184,7 +184,6 @@ OTHER: dict[str, Any] = {
     "learner.attention": "blocks",
     "learner.recompute": True,
     "learner.compile": True,
-    "engine.compile": True,
     "engine.precision": "bf16",
     "engine.process": "child",
     "engine.python": "python3",
@@ -247,6 +246,7 @@ def keys(model: type[Settings], path: str = ""):
 ELSEWHERE = (
     "engine.name",
     "engine.cache_mib",
+    "engine.compile",
     "engine.memory_share",
     "engine.address",
     "adapter.base",

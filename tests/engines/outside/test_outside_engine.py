@@ -204,7 +204,9 @@ def killed_while_decoding(pair: Any, engines: Any, seed: int) -> None:
     """Kill a process after one of the completions has ended, at random, and compare what comes of it."""
     expected = pair.inside.generate(LONG, ENDLESS)
     pair.other.generate(LONG, Sampling(max_new_tokens=1))
-    count, told, before = random.Random(seed).randint(1, 8), list[Finished](), pair.other.restarts
+    # Of several processes the one that is killed may have ended its part before the others.
+    most = 1 if isinstance(pair.other, Replicas) else 8
+    count, told, before = random.Random(seed).randint(1, most), list[Finished](), pair.other.restarts
     killed = process_of(engines.there.server) if pair.place == "address" else pair.victim.pid
     engines.notes.clear()
 
