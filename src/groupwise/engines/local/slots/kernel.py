@@ -32,6 +32,43 @@ LARGEST = 512
 
 
 @triton.jit
+def _over_columns(
+    q,
+    keys,
+    values,
+    first,
+    stop,
+    scale,
+    keys_column,
+    QUERIES: tl.constexpr,
+    SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Attend from q [QUERIES,SIZE] to columns first..stop of a head -> the largest score and the sum of exponentials
+    less it, [QUERIES] each, and the sum of values by these, [QUERIES,SIZE], float32.
+    """
+    place = tl.arange(0, SIZE)
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    sums = tl.zeros([QUERIES, SIZE], tl.float32)
+    for start in range(first, stop, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        seen = column < stop
+        where = column[:, None] * keys_column + place[None, :]
+        k = tl.load(keys + where, mask=seen[:, None], other=0.0)
+        v = tl.load(values + where, mask=seen[:, None], other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        score = tl.where(seen[None, :], score, float("-inf"))
+        new = tl.maximum(top, tl.max(score, 1))
+        shrink = tl.exp(top - new)
+        weight = tl.exp(score - new[:, None])
+        total = total * shrink + tl.sum(weight, 1)
+        sums = sums * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        top = new
+    return top, total, sums
+
+
+@triton.jit
 def _partial(
     query,
     keys,
@@ -83,23 +120,9 @@ def _partial(
     first = share * columns
     stop = tl.minimum(first + columns, tl.load(length + row) + extra)
     base = row.to(tl.int64) * keys_row + head * keys_head
-    top = tl.full([QUERIES], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
-    sums = tl.zeros([QUERIES, SIZE], tl.float32)
-    for start in range(first, stop, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        seen = column < stop
-        where = base + column[:, None] * keys_column + place[None, :]
-        k = tl.load(keys + where, mask=seen[:, None], other=0.0)
-        v = tl.load(values + where, mask=seen[:, None], other=0.0)
-        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        score = tl.where(seen[None, :], score, float("-inf"))
-        new = tl.maximum(top, tl.max(score, 1))
-        shrink = tl.exp(top - new)
-        weight = tl.exp(score - new[:, None])
-        total = total * shrink + tl.sum(weight, 1)
-        sums = sums * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
-        top = new
+    top, total, sums = _over_columns(
+        q, keys + base, values + base, first, stop, scale, keys_column, QUERIES, SIZE, COLUMNS
+    )
     some = total > 0
     sums = sums / tl.where(some, total, 1.0)[:, None]
     end = tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf"))
