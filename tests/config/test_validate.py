@@ -12,7 +12,8 @@ import groupwise
 from groupwise.config.keys import sections
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolved_recipe
-from groupwise.config.validate import USUAL, of_turns, require_offloadable, unusual
+from groupwise.config.usual import USUAL, unusual
+from groupwise.config.validate import of_turns, require_offloadable
 from groupwise.core.errors import UsageError
 from tests.config.made import plan
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import groupwise
-from groupwise.config.validate import unusual
+from groupwise.config.usual import unusual
 from groupwise.core.task import Demonstration
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat.prompts import Chat

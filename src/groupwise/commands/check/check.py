@@ -34,7 +34,7 @@ from groupwise.commands.check.trials import (
 from groupwise.config.given import RecipeLike, RewardsLike, given
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolved_recipe
-from groupwise.config.validate import unusual
+from groupwise.config.usual import unusual
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
 from groupwise.core.task import Task

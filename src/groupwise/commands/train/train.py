@@ -26,7 +26,7 @@ from groupwise.config import recipe as recipes
 from groupwise.config.given import RecipeLike, RewardsLike, given
 from groupwise.config.plan import Plan, about
 from groupwise.config.resolve import resolve, resolved_recipe
-from groupwise.config.validate import unusual
+from groupwise.config.usual import unusual
 from groupwise.core.code.trace import save_traceback
 from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
 from groupwise.core.files.paths import location
