@@ -10,6 +10,7 @@ import torch
 from groupwise.engines.local.engine import PREFILL_TOKENS, PREFILL_TOKENS_CPU
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings, adapted_weights
+from groupwise.models.context import windows
 from groupwise.models.scalar_heads import tokens_at_once
 from groupwise.planning.activations import (
     Computation,
@@ -365,8 +366,9 @@ def engine_parts(run: PlannedRun, cuts: Cuts) -> dict[str, int]:
         taken = shape.kind.cache_bytes(config, shape.max_rows, shape.cache_mib, shape.engine, run.on_cpu)
         return own | {"engine's cache": taken, "cache between steps": taken, "drawing": 0}
     sizes = (shape.prompt, shape.completion, shape.engine)
-    if run.on_cpu:
-        cache = cache_bytes(widths, shape.rows, *sizes)
+    seen = windows(config)
+    if run.on_cpu or min(seen) < shape.prompt + shape.completion:  # beyond a window it samples in rows
+        cache = cache_bytes(widths, shape.rows, *sizes, windows=seen)
     else:
         cache = slot_bytes(widths, shape.rows, shape.max_rows or shape.rows, shape.samples, *sizes)
     prompts = max(PREFILL_TOKENS_CPU if run.on_cpu else PREFILL_TOKENS, shape.prompt)

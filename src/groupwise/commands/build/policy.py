@@ -196,7 +196,7 @@ def reference_copy(recipe: Recipe, policy: Policy, start: str, longest: int, fol
     """
     settings = recipe.reference
     source = policy if settings.model == START else _other_policy(recipe, policy, folder, note)
-    if wrong := too_long(recipe, source.model.config, longest, sampled=False):
+    if wrong := too_long(recipe, source.model.config, longest):
         raise UsageError(f"reference.model = {settings.model!r}: {wrong}")
     identity = start if source is policy else digest(source.model)
     note(f"reference    policy {identity}" + (", the start" if identity == start else ""))
