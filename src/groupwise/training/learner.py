@@ -333,6 +333,7 @@ class Learner(TrainedModel):
             chunk_elements=self.chunk_logits,
             held_elements=self.held_logits,
             added=self.added,
+            change=run.change,
         )
         with reproducible(self.device, self.deterministic), self.fused.running(), ExitStack() as stack:
             if micro.layout.line is not None:
