@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from groupwise.core.engine import WeightStream
+from groupwise.core.errors import RunError
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.outside.shared_weights import SharedWeights
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.load import description, model_like, save_policy
 from groupwise.models.scalar_heads import from_policy
-from groupwise.models.shards import own_part, unsharded
+from groupwise.models.shards import own_part, set_unsharded, unsharded
 from groupwise.models.tiny import TinySpec
 from groupwise.planning.activations import LiveBytes
 from groupwise.training.critic import Critic, CriticSettings
@@ -90,6 +91,20 @@ def arrives(mesh: Mesh, architecture: str, tied: bool) -> Measured:
     head = model.get_output_embeddings().weight
     right = {"same": same(model, own), "same_reference": same(made.reference, other), "packs": made.packs}
     return {**measured(), **right, "share": share(model), "tied": head is model.get_input_embeddings().weight}
+
+
+def refuses_to_renew(mesh: Mesh) -> Measured:
+    """A reference in float16, and a policy one of whose weights is beyond it, on the last rank's rows."""
+    model, reference = whole(), whole(seed=1).half()
+    made = learner(model, mesh, reference)
+    weight = model.base_model.layers[-1].mlp.down_proj.weight
+    set_unsharded(weight, unsharded(weight).index_fill(0, torch.tensor([len(weight) - 1]), 7e4))
+    try:
+        made.renew_reference()
+        words = ""
+    except RunError as error:
+        words = str(error)
+    return {"words": words, "same": same(reference, whole(seed=1).half())}
 
 
 def adapters(mesh: Mesh) -> Measured:
@@ -176,6 +191,7 @@ def main() -> None:
         "dense": arrives(mesh, "qwen3", tied=False),
         "tied": arrives(mesh, "qwen3", tied=True),
         "experts": arrives(mesh, "qwen3_moe", tied=False),
+        "not renewed": refuses_to_renew(mesh),
         "adapters": adapters(mesh),
         "critic": critic(mesh),
         "streams": streams(mesh),

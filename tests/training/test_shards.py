@@ -41,6 +41,13 @@ def test_a_rank_without_weights_gets_its_part_of_each_and_is_never_near_two_whol
     assert sum(rank[case]["share"] for rank in seen) == pytest.approx(1.0)
 
 
+def test_every_rank_refuses_to_renew_a_reference_by_a_weight_that_it_cannot_hold(seen: Seen) -> None:
+    for rank in seen:
+        words = "reference.precision = 'fp16': model.layers.7.mlp.down_proj.weight has a number of size 70000, and"
+        assert rank["not renewed"]["words"].startswith(words)
+        assert rank["not renewed"]["same"], "nothing is half-changed"
+
+
 def test_adapters_and_a_critic_arrive_with_the_numbers_of_rank_0(seen: Seen) -> None:
     every = {"same": True, "same_base": True, "digest": True, "frozen": True}
     for rank in seen:
