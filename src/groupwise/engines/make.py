@@ -28,13 +28,24 @@ def make_engine(
 ) -> Engine:
     """Return an engine that samples from a copy of the policy; `routes`: with the experts chosen. Close it after use.
 
-    note     hears how an engine inside samples if not as it should, and of a process that is started again
+    note     hears how an engine samples if not as it should, and of a process that is started again
     place    where processes of engines are started
     devices  of each of them; without any, the policy's
     Raises UsageError if the policy's model cannot be sampled, or has no experts to record.
     """
     if settings.place == "inside":
-        return resolve_name(settings.kind.build_inside)(policy, settings, routes, note=note)
+        engine = resolve_name(settings.kind.build_inside)(policy, settings, routes)
+    else:
+        engine = _outside(policy, settings, routes, note, place, devices)
+    if engine.remark:
+        note(f"engine       {engine.remark}")
+    return engine
+
+
+def _outside(
+    policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place, devices: Sequence[str]
+) -> Engine:
+    """Start the engine's processes; `note` hears what samples there if it is not what the run itself has."""
     settings.require_device(policy.model.device.type)
     if settings.address:
         reaches = [reach_address(address, settings.start_deadline) for address in addresses_of(settings.address)]
