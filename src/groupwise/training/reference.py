@@ -13,6 +13,7 @@ from groupwise.core.numbers.precision import beyond_float16
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.models.precision import WeightPrecision, cast_weights, require_range
 from groupwise.models.shards import set_unsharded
+from groupwise.models.unread import Weights
 
 #: The `model` that is no other: the policy that the run starts from.
 START = "start"
@@ -96,7 +97,7 @@ class Reference:
 
 def frozen(model: Any, settings: ReferenceSettings) -> Any:
     """Return the model itself, cast as the settings say. Raises UsageError if it cannot be."""
-    require_range("reference.precision", settings.precision, model.named_parameters())
+    require_range("reference.precision", settings.precision, Weights(model).named())
     return cast_weights(model, settings.precision)
 
 
