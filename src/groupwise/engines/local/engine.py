@@ -131,6 +131,11 @@ class LocalEngine:
         """Say in words how it samples."""
         return f"rows{self.why_rows and f': {self.why_rows}'}" if self._slots is None else self._slots.step.how
 
+    @property
+    def remark(self) -> str:
+        """Say why it samples in rows where slots were wanted; "" elsewhere."""
+        return self.how if self.why_rows else ""
+
     def close(self) -> None:
         """Drop the copy of the model and the caches: it cannot sample any more. A second call does nothing."""
         self._model = self._step = self._prefill = self._slots = None
@@ -314,13 +319,12 @@ def local_engine(
     settings: EngineSettings,
     routes: bool,
     progress: Progress = silent,
-    note: Callable[[str], None] = lambda line: None,
 ) -> LocalEngine:
-    """Make an engine with its own copy of the policy; `note` hears why it does not sample in slots on a GPU.
+    """Make an engine with its own copy of the policy.
 
     Raises UsageError if the policy's model cannot be sampled, or has no experts to record.
     """
-    engine = LocalEngine(
+    return LocalEngine(
         policy.model,
         eos=policy.eos,
         pad=policy.pad,
@@ -331,9 +335,6 @@ def local_engine(
         progress=progress,
         compiled=settings.compile,
     )
-    if engine.why_rows:
-        note(f"engine       {engine.how}")
-    return engine
 
 
 def engine_of_spec(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progress: Progress) -> LocalEngine:

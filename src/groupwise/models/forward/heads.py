@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from groupwise.core.errors import UsageError
 from groupwise.models.precision import wide_product
+from groupwise.models.unread import device_of
 
 #: The largest logit that a model is tried with: a cap or a scale changes it, however small the model's own logits are.
 LARGE_LOGIT = 1e4
@@ -102,9 +103,10 @@ def require_known_head(model: Any) -> None:
         given.append(spread.view(output.shape).to(output.dtype))
         return given[-1].clone()
 
+    ids = few_ids(model)
     with head.register_forward_hook(replace), torch.no_grad():
         # Without a cache transformers looks for packed rows, in numbers, which device meta does not have.
-        own = model(input_ids=few_ids(model), use_cache=head.weight.is_meta).logits
+        own = model(input_ids=ids, use_cache=ids.is_meta).logits
     if given:
         require_same(changed_logits(model, given[-1]), own, _changed(model))
 
@@ -124,7 +126,7 @@ def _wide_logits(head: nn.Linear, states: Tensor) -> Tensor:
 
 def few_ids(model: Any) -> Tensor:
     """Return [1,4] ids that the model has."""
-    ids = torch.arange(4, device=next(model.parameters()).device)
+    ids = torch.arange(4, device=device_of(model))
     return ids[None] % model.config.get_text_config().vocab_size
 
 
