@@ -37,7 +37,8 @@ def make_engine(
         return resolve_name(settings.kind.build_inside)(policy, settings, routes, note=note)
     settings.require_device(policy.model.device.type)
     if settings.address:
-        reaches = [reach_address(address, settings.start_deadline) for address in addresses_of(settings.address)]
+        key, seconds = settings.key, settings.start_deadline
+        reaches = [reach_address(address, seconds, key) for address in addresses_of(settings.address)]
     else:
         reaches = [reach_place(place, settings.python, settings.start_deadline)] * settings.count
     each = devices or [str(policy.model.device)] * len(reaches)

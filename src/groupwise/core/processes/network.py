@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import re
 import socket
 import threading
@@ -55,6 +56,8 @@ T = TypeVar("T")
 WAITING = 64
 #: Seconds after which it is tried again where the system has no descriptor or no memory for a connection.
 PAUSE = 0.05
+#: What says that the system has no room for a connection.
+FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 #: What says that the socket was closed here. Whatever else goes wrong is a connection's, and the next one may be had.
 CLOSED = (errno.EBADF, errno.EINVAL)
 
@@ -65,6 +68,7 @@ class Door:
     listening  the socket
     known      (connection) -> who is there, within a bounded time, whatever they send; None sends them away
     met        (who is there, connection, host and port): what happens then
+    note       hears, once, that the system has no room for a connection
     """
 
     def __init__(
@@ -72,8 +76,10 @@ class Door:
         listening: socket.socket,
         known: Callable[[socket.socket], T | None],
         met: Callable[[T, socket.socket, tuple[str, int]], None],
+        note: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._listening, self._known, self._met = listening, known, met
+        self._listening, self._known, self._met, self._note = listening, known, met, note
+        self._full = False
         self._lock = threading.Lock()
         self._waiting: dict[socket.socket, None] = {}  # the oldest first
 
@@ -82,9 +88,12 @@ class Door:
         while True:
             try:
                 connection, peer = self._listening.accept()
+            except ConnectionAbortedError:  # whoever it was has gone: the next one need not wait for that
+                continue
             except OSError as error:
                 if self._listening.fileno() < 0 or error.errno in CLOSED:
                     return
+                self._say_full(error)
                 self._send_oldest_away(most=WAITING // 2)
                 time.sleep(PAUSE)
                 continue
@@ -111,6 +120,12 @@ class Door:
             connection.close()
         else:
             self._met(who, connection, (peer[0], peer[1]))
+
+    def _say_full(self, error: OSError) -> None:
+        if error.errno in FULL and not self._full:
+            self._full = True
+            why = os.strerror(error.errno or 0).lower()
+            self._note(f"no connection can be taken for now: {why} (ulimit -n); it goes on listening")
 
     def _send_oldest_away(self, most: int) -> None:
         """Send the oldest away until `most` are waiting. Their threads see the end of the connection, and close it."""
