@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 #: This machine alone.
@@ -48,6 +48,35 @@ def keep_alive(connection: socket.socket) -> None:
     for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 6)):
         if hasattr(socket, option):  # not every system can be told
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def loopback() -> str:
+    """Return the name of the interface that this machine alone hears; "" if none has such a name."""
+    return next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*", name)), "")
+
+
+@contextlib.contextmanager
+def heard_only_inside() -> Iterator[None]:
+    """Stop listening, behind the block, at each socket that began to inside: a library's, which would go on for good.
+
+    Its descriptor becomes that of a socket that nothing has been done with, for the library closes the number itself.
+    """
+    before = _listening()
+    yield
+    for descriptor in _listening() - before:
+        with socket.socket() as unused:
+            os.dup2(unused.fileno(), descriptor, inheritable=False)
+
+
+def _listening() -> set[int]:
+    """Find the descriptors of this process at which it listens for connections of other machines or users."""
+    found = set()
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
+            internet = one.family in (socket.AF_INET, socket.AF_INET6)
+            if internet and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.add(descriptor)
+    return found
 
 
 T = TypeVar("T")
