@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
@@ -73,6 +74,19 @@ def test_ranks_of_one_machine_hear_one_another_on_its_loopback(monkeypatch: pyte
         place.joined(0, 2, "cpu", 1.0, HashStore())
     assert asked == [loopback(), ""]
     assert loopback().startswith("lo")
+
+
+def test_a_look_for_what_listens_leaves_every_descriptor_as_it_was(tmp_path: Path) -> None:
+    """A copy of one would hold the lock of a file that is closed."""
+    with (tmp_path / "lock").open("w") as file, socket.create_server(("127.0.0.1", 0)) as listens:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        before = os.listdir("/dev/fd")
+        assert listens.fileno() in network._listening()
+        assert os.listdir("/dev/fd") == before
+        assert listens.getsockname()[1]
+        file.write("x")
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_library_that_has_met_its_own_listens_no_more_and_others_do() -> None:

@@ -72,10 +72,14 @@ def _listening() -> set[int]:
     """Find the descriptors of this process at which it listens for connections of other machines or users."""
     found = set()
     for descriptor in map(int, os.listdir("/dev/fd")):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
-            internet = one.family in (socket.AF_INET, socket.AF_INET6)
-            if internet and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found.add(descriptor)
+        with contextlib.suppress(OSError):  # no socket
+            one = socket.socket(fileno=descriptor)
+            try:
+                internet = one.family in (socket.AF_INET, socket.AF_INET6)
+                if internet and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.add(descriptor)
+            finally:
+                one.detach()  # it is whose it was
     return found
 
 
