@@ -210,11 +210,14 @@ def serve(
     python: Annotated[str | None, typer.Option(help="The engine's interpreter, such as .venv-vllm/bin/python.")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Of the engine.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Of the engine; as torch has them.")] = None,
+    key_file: Annotated[
+        str | None, typer.Option(help="A file with a key that a run must have; needed where other machines reach it.")
+    ] = None,
 ) -> None:
     """An engine for a run elsewhere, which says engine.address = "HOST:PORT"; one run at a time."""
     from groupwise.commands.serve import serve as serve_engine
 
-    serve_engine(address, python, device, threads, Terminal().print)
+    serve_engine(address, python, device, threads, key_file, Terminal().print)
 
 
 def _rows_place(text: str) -> Path:
