@@ -27,6 +27,8 @@ NO_WEIGHTS = {
 }
 #: Formats whose loading can run code, or that nothing here reads.
 OTHER_FORMATS = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack", "*.gguf")
+#: Files that are read whole, by their ends, and the bytes that one may have: parsed, it takes many times as much.
+TEXTS, LARGEST_TEXT = (".json", ".jinja", ".txt", ".model"), 2**28
 #: Counts of config.json that objects are made by before any weight is looked at, and the most that they may be.
 COUNTS = ((re.compile(r"\w*layers?"), 1024), (re.compile(r"\w*(labels|heads?|experts)"), 2**14))
 
@@ -57,6 +59,9 @@ def read_config(folder: Path, what: str, **changes: Any) -> Any:
         for path in folder.iterdir():
             if path.exists() and not path.is_file() and not path.is_dir():
                 raise UsageError(f"{what}: {path.name} is not a regular file")
+            if path.suffix in TEXTS and path.is_file() and (size := path.stat().st_size) > LARGEST_TEXT:
+                said = f"{size:,} bytes, and what belongs to a model has {LARGEST_TEXT:,} at most; take it out"
+                raise UsageError(f"{what}: {path.name} has {said}")
         for pattern, held in NO_WEIGHTS.items():
             for path in folder.glob(pattern):
                 raise UsageError(f"{what}: {path.name} is of {held}")
@@ -78,16 +83,17 @@ def read_generation(folder: Path, what: str) -> GenerationConfig | None:
         return GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
-def require_printable(folder: Path, what: str) -> None:
-    """Raise UsageError, `what` first, if an added token has a field whose name holds control characters.
-
-    The tokenizers library prints the names of fields that it does not know, as they are.
+def read_tokenizer(folder: Path, what: str) -> dict[str, Any]:
+    """Read tokenizer.json; nothing if there is none. Raises UsageError, `what` first, if an added token, there or in
+    tokenizer_config.json, has a field whose name holds control characters: the tokenizers library prints the names of
+    fields that it does not know, as they are.
     """
-    for name, place in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
-        if (folder / name).is_file():
-            tokens = json.loads((folder / name).read_text(encoding="utf-8")).get(place)
-            if wrong := [key for key, _ in _fields(tokens) if not key.isprintable()]:
-                raise UsageError(f"{what}: {name}: {place} has a field of the name {wrong[0]!a:.80}")
+    read = dict[str, Any]()
+    for name, place in (("tokenizer_config.json", "added_tokens_decoder"), ("tokenizer.json", "added_tokens")):
+        read = json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).is_file() else {}
+        if wrong := [key for key, _ in _fields(read.get(place)) if not key.isprintable()]:
+            raise UsageError(f"{what}: {name}: {place} has a field of the name {wrong[0]!a:.80}")
+    return read
 
 
 def weight_files(folder: Path, what: str) -> list[Path]:
