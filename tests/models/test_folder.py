@@ -238,6 +238,16 @@ def test_an_index_names_files_of_its_folder_that_are_there(named: object, words:
     assert re.search(rf"model\.safetensors\.index\.json.* {words}", refusal(folder))
 
 
+def test_a_weight_that_two_shards_hold_is_refused(folder: Path) -> None:
+    """Which of them is meant, nothing says."""
+    names = list(load_file(folder / WEIGHTS))
+    (folder / WEIGHTS).rename(folder / "one.safetensors")
+    save_file({NORM: torch.ones(16)}, folder / "two.safetensors", metadata={"format": "pt"})
+    places = {**dict.fromkeys(names, "one.safetensors"), NORM: "two.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert f"{NORM} is in one.safetensors and in two.safetensors; copy the whole folder again" in refusal(folder)
+
+
 def retyped(path: Path, kind: str, *names: str) -> None:
     """Changes the type that the header of a file says of tensors, and nothing else."""
     data = path.read_bytes()

@@ -27,6 +27,8 @@ NO_WEIGHTS = {
 }
 #: Formats whose loading can run code, or that nothing here reads.
 OTHER_FORMATS = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack", "*.gguf")
+#: Types of numbers in the header of a safetensors file that are floating-point.
+FLOATING = re.compile("B?F[0-9]")
 #: Files that are read whole, by their ends, and the bytes that one may have: parsed, it takes many times as much.
 TEXTS, LARGEST_TEXT = (".json", ".jinja", ".txt", ".model"), 2**28
 #: Counts of config.json that objects are made by before any weight is looked at, and the most that they may be.
@@ -130,19 +132,23 @@ def _named(folder: Path, name: str, what: str) -> Path:
 def require_floating(empty: Any, files: list[Path], what: str) -> None:
     """Raise UsageError, `what` first, if the files hold integers for a weight of a model without memory (device
     meta): they would be read as numbers of some 10^9. Buffers of integers, and what transformers passes over, may be.
+    And if two files hold a weight of one name, of which one would be passed over.
     """
     own = empty.state_dict()
     passed_over = empty._keys_to_ignore_on_load_unexpected or ()
     wrong: dict[str, str] = {}
+    places: dict[str, str] = {}
     for path in files:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118  it is no mapping
+                if (other := places.setdefault(name, path.name)) != path.name:
+                    raise UsageError(f"{what}: {name} is in {other} and in {path.name}; copy the whole folder again")
                 kind = file.get_slice(name).get_dtype()
                 entry = own.get(name, own.get(f"{empty.base_model_prefix}.{name}"))
                 known = (
                     not entry.is_floating_point() if entry is not None else any(re.search(p, name) for p in passed_over)
                 )
-                if not known and not re.match("B?F[0-9]", kind):
+                if not known and not FLOATING.match(kind):
                     wrong[name] = kind
     if wrong:
         words = listed([f"{name}: {kind}" for name, kind in sorted(wrong.items())], most=3)
