@@ -271,6 +271,8 @@ def parquet(draw: st.DrawFn, ground: Ground) -> Mutant:
 
     size, count = draw(one(1, 10, 10**3, 10**5, 10**6)), draw(one(1, 10, 10**3, 10**5, 10**6))
     place = draw(one("a prompt", "a column", "a list", "records", "bytes", "bytes of one size", "numbers"))
+    if place == "bytes of one size":
+        count = max(1, min(count, (1 << 24) // size))  # the library that writes unpacks them
     value: Any = b"7" * size if "bytes" in place else 7 if place == "numbers" else "7" * size
     kind = pa.binary(size) if place == "bytes of one size" else None
     column: Any = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int8)), pa.array([value], kind))

@@ -109,7 +109,7 @@ def test_a_token_of_pages_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "chat_template.jinja", "vocab.txt"])
 def test_a_file_that_would_fill_memory_is_not_read(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (folder / name).open("ab") as file:
-        file.truncate(2**20)
-    monkeypatch.setattr(folders, "LARGEST_TEXT", 2**20 - 1)
-    with pytest.raises(UsageError, match=rf"{name} has 1,048,576 bytes, .* take it out"):
+        file.truncate(2**22 + 1)
+    monkeypatch.setattr(folders, "LARGEST_TEXT", 2**22)
+    with pytest.raises(UsageError, match=rf"{name} has 4,194,305 bytes, .* take it out"):
         load_policy(folder)

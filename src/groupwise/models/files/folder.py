@@ -31,6 +31,8 @@ OTHER_FORMATS = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.pkl"
 FLOATING = re.compile("B?F[0-9]")
 #: Files that are read whole, by their ends, and the bytes that one may have: parsed, it takes many times as much.
 TEXTS, LARGEST_TEXT = (".json", ".jinja", ".txt", ".model"), 2**28
+#: Bytes of config.json and generation_config.json: transformers checks each entry of a list, for minutes.
+LARGEST_CONFIG = 2**22
 #: Counts of config.json that objects are made by before any weight is looked at, and the most that they may be.
 COUNTS = ((re.compile(r"\w*layers?"), 1024), (re.compile(r"\w*(labels|heads?|experts)"), 2**14))
 
@@ -61,8 +63,9 @@ def read_config(folder: Path, what: str, **changes: Any) -> Any:
         for path in folder.iterdir():
             if path.exists() and not path.is_file() and not path.is_dir():
                 raise UsageError(f"{what}: {path.name} is not a regular file")
-            if path.suffix in TEXTS and path.is_file() and (size := path.stat().st_size) > LARGEST_TEXT:
-                said = f"{size:,} bytes, and what belongs to a model has {LARGEST_TEXT:,} at most; take it out"
+            most = LARGEST_CONFIG if path.name in ("config.json", GENERATION) else LARGEST_TEXT
+            if path.suffix in TEXTS and path.is_file() and (size := path.stat().st_size) > most:
+                said = f"{size:,} bytes, and what belongs to a model has {most:,} at most; take it out"
                 raise UsageError(f"{what}: {path.name} has {said}")
         for pattern, held in NO_WEIGHTS.items():
             for path in folder.glob(pattern):
@@ -107,17 +110,31 @@ def weight_files(folder: Path, what: str) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        with loading(f"{what}: {INDEX}"):
-            names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-            others = [name for name in names if not name.endswith(".safetensors")]
-            if names and not others:
-                return [_named(folder, name, what) for name in names]
+        names = _index_names(folder, what)
+        others = [name for name in names if not name.endswith(".safetensors")]
+        if names and not others:
+            return [_named(folder, name, what) for name in names]
     if others:
         raise UsageError(
             f"{what}: its weights are in {listed(others, most=3)}, and only safetensors are read, because other "
             "formats can run code; save them again with save_pretrained"
         )
     raise UsageError(f"{what}: no weights in it ({WEIGHTS})")
+
+
+def _index_names(folder: Path, what: str) -> list[str]:
+    """Return the names of files in the index, each once. Raises UsageError, `what` first, if it is no index."""
+    with loading(f"{what}: {INDEX}"):
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict) or not isinstance(index.get("metadata", {}), dict):
+        raise UsageError(
+            f"{what}: {INDEX} is no index: weight_map and metadata are tables; copy the whole folder again"
+        )
+    if wrong := [name for name in places.values() if not isinstance(name, str)]:
+        words = f"names {shortened(ascii(wrong[0]))}, which is no name of a file in the folder"
+        raise UsageError(f"{what}: {INDEX} {words}")
+    return sorted(set(places.values()))
 
 
 def _named(folder: Path, name: str, what: str) -> Path:
