@@ -100,6 +100,13 @@ def test_rules_that_are_only_unknown_are_tried_and_taken(folder: Path) -> None:
     assert text_ids(load_policy(folder).tokenizer, ["1+2=3"]) == before
 
 
+def test_a_search_without_end_in_a_text_that_was_not_tried_is_one_line(folder: Path) -> None:
+    change(folder, lambda own: own.update(pre_tokenizer=split("(Q|QQ)+$")))
+    tokenizer = load_policy(folder).tokenizer
+    with pytest.raises(UsageError, match=r"here: the model's tokenizer cannot read it: .*retry-limit"):
+        text_ids(tokenizer, ["Q" * 64 + "!"], "here: ")
+
+
 def test_a_token_of_pages_is_refused(folder: Path) -> None:
     change(folder, lambda own: own["model"]["vocab"].update({"z" * 5000: 3}))
     with pytest.raises(UsageError, match="its tokenizer has a token of 5,000 characters"):

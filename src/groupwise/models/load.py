@@ -212,7 +212,9 @@ def reading(where: str) -> Iterator[None]:
     """Raise UsageError, `where` first, for whatever a tokenizer raises over a text."""
     try:
         yield
-    except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a bare Exception for a character it does not have; a panic in Rust is not even one
         raise UsageError(f"{where}the model's tokenizer cannot read it: {error_line(error)}") from None
 
 
