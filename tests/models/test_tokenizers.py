@@ -88,6 +88,10 @@ def test_rules_that_grow_a_text_or_never_end_are_refused(name: str, folder: Path
         load_policy(folder)
 
 
+def test_pages_of_rules_are_not_even_tried() -> None:
+    assert tokenizer_trial.excess({"post_processor": template(120_000)}).endswith("characters long, above 4,194,304")
+
+
 @pytest.mark.slow
 def test_rules_that_take_all_memory_end_their_own_process() -> None:
     fields = {"normalizer": sequence(*[{"type": "ByteLevel"}] * 25)}

@@ -29,8 +29,8 @@ PLAIN = {
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 KNOWN = {r"[\s\S]", f"{_WORDS}|\\p{{N}}|{_REST}", f"{_WORDS}|\\p{{N}}{{1,3}}|{_REST}"}
-#: Characters of a part, beyond which it is tried.
-_SHORT = 4096
+#: Characters of all rules at most, and of a part beyond which it is tried.
+LARGEST, _SHORT = 2**22, 4096
 #: Texts: words, what comes in rows and then ends otherwise, and characters of every block.
 TEXTS = (
     *("", "A few words: 1 + 1 = 2.\n", "<think>\n\tx = {'a': [1, 2.5]}  # \u00e9\u4e2d\U0001f642\n</think>"),
@@ -46,7 +46,10 @@ def excess(fields: Mapping[str, Any]) -> str:
     Raises RunError if no process can be started.
     """
     parts = {name: fields[name] for name in PARTS if fields.get(name) is not None}
-    return "" if all(map(_is_plain, parts.values())) else _tried(json.dumps(parts))
+    text = json.dumps(parts)
+    if len(text) > LARGEST:
+        return f"are {len(text):,} characters long, above {LARGEST:,}"
+    return "" if all(map(_is_plain, parts.values())) else _tried(text)
 
 
 def _is_plain(part: Any) -> bool:
