@@ -25,6 +25,8 @@ from groupwise.journal.kept import CODE, RECIPE, create_recipe, replace_recipe
 METRICS, ROLLOUTS, HELDOUT, MACHINE = "metrics.jsonl", "rollouts.jsonl", "heldout.jsonl", "machine.jsonl"
 #: Of each evaluation: what it measured of each problem.
 PROBLEMS = "heldout_problems.jsonl"
+#: The files whose rows belong to steps.
+STEP_FILES = (METRICS, ROLLOUTS, HELDOUT, PROBLEMS, MACHINE)
 LOG, ABOUT, SUMMARY, LOCK = "log.txt", "about.json", "summary.json", ".lock"
 
 
@@ -109,7 +111,7 @@ class Journal:
 
         Raises RunError if the disk refuses.
         """
-        self._cut((METRICS, ROLLOUTS, HELDOUT, PROBLEMS, MACHINE), step)
+        self._cut(STEP_FILES, step)
         for listener in self._cut_listeners:
             listener(step)
 
@@ -249,6 +251,14 @@ def read_problems(folder: Path) -> list[dict[str, Any]]:
 def sound_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read the rows of a run's metrics.jsonl whose numbers and tables are of the kind that a run writes."""
     return [row for row in read_metrics(folder) if _is_sound(row)]
+
+
+def last_step(path: Path) -> int:
+    """Return the last step that a row of a file belongs to; 0 if there is no such file, or it cannot be read."""
+    try:
+        return max(jsonl.steps(path), default=0)
+    except OSError:
+        return 0
 
 
 def read_about(folder: Path) -> dict[str, Any]:

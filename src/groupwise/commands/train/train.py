@@ -19,7 +19,7 @@ from groupwise.commands.build.build import build
 from groupwise.commands.build.machine import plan_of, threads, with_threads
 from groupwise.commands.build.policy import pinned
 from groupwise.commands.train.callbacks import Callback, Callbacks, require_callbacks
-from groupwise.commands.train.resume import continuation, made_again, record_changes, resumed
+from groupwise.commands.train.resume import continuation, made_again, missing_rows, record_changes, resumed
 from groupwise.commands.train.run import Run, evaluations_of, summary_of
 from groupwise.commands.train.torchrun import with_given_ranks
 from groupwise.config import recipe as recipes
@@ -156,6 +156,7 @@ def _resumed(
     send_to = tracker(plan.recipe.journal.tracker)
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about(plan, path.stat().st_mtime)
+    damaged += missing_rows(folder, step)
     if step and plan.evaluated and 0 not in evaluations_of(folder):
         damaged.append(f"{folder / journal.METRICS} has no evaluation before step 1: the summary will lack it")
     for line in [*([lost] if lost else []), *damaged, *kept.differences(folder)]:
