@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import re
-import signal
 import socketserver
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.processes.stop import handled_by
 from groupwise.reports.folder.read import (
     HELDOUT,
     LOCK,
@@ -112,7 +112,7 @@ def watch(
     stop: threading.Event | None = None,
     seconds: float = SECONDS,
 ) -> None:
-    """Serve the page on 127.0.0.1 until `stop` is set, Ctrl-C or SIGTERM; `ready` gets the address.
+    """Serve the page on 127.0.0.1 until `stop` is set, or a signal asks to stop; `ready` gets the address.
 
     Port 0 is any free one. Raises UsageError if the port is taken or not allowed.
     """
@@ -247,19 +247,10 @@ def _listen(port: int, desk: Desk) -> _Server:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM in a list that is looked at; nothing is done inside a signal handler."""
+    """Collect Ctrl-C and its like in a list that is looked at; nothing is done inside a signal handler."""
     signals: list[int] = []
-    try:
-        before = {
-            n: signal.signal(n, lambda number, _: signals.append(number)) for n in (signal.SIGINT, signal.SIGTERM)
-        }
-    except ValueError:  # not in the main thread: whoever owns it decides about signals
-        before = {}
-    try:
+    with handled_by(lambda number, _: signals.append(number)):
         yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
