@@ -240,20 +240,33 @@ def _finished(plan: Plan, run: Training, book: Journal) -> dict[str, Any]:
 
 @contextmanager
 def _logged(folder: Path, book: Journal, stop: Stop) -> Iterator[None]:
-    """Log whatever ends a run. After a loss it is not resumed by itself if a person wanted it to stop."""
+    """Log whatever ends a run. After a loss it says how it is gone on with; it is not resumed by itself if a person
+    wanted it to stop.
+    """
     try:
         yield
-    except GroupwiseError as error:
+    except GroupwiseError as raised:
+        error = _with_command(raised, folder) if isinstance(raised, ProcessLost) else raised
         for line in (f"error: {error}", *getattr(error, "__notes__", ())) if folder.is_dir() else ():
             book.log(line)
         if isinstance(error, ProcessLost):
             error.final = stop.asked
-        raise
+        raise error from None
     except Exception as error:
         save_traceback(error, folder / journal.LOG)
         if failed := failure_of(error):
             raise RunError(f"rank 0's GPU failed: {failed}; {_way_on(folder)}") from None
         raise
+
+
+def _with_command(lost: ProcessLost, folder: Path) -> ProcessLost:
+    """Return the loss with the command that goes on after it, once."""
+    command = f"groupwise train --resume {shlex.quote(str(folder))}"
+    if lost.remedy.endswith(command):
+        return lost
+    whole = ProcessLost(lost.loss, f"{lost.remedy}: {command}").with_traceback(lost.__traceback__)
+    whole.__notes__ = getattr(lost, "__notes__", [])
+    return whole
 
 
 def _stopped(folder: Path) -> str:
@@ -266,7 +279,7 @@ def _way_on(folder: Path) -> str:
     """Say what is left of a run whose process cannot go on, and how it is taken up in another."""
     saved = checkpoint.steps(folder / checkpoint.CHECKPOINTS)
     if not saved:
-        return "no step was saved yet"
+        return f"no step was saved yet; begin again with: groupwise train --resume {shlex.quote(str(folder))}"
     return f"step {saved[-1]} is saved; go on with: groupwise train --resume {shlex.quote(str(folder))}"
 
 

@@ -160,8 +160,7 @@ class RemoteEngine:
             self._note(f"engine       its process is lost: {lost}; {again}")
             return
         times = f"{most + 1} times in a row" if most else "and engine.restarts = 0"
-        remedy = "resume the run to go on from its newest checkpoint"
-        gone = ProcessLost(f"the engine's process is lost, {times}: {lost}", remedy)
+        gone = ProcessLost(f"the engine's process is lost, {times}: {lost}")
         raise _with_notes(gone, lost) from None
 
     def _start(self, again: bool) -> Declared:
