@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from groupwise.core.errors import RunError, UsageError, disk_remedy
 from groupwise.core.files import jsonl
-from groupwise.core.files.atomic import open_regular, open_to_append, whole_file
+from groupwise.core.files.atomic import open_regular, open_to_append, temporary_folder, whole_file
 from groupwise.core.machine.facts import machine_row
 from groupwise.core.machine.terminal import clean
 from groupwise.core.settings import Changeable, Settings
@@ -82,8 +81,8 @@ class Journal:
             )
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as beside:
-                partial = Path(beside) / folder.name
+            with temporary_folder("groupwise", folder.parent) as beside:
+                partial = beside / folder.name
                 partial.mkdir()
                 create_recipe(partial, recipe)
                 (partial / LOCK).touch()
