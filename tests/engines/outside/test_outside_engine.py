@@ -348,6 +348,7 @@ def test_an_interpreter_that_does_not_start_an_engine_is_one_line(
     said = str(error.value)
     assert said.startswith(f"engine.python = {str(python)!r}: the engine's process did not start: {words}")
     assert "\n" not in said
+    assert said.endswith("; give the same command again") == ("exit code" not in words)
 
 
 def test_an_engine_that_slept_gives_the_same_completions(pair: Any) -> None:

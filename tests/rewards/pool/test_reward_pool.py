@@ -475,6 +475,24 @@ def test_whatever_is_killed_or_stopped_from_outside_costs_no_completion_its_scor
 
 
 @linux
+def test_what_makes_workers_and_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groupwise.rewards.pool.dispatch.FAREWELL", 0.2)
+    start, started = Dispatcher._zygote, list[Zygote]()
+
+    def first_stopped(self: Dispatcher) -> Zygote:
+        started.append(start(self))
+        if len(started) == 1:
+            os.kill(started[0].process.pid, signal.SIGSTOP)
+        return started[-1]
+
+    monkeypatch.setattr(Dispatcher, "_zygote", first_stopped)
+    with Pool({"mine": ONE}, Limits(workers=2, load=2.5)) as pool:
+        assert [r.value for r in score(pool, "mine", attempts("good", "good"))] == [1.0, 1.0]
+        assert len(started) == 2
+        assert started[0].process.returncode == -signal.SIGKILL
+
+
+@linux
 def test_a_worker_that_dies_again_and_again_as_it_starts_is_a_lost_process(tmp_path: Path) -> None:
     """As where the system kills for memory: it is tried again, and not for ever."""
     code = f"import os\nwith open({str(tmp_path / 'starts')!r}, 'a') as f: f.write('1')\nos.kill(os.getpid(), 9)\n"

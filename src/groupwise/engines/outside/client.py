@@ -68,7 +68,7 @@ class RemoteEngine:
         try:
             declared = self._start(again=False)
         except PeerLost as lost:
-            words = f"{settings.place_key}: the engine's process did not start: {lost}"
+            words = f"{settings.place_key}: the engine's process did not start: {lost}{lost.remedy}"
             raise _with_notes(UsageError(words), lost) from None
         finally:
             if self._process is None:

@@ -56,7 +56,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         try:
             self._process = self._started()
         except PeerLost as lost:
-            raise UsageError(f"rewards: the process that scores did not start: {lost}") from None
+            raise UsageError(f"rewards: the process that scores did not start: {lost}{lost.remedy}") from None
         self._thread = threading.Thread(target=self._listen, name="rewards", daemon=True)
         self._thread.start()
 

@@ -130,7 +130,7 @@ def lead(
             try:
                 process.receive(STARTS)  # once it has imported what it needs
             except PeerLost as gone:
-                words = f"learner.ranks: rank {rank} did not start: {gone}{last_line(process)}"
+                words = f"learner.ranks: rank {rank} did not start: {gone}{last_line(process)}{gone.remedy}"
                 raise UsageError(words) from None
         own = connect(store, 0, size, devices[0], seconds=seconds)
     except BaseException:
