@@ -62,12 +62,12 @@ def mine(sample, completion):
     return float(len(completion) % 3 == 0)
 """
 TINY: dict[str, Any] = {
-    "steps": 8, "warm_start.steps": 0, "prompts_per_step": 6, "samples_per_prompt": 8, "sampling.max_new_tokens": 6,
-    "evaluation.problems": 4, "evaluation.samples": 2, "evaluation.every": 4, "checkpoint.every": 2,
+    "steps": 5, "warm_start.steps": 0, "prompts_per_step": 6, "samples_per_prompt": 8, "sampling.max_new_tokens": 6,
+    "evaluation.problems": 4, "evaluation.samples": 2, "evaluation.every": 3, "checkpoint.every": 1,
     "journal.report": False, "threads": 1,
 }  # fmt: skip
 #: So short that a process which is stopped for good is waited for in seconds.
-CHILD: dict[str, Any] = {"engine.process": "child", "engine.deadline": 4.0, "engine.start_deadline": 60.0}
+CHILD: dict[str, Any] = {"engine.process": "child", "engine.deadline": 6.0, "engine.start_deadline": 40.0}
 MINE: dict[str, Any] = {"rewards.mine.use": "{place}/mine.py:mine", "rewards.mine.weight": 1.0}
 SLOW: dict[str, Any] = {**MINE, "scoring.workers": 2, "scoring.deadline": 2.0}
 TASK = {"name": "environment", "use": "{place}/environment.py:Sum", "max_turns": 3, "turn_tokens": 4}
@@ -94,7 +94,7 @@ KINDS: dict[str, Kind] = {
     "environment": Kind("quickstart", {**TURNS, **SLOW}, ("scorer", "keeper", "maker")),
     "sandbox": Kind("code-tiny", {"task.problems": 60, "scoring.workers": 1},
                     ("scorer", "keeper", "maker", "sandbox", "sandbox", "program")),
-    "served": Kind("quickstart", {"engine.deadline": 4.0, "engine.start_deadline": 20.0}, ("engine", "engine")),
+    "served": Kind("quickstart", {"engine.deadline": 6.0, "engine.start_deadline": 30.0}, ("engine", "engine")),
 }  # fmt: skip
 MODES = ("kill", "kill", "pause", "stop")
 #: Seconds: that a run may take in all, that one which is stopped for good is left, and in which what is left must go.
