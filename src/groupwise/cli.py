@@ -1,6 +1,5 @@
 """The commands. Exit code 0 when it went well, 1 when it failed, 2 for usage, and one line that says why."""
 
-import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,15 +15,7 @@ from groupwise.core.code.trace import unexpected
 from groupwise.core.errors import LONGEST_MESSAGE, GroupwiseError, UsageError, shortened
 from groupwise.core.files.paths import from_here, location
 from groupwise.core.machine.terminal import Terminal, clean
-from groupwise.core.processes.stop import handled_by, interrupt
-
-
-class Interrupt(GroupwiseError):
-    """End of a command by a signal that it does not obey in an order of its own."""
-
-    def __init__(self, interrupted: KeyboardInterrupt) -> None:
-        super().__init__("stopped at once; what was saved before is kept")
-        self.exit_code = 128 + getattr(interrupted, "number", signal.SIGINT)
+from groupwise.core.processes.stop import StoppedAtOnce, handled_by, interrupt
 
 
 class Commands(TyperGroup):
@@ -34,7 +25,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupted:
-            raise Interrupt(interrupted) from None
+            raise StoppedAtOnce(interrupted) from None
 
 
 app = typer.Typer(
@@ -354,13 +345,9 @@ def recipes() -> None:
         Terminal().print(f"{name:<{width}}  {first_comment(name)}")
 
 
+@handled_by(interrupt)
 def main() -> None:
     """Run the `groupwise` command."""
-    with handled_by(interrupt):
-        _main()
-
-
-def _main() -> NoReturn:
     try:
         if code := app(standalone_mode=False):
             _leave(code)
@@ -368,7 +355,7 @@ def _main() -> NoReturn:
     except GroupwiseError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt as interrupted:
-        error = Interrupt(interrupted)
+        error = StoppedAtOnce(interrupted)
         _fail(str(error), error.exit_code)
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)

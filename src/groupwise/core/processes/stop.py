@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+from groupwise.core.errors import GroupwiseError
+
 #: What asks a run to stop: Ctrl-C, what a cluster sends before it kills, and the end of the terminal of the run.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, Any], object]
@@ -24,6 +26,14 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__()
         self.number = number
+
+
+class StoppedAtOnce(GroupwiseError):
+    """End of a command by an interrupt that it does not obey in an order of its own."""
+
+    def __init__(self, interrupted: KeyboardInterrupt) -> None:
+        super().__init__("stopped at once; what was saved before is kept")
+        self.exit_code = 128 + getattr(interrupted, "number", signal.SIGINT)
 
 
 def interrupt(number: int, frame: object = None) -> NoReturn:
