@@ -26,7 +26,7 @@ class PeerLost(Exception):
     """Loss of the other process, which is of no further use; the message says why, in words.
 
     late    it runs, and did not answer in time
-    killed  a signal ended it
+    killed  a signal ended it, as far as is known here
     """
 
     def __init__(self, why: str, late: bool = False, killed: bool = False) -> None:

@@ -144,7 +144,7 @@ def reach_address(address: Address, seconds: float) -> Reach:
 
     def explained(lost: PeerLost) -> PeerLost:
         where = "" if lost.late else f"; groupwise serve at {address} has printed why"
-        return PeerLost(f"{lost}{where}", lost.late, lost.killed)
+        return PeerLost(f"{lost}{where}", lost.late, killed=not lost.late)
 
     def reach(again: bool) -> Reached:
         end = time.monotonic() + seconds
