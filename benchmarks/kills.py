@@ -249,7 +249,7 @@ def bits(run: Path, exact: bool) -> str:
 @contextmanager
 def served(place: Path) -> Iterator[tuple[Command, dict[str, Any]]]:
     """Serve an engine at an address of this machine."""
-    (place / "server.txt").unlink(missing_ok=True)
+    (place / "server.txt").write_text("")
     server = Command(["serve", "0", "--threads", "1"], place, place / "server.txt")
     try:
         until = time.monotonic() + 60
