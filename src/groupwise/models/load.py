@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
+from groupwise.core.files.atomic import temporary_folder
 from groupwise.core.numbers.reproducible import prepare
 from groupwise.models.context import positions
 from groupwise.models.files.folder import (
@@ -135,7 +135,7 @@ def load_policy(
         if unread is None:
             (check_runs if sampled_only else check_halves)(model.to(device))
     if training:
-        with loading(f"{where}: cannot be saved again"), TemporaryDirectory() as trial:
+        with loading(f"{where}: cannot be saved again"), temporary_folder("trial") as trial:
             model.save_pretrained(trial, state_dict={})  # no weights: they are what is sure to be saved as it loads
             tokenizer.save_pretrained(trial)
     pad = tokenizer.pad_token_id

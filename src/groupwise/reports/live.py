@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import hmac
 import re
-import signal
 import socket
 import socketserver
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.processes.stop import handled_by
 from groupwise.reports.folder.read import (
     HELDOUT,
     LOCK,
@@ -119,7 +119,7 @@ def watch(
     seconds: float = SECONDS,
     key: str = "",
 ) -> None:
-    """Serve the page on 127.0.0.1 until `stop` is set, Ctrl-C or SIGTERM; `ready` gets the address.
+    """Serve the page on 127.0.0.1 until `stop` is set, or a signal asks to stop; `ready` gets the address.
 
     Port 0 is any free one. With a key the page is shown to whoever has it: it is part of the address.
     Raises UsageError if the port is taken or not allowed.
@@ -289,19 +289,10 @@ def _listen(port: int, desk: Desk) -> _Server:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM in a list that is looked at; nothing is done inside a signal handler."""
+    """Collect Ctrl-C and its like in a list that is looked at; nothing is done inside a signal handler."""
     signals: list[int] = []
-    try:
-        before = {
-            n: signal.signal(n, lambda number, _: signals.append(number)) for n in (signal.SIGINT, signal.SIGTERM)
-        }
-    except ValueError:  # not in the main thread: whoever owns it decides about signals
-        before = {}
-    try:
+    with handled_by(lambda number, _: signals.append(number)):
         yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:

@@ -105,7 +105,7 @@ def steps(root: Path) -> list[int]:
     try:
         inside = list(root.iterdir()) if os.path.lexists(root) else []
     except OSError as error:
-        raise RunError(f"{root}: cannot be read: {error.strerror}") from None
+        raise RunError(f"{root}: cannot be read: {error.strerror}; put the run's checkpoints back there") from None
     folders = {path.name for path in inside if path.is_dir() and not path.is_symlink()}
     numbers = {int(match[1]) for match in map(_NAME.fullmatch, folders) if match}
     return sorted(step for step in numbers if folder_of(root, step).name in folders)

@@ -152,7 +152,7 @@ def _with_last_line(process: Process, lost: PeerLost) -> PeerLost:
     how = process.exit()
     failed = how is not None and (how.code or 0) > 0
     last = printed.strip().rpartition("\n")[2].strip()
-    words = PeerLost(f"{lost} ({last})" if failed and last else str(lost), late=lost.late)
+    words = PeerLost(f"{lost} ({last})" if failed and last else str(lost), lost.late, lost.killed)
     if printed:
         words.add_note(printed)
     return words
@@ -174,7 +174,7 @@ def reach_address(address: Address, seconds: float, key: bytes | None = None) ->
 
     def explained(lost: PeerLost) -> PeerLost:
         where = "" if lost.late else f"; groupwise serve at {address} has printed why"
-        return PeerLost(f"{lost}{where}", late=lost.late)
+        return PeerLost(f"{lost}{where}", lost.late, killed=not lost.late)
 
     def reach(again: bool) -> Reached:
         end = time.monotonic() + seconds

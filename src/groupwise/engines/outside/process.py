@@ -4,7 +4,6 @@ What it answers has to be an answer, whatever process wrote it: as much as was a
 """
 
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ import torch
 from torch import Tensor
 
 from groupwise.core.engine import Finished, OnFinish, Request, Sampling
-from groupwise.core.errors import RunError, UsageError, one_line
+from groupwise.core.errors import RunError, UsageError, one_line, shortened
+from groupwise.core.files.atomic import temporary_folder
 from groupwise.core.files.dataclass_json import to_json
 from groupwise.core.numbers.precision import Precision
 from groupwise.core.peer import PeerLost
@@ -146,6 +146,7 @@ class EngineProcess:
     explained  adds to a loss what is known of its cause
     pid        of the process, where it is one of this machine's
     answered   whether it owes nothing
+    longest_silence  seconds that it was heard nothing of at most while it owed an answer
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class EngineProcess:
         self._vocabulary, self._version = MOST_IDS, 0
         self._gone: Callable[[], None] = lambda: None
         self.pid = line.pid
-        self.answered = True
+        self.answered, self.longest_silence = True, 0.0
 
     def start(
         self,
@@ -168,9 +169,9 @@ class EngineProcess:
         seconds: float,
     ) -> Declared:
         """Make the engine. Raises PeerLost, and what the engine refuses; RunError where its answer is none."""
-        with tempfile.TemporaryDirectory(prefix="groupwise-engine-") as folder:
-            write_folder(Path(folder))
-            files = wire.files_in(Path(folder))
+        with temporary_folder("engine") as folder:
+            write_folder(folder)
+            files = wire.files_in(folder)
         answer = self._ask_with({"verb": "start", "spec": to_json(spec)}, weights, seconds, files)
         with self._no_answer():
             declared = Declared(**{**answer.content, "options": tuple(answer.content["options"])})
@@ -270,6 +271,7 @@ class EngineProcess:
         silent = 0.0
         while not self._line.speaks(look):
             silent += look
+            self.longest_silence = max(self.longest_silence, silent)
             if silent >= seconds:
                 raise PeerLost(f"it gave no sign of progress for {seconds:g} seconds", late=True)
         with self._no_answer():

@@ -135,7 +135,7 @@ def lead(
             try:
                 process.receive(STARTS)  # once it has imported what it needs
             except PeerLost as gone:
-                words = f"learner.ranks: rank {rank} did not start: {gone}{last_line(process)}"
+                words = f"learner.ranks: rank {rank} did not start: {gone}{last_line(process)}{gone.remedy}"
                 raise UsageError(words) from None
         own = meeting.place.joined(0, size, devices[0], seconds, meeting.store)
     except BaseException:
