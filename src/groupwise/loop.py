@@ -104,7 +104,8 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
     with phase("journal"):
         run.output.rollouts(step, result, batch, columns)
         report(run, result, batch, checks)
-        metrics = log.metrics(generation_metrics(sampled, parts.rollout.measure, parts.rollout.tools))
+        generation = generation_metrics(sampled, parts.rollout.measure, parts.rollout.tools)
+        metrics = log.metrics(generation, parts.limits.tolerance)
     if run.settings.guard is Guard.ROLLBACK:
         metrics["rollbacks"] = len(run.progress.rollbacks)
     return step_row(step, metrics, checks, run.end_step()), machine_work(run, sampled)

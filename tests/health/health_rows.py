@@ -134,6 +134,10 @@ def evaluation(step: int, rate: float | None, **changes: Any) -> dict[str, Any]:
     return {"step": step, "evaluation": measures, "seconds": {"evaluate": 0.4}}
 
 
+def gap_from(begin: int, gap: float, of_limit: float, kind: str = "turn") -> dict[str, float]:
+    return {f"engine_gap_from_{kind}.{begin}": gap, f"engine_gap_of_limit_from_{kind}.{begin}": of_limit}
+
+
 DAPO = recipe(algorithm__name="dapo", algorithm__filter={"kind": "drop-uniform", "max_rounds": 10})
 GSPO = recipe(
     algorithm__ratio={"level": "sequence"}, algorithm__trust={"kind": "clip", "epsilon_low": 3e-4, "epsilon_high": 4e-4}
@@ -160,6 +164,11 @@ PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
     ),
     "no entropy left": (planted(entropy_mean=0.002), RECIPE, "0.002 nats"),
     "engine gap": (planted(engine_probability_error=1.2), RECIPE, "factor of 1.2"),
+    "engine gap grows": (
+        planted(2, **{"engine_gap_from_token.0": 0.02, **gap_from(128, 0.16, 3.2, "token")}),
+        RECIPE,
+        "0.16 nats a token apart from token 128 of a completion on, 3.2 times what precision allows",
+    ),
     "few engine samples": (planted(engine_effective_sample_share=0.6), RECIPE, "60 %"),
     "sampling ahead gains little": (
         planted(seconds={"wait": 2.0, "annotate": 0.02, "update": 0.1}),

@@ -27,6 +27,7 @@ from tests.health.health_rows import (
     evaluation,
     everywhere,
     findings,
+    gap_from,
     healthy,
     named,
     planted,
@@ -129,6 +130,8 @@ def entropy(end: float) -> Callable[[int], float]:
 FORMAT_FLAT = {"rewards.format.spread_within_groups": 0.0}
 
 
+LATE_GAP = {"engine_gap_from_turn.1": 0.004, **gap_from(2, 0.009, 1.1)}
+
 #: Just inside and just outside of each limit, and what excuses a finding: (finding, rows, recipe, whether it speaks).
 LIMITS: list[tuple[str, Rows, dict[str, Any], bool]] = [
     (
@@ -156,6 +159,11 @@ LIMITS: list[tuple[str, Rows, dict[str, Any], bool]] = [
     ("entropy cliff", planted(entropy_mean=entropy(0.1), pass_rate=lambda i: 0.5 + 0.03 * i), RECIPE, False),
     ("entropy cliff", planted(entropy_mean=entropy(0.5), pass_rate=0.6), RECIPE, False),
     ("entropy explosion", planted(entropy_mean=entropy(1.4), pass_rate=lambda i: 0.7 - 0.05 * i), RECIPE, False),
+    ("engine gap grows", planted(1, **LATE_GAP), RECIPE, False),
+    ("engine gap grows", planted(2, **LATE_GAP), RECIPE, True),
+    ("engine gap grows", planted(2, **{**LATE_GAP, "engine_gap_from_turn.1": 0.005}), RECIPE, False),
+    ("engine gap grows", planted(2, **gap_from(2, 0.009, 3.0)), RECIPE, False),
+    ("engine gap grows", planted(2, **{**LATE_GAP, **gap_from(2, 0.009, 0.9)}), RECIPE, False),
     ("falling", rising_level(planted(pass_rate=0.3)), RECIPE, False),
     ("falling", rates((20, 0.6), (10, 0.55)), RECIPE, False),
     ("falling", rates((10, 0.56), (10, 0.42), spread=0.4), RECIPE, False),
