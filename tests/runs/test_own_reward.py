@@ -220,13 +220,12 @@ def exact(sample: Sample, completion: str) -> float:
 
 
 @pytest.mark.slow
-def test_a_policy_that_finds_the_hole_in_a_reward_is_told_of_by_the_reward_that_watches(small):
-    changes = small(
-        steps=40, prompts_per_step=16, samples_per_prompt=8, sampling__max_new_tokens=32, updates_per_batch=1
-    )
+def test_a_policy_that_finds_the_hole_in_a_reward_is_told_of_by_the_reward_that_watches(tmp_path: Path) -> None:
     rewards = {"contains": contains, "exact": {"use": exact, "weight": 0.0}}
-    own = {"warm_start.steps": 200, "algorithm.kl.beta": 0.0, "checkpoint.every": 40}
-    done = groupwise.train("quickstart", {**changes, **own}, rewards=rewards, quiet=True)
+    own = {"steps": 32, "prompts_per_step": 16, "updates_per_batch": 1, "algorithm.kl.beta": 0.0, "threads": 1}
+    less = {"warm_start.steps": 200, "evaluation": {"problems": 0}, "checkpoint.every": 1000, "journal.report": False}
+    changes = {**own, **less, "learner.learning_rate": 1e-3, "runs": str(tmp_path)}
+    done = groupwise.train("quickstart", changes, rewards=rewards, quiet=True)
     said = [line for line in (done.folder / "log.txt").read_text().splitlines() if "warning, reward hacking" in line]
     assert len(said) == 1
     assert "while exact, which only watches the same completions, fell" in said[0]
