@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from groupwise.core.engine import Finished, OnFinish, Request, Sampling
-from groupwise.core.errors import RunError, UsageError, one_line, shortened
+from groupwise.core.errors import RunError, UsageError, one_line
 from groupwise.core.files.atomic import temporary_folder
 from groupwise.core.files.dataclass_json import to_json
 from groupwise.core.numbers.precision import Precision
