@@ -19,6 +19,7 @@ from groupwise.diagnostics.checks import Check, Probe, no_older, not_asked, requ
 from groupwise.diagnostics.groups import in_words
 from groupwise.diagnostics.step import StepLog, timeline
 from groupwise.diagnostics.tolerance import Limits
+from groupwise.diagnostics.witness.witness import Witness
 from groupwise.health.symptoms.base import Finding
 from groupwise.journal.output import Output
 from groupwise.rollout.batches import AsynchronousBatches, Batches
@@ -39,6 +40,7 @@ class Components:
 
     batches          the rollout's, a step each
     limits           what numerical noise may do to the checks' comparisons
+    witness          reads each step a second time, by definitions of its own
     evaluate         samples the held-out problems, if there are any
     pad              the id that fills up rows
     other_reference  why the reference is not the starting policy, on purpose; "" if it is
@@ -52,6 +54,7 @@ class Components:
     critic: Critic | None
     probe: Probe
     limits: Limits
+    witness: Witness
     evaluate: Callable[[], tuple[Evaluation, Sequence[Group]]] | None
     state: RunState
     pad: int
@@ -89,6 +92,7 @@ class Training:
         parts.learner.optimizer.factor = self.progress.rate_factor
         parts.engine.load_weights(parts.learner.weights(), version=self.progress.step)
         parts.probe.restart()
+        parts.witness.restart(self.progress.step)
 
     def way_back(self) -> Path | None:
         """Return the checkpoint to go back to from warnings of this step."""
@@ -161,7 +165,8 @@ def believed(run: Training, log: StepLog, result: RolloutResult) -> list[Check]:
     if any(check.failed for check in checks) and measured_again(run, result.groups):
         checks = log.checks(limits.tolerance)
     groups = (*result.generated, *result.groups) if run.settings.rollout.free is not None else result.generated
-    return [*checks, no_older(groups, newest=run.progress.step - 1, most=run.settings.most_age)]
+    age = no_older(groups, newest=run.progress.step - 1, most=run.settings.most_age)
+    return [*checks, age, *run.components.witness.checks()]
 
 
 def probed(run: Training) -> Check:
@@ -190,6 +195,15 @@ def report(run: Training, result: RolloutResult, batch: Batch, checks: list[Chec
         run.output.say(step, words)
     if step == run.settings.waiting_steps + 1:
         run.output.checks(step, checks)
+    require_passed(checks, step)
+
+
+def witnessed(run: Training, groups: Sequence[Group]) -> None:
+    """Show the answers of an evaluation to the witness; stop where they are not what they should be, or say so."""
+    step, checks = run.progress.step, run.components.witness.evaluated(run.progress.step, groups)
+    for check in checks:
+        if check.failed and not check.stops:
+            run.output.say(step, f"warning, {check.name}: {check.cause}")
     require_passed(checks, step)
 
 

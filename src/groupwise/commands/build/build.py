@@ -34,6 +34,7 @@ from groupwise.commands.build.rollout import (
     selected,
     too_long,
 )
+from groupwise.commands.build.witness import witness_of
 from groupwise.config.plan import OWN_START, Plan
 from groupwise.config.recipe import dump
 from groupwise.config.resolve import resolved_recipe
@@ -239,6 +240,7 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
         critic=trained.critic,
         probe=make_probe(recipe, engine, learner, prompts, policy.pad, limits),
         limits=limits,
+        witness=witness_of(recipe),
         evaluate=evaluate if asked.selection.heldout else None,
         state=_state(plan, policy, trained, reference),
         pad=policy.pad,

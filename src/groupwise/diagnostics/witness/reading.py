@@ -1,0 +1,119 @@
+"""The frame of a reading: what it is shown of a step, and what it says of it."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from groupwise.core.records import Batch, Group, UpdateResult
+from groupwise.core.stream import RolloutResult
+from groupwise.health.checks import Invariant
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Two readings of one thing, and how far apart they are; up to `limit` they agree.
+
+    about   the thing: "row 3, column 12", "the prompt '1+1='"
+    detail  both numbers, and where to look
+    """
+
+    about: str
+    detail: str
+    value: float
+    limit: float
+
+    @property
+    def real(self) -> bool:
+        """True if the readings differ; a distance that is no number is a difference."""
+        return not self.value <= self.limit
+
+    @property
+    def size(self) -> float:
+        """How many times the limit the distance is."""
+        if math.isnan(self.value):
+            return math.inf
+        return self.value / self.limit if self.limit else math.inf if self.value else 0.0
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """A part of a reading that could not be made, and why."""
+
+    why: str
+
+
+Said = Iterable[Disagreement | Unmeasured]
+
+
+@dataclass(frozen=True)
+class StepSeen:
+    """A step as the witness sees it: its records, and the batch that was made of them.
+
+    result  as rollouts.jsonl has it
+    batch   with credit, before anything of it trained; its rows are the completions of `result.groups`, in their order
+    slow    whether the slow readings are made in this step too
+    """
+
+    step: int
+    result: RolloutResult
+    batch: Batch
+    slow: bool
+
+
+class Reading:
+    """A reading of one subject. Each method is called at its moment of a step and says how far two readings differ.
+
+    subject  the invariant that it is a check of
+    """
+
+    subject: Invariant
+
+    def restart(self, step: int) -> None:
+        """Forget what came before: the run goes on from its state after `step`."""
+
+    def begin(self, seen: StepSeen) -> Said:
+        """Read the step before its first update, under the weights that it begins with."""
+        return ()
+
+    def minibatch(self, seen: StepSeen, minibatch: Batch) -> Said:
+        """Read a weighted minibatch before the updates that are made on it, the critic's and the policy's."""
+        return ()
+
+    def updated(self, seen: StepSeen, minibatch: Batch, update: UpdateResult) -> Said:
+        """Read what an update of the policy did; it is not called while the policy waits for its critic."""
+        return ()
+
+    def end(self, seen: StepSeen) -> Said:
+        """Read the step after its last update, before the engine has the new weights."""
+        return ()
+
+    def evaluated(self, step: int, groups: Sequence[Group]) -> Said:
+        """Read the answers of an evaluation after `step`."""
+        return ()
+
+
+def apart(
+    about: Callable[[tuple[int, ...]], str], theirs: Tensor, ours: Tensor, limit: float, look: str
+) -> Disagreement:
+    """Compare a column with its definition: |theirs - ours| / max(1, |ours|), the worst place.
+
+    about  says what a place (its index) is
+    look   where to look, as the end of a sentence
+    """
+    if theirs.shape != ours.shape:
+        shapes = f"shape {tuple(theirs.shape)}, by definition {tuple(ours.shape)}"
+        return Disagreement("the column", f"{shapes}; {look}", math.inf, limit)
+    if not theirs.numel():
+        return Disagreement("", "", 0.0, limit)
+    there, own = theirs.double(), ours.double()
+    distance = (there - own).abs() / own.abs().clamp(min=1)
+    distance = torch.where(there.isnan() & own.isnan(), 0.0, distance.nan_to_num(nan=math.inf))
+    value, place = distance.flatten().max(0)
+    if float(value) <= limit:
+        return Disagreement("", "", float(value), limit)
+    at = tuple(int(i) for i in torch.unravel_index(place, distance.shape))
+    numbers = f"{float(there[at]):.6g}, by definition {float(own[at]):.6g}"
+    return Disagreement(about(at), f"{numbers}; {look}", float(value), limit)
