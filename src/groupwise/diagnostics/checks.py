@@ -2,6 +2,7 @@
 stop it: a failed check, completions that cannot be scored, a step without signal, updates that are never finite.
 """
 
+import dataclasses
 import math
 import shlex
 from collections import Counter
@@ -167,6 +168,16 @@ def no_older(groups: Sequence[Group], newest: int, most: int) -> Check:
 def nothing_ran(invariant: Invariant) -> Check:
     """Leave a check of an update in which no row had a gradient, so that none was run, unmeasured."""
     return _unmeasured(invariant, "no row of the update had a gradient, so that none was run")
+
+
+def read_twice(invariant: Invariant, value: float, limit: float, cause: str, stops: bool) -> Check:
+    """Check that two readings of one thing, `value` apart, are one; `stops` if the run ends where they are not."""
+    return dataclasses.replace(_check(invariant, value, limit, cause), stops=stops)
+
+
+def unread(invariant: Invariant, why: str) -> Check:
+    """Leave a check unmeasured that a reading could not make."""
+    return _unmeasured(invariant, why)
 
 
 def not_asked(every: int) -> Check:

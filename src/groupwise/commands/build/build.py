@@ -240,7 +240,7 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
         critic=trained.critic,
         probe=make_probe(recipe, engine, learner, prompts, policy.pad, limits),
         limits=limits,
-        witness=witness_of(recipe),
+        witness=witness_of(recipe, row, learner, trained.critic),
         evaluate=evaluate if asked.selection.heldout else None,
         state=_state(plan, policy, trained, reference),
         pad=policy.pad,

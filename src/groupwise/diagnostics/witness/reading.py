@@ -3,12 +3,15 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from groupwise.core.records import Batch, Group, UpdateResult
 from groupwise.core.stream import RolloutResult
+from groupwise.diagnostics.witness.rows import Rows
+from groupwise.diagnostics.witness.rules import Rules
 from groupwise.health.checks import Invariant
 
 
@@ -32,7 +35,7 @@ class Disagreement:
 
     @property
     def size(self) -> float:
-        """How many times the limit the distance is."""
+        """Distance in limits."""
         if math.isnan(self.value):
             return math.inf
         return self.value / self.limit if self.limit else math.inf if self.value else 0.0
@@ -54,13 +57,22 @@ class StepSeen:
 
     result  as rollouts.jsonl has it
     batch   with credit, before anything of it trained; its rows are the completions of `result.groups`, in their order
+    rules   of the run's recipe
+    masks_truncated  whether completions that were cut off at the limit are not trained
     slow    whether the slow readings are made in this step too
     """
 
     step: int
     result: RolloutResult
     batch: Batch
+    rules: Rules
+    masks_truncated: bool
     slow: bool
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Rows of the step as its records have them."""
+        return Rows(self.result.groups, self.rules.weights, self.masks_truncated)
 
 
 class Reading:
@@ -71,8 +83,11 @@ class Reading:
 
     subject: Invariant
 
-    def restart(self, step: int) -> None:
-        """Forget what came before: the run goes on from its state after `step`."""
+    def restart(self, step: int, rate_factor: float) -> None:
+        """Forget what came before: the run goes on from its state after `step`.
+
+        rate_factor  what returns from collapses have made of the policy's learning rate
+        """
 
     def begin(self, seen: StepSeen) -> Said:
         """Read the step before its first update, under the weights that it begins with."""
@@ -93,6 +108,11 @@ class Reading:
     def evaluated(self, step: int, groups: Sequence[Group]) -> Said:
         """Read the answers of an evaluation after `step`."""
         return ()
+
+
+def differs(about: str, detail: str) -> Disagreement:
+    """Say that two readings of what is no number differ."""
+    return Disagreement(about, detail, 1.0, 0.0)
 
 
 def apart(

@@ -1,13 +1,13 @@
 """The witness of a run: shows each moment of a step to every reading, and makes a check of each subject."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from groupwise.core.errors import one_line
 from groupwise.core.records import Batch, Group, UpdateResult
 from groupwise.core.stream import RolloutResult
-from groupwise.diagnostics.checks import Check, CheckVerdict
+from groupwise.diagnostics.checks import Check, read_twice, unread
 from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, Unmeasured
+from groupwise.diagnostics.witness.rules import Rules
 from groupwise.health.checks import Invariant
 
 
@@ -18,22 +18,27 @@ class Witness:
     stops  whether a disagreement ends the run; else it is a warning
     """
 
-    def __init__(self, readings: Sequence[Reading], every: int, stops: bool) -> None:
-        self._readings, self._every, self._stops = readings, every, stops
+    def __init__(
+        self, readings: Sequence[Reading], rules: Rules, every: int, stops: bool, masks_truncated: bool
+    ) -> None:
+        """`masks_truncated`: completions that were cut off at the limit are not trained."""
+        self._readings, self._rules, self._every, self._stops = readings, rules, every, stops
+        self._masks_truncated = masks_truncated
         self._said: dict[str, list[Disagreement | Unmeasured]] = {}
         self._seen: StepSeen | None = None
         self._slow_due = True
 
-    def restart(self, step: int) -> None:
-        """Forget what came before: the run goes on from its state after `step`."""
+    def restart(self, step: int, rate_factor: float) -> None:
+        """Forget what came before, as each reading does."""
         self._slow_due, self._seen = True, None
         self._said.clear()
         for reading in self._readings:
-            reading.restart(step)
+            reading.restart(step, rate_factor)
 
     def begin(self, step: int, result: RolloutResult, batch: Batch) -> None:
         """Read a step whose batch has its credit, before its first update."""
-        self._seen = seen = StepSeen(step, result, batch, slow=self._slow_due or step % self._every == 0)
+        slow = self._slow_due or step % self._every == 0
+        self._seen = seen = StepSeen(step, result, batch, self._rules, self._masks_truncated, slow)
         self._slow_due = False
         for reading in self._readings:
             self._take(reading, lambda reading=reading: reading.begin(seen))
@@ -86,9 +91,7 @@ class Witness:
         found = [one for one in said if isinstance(one, Disagreement)]
         if not found:
             why = next((one.why for one in said if isinstance(one, Unmeasured)), subject.unmeasured)
-            return Check(subject, CheckVerdict.NOT_MEASURED, math.nan, math.nan, why)
+            return unread(subject, why)
         worst = max(found, key=lambda one: one.size)
-        if not worst.real:
-            return Check(subject, CheckVerdict.PASS, worst.value, worst.limit, subject.cause)
-        cause = f"{worst.about}: {worst.detail}; {subject.cause}"
-        return Check(subject, CheckVerdict.FAIL, worst.value, worst.limit, cause, stops=self._stops)
+        cause = f"{worst.about}: {worst.detail}; {subject.cause}" if worst.real else ""
+        return read_twice(subject, worst.value, worst.limit, cause, self._stops)
