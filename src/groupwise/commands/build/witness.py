@@ -1,40 +1,72 @@
 """Witness of a run: the rules that its recipe gives, and the readings that are made of each step by them."""
 
-from groupwise.algorithms.algorithm import Algorithm
+from collections.abc import Callable
+from typing import TypeVar
+
+from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe
+from groupwise.core.task import Streams
 from groupwise.diagnostics.checks import WitnessAction
+from groupwise.diagnostics.witness.again import is_ours
 from groupwise.diagnostics.witness.credit import CreditReading
+from groupwise.diagnostics.witness.draws import DrawsReading, ProblemsReading
 from groupwise.diagnostics.witness.groups import GroupsReading
 from groupwise.diagnostics.witness.reading import Reading
+from groupwise.diagnostics.witness.requests import HeardEngine
 from groupwise.diagnostics.witness.rules import Rules, UpdateRules
+from groupwise.diagnostics.witness.scores import ScoresReading
 from groupwise.diagnostics.witness.trains import TrainsReading
 from groupwise.diagnostics.witness.updates import UpdatesReading
 from groupwise.diagnostics.witness.witness import Witness
+from groupwise.rollout.scoring import Scorer
+from groupwise.rollout.selection import Selection
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
 from groupwise.training.optimizer import OptimizerSettings
 
+T = TypeVar("T")
 
-def witness_of(recipe: Recipe, row: Algorithm, learner: Learner, critic: Critic | None) -> Witness:
+
+def unheard(engine: HeardEngine, evaluate: Callable[[], T]) -> Callable[[], T]:
+    """Make an evaluation whose requests are not taken for those of training."""
+
+    def quietly() -> T:
+        with engine.unheard():
+            return evaluate()
+
+    return quietly
+
+
+def witness_of(
+    plan: Plan, engine: HeardEngine, learner: Learner, critic: Critic | None, scorer: Scorer, selection: Selection
+) -> Witness:
     """Make the witness of a run; one that makes no reading where the recipe wants none."""
-    settings = recipe.checks
-    wanted = settings.witness is not WitnessAction.OFF
+    row, settings = plan.algorithm, plan.recipe.checks
+    train = None if isinstance(selection.train, Streams) else selection.train
+    readings: list[Reading] = [
+        GroupsReading(row.filter),
+        ScoresReading(scorer, is_function=not own_code(plan)),
+        CreditReading(row),
+        TrainsReading(row.aggregate),
+        DrawsReading(engine),
+        ProblemsReading(plan.task, train),
+    ]
+    if settings.witness is WitnessAction.OFF:
+        readings = []
+    else:
+        readings.append(UpdatesReading(learner, critic, whole=learner.mesh.alone))
     return Witness(
-        readings=_readings(row, learner, critic) if wanted else [],
-        rules=rules_of(recipe),
+        readings=readings,
+        rules=rules_of(plan.recipe),
         every=settings.witness_every,
         stops=settings.witness is WitnessAction.STOP,
         masks_truncated=row.filter.mask_truncated,
     )
 
 
-def _readings(row: Algorithm, learner: Learner, critic: Critic | None) -> list[Reading]:
-    return [
-        GroupsReading(row.filter),
-        CreditReading(row),
-        TrainsReading(row.aggregate),
-        UpdatesReading(learner, critic, whole=learner.mesh.alone),
-    ]
+def own_code(plan: Plan) -> bool:
+    """Tell whether the task's score may be code of the user's own, which need not be a function of a text."""
+    return not is_ours(plan.task) or bool({"use", "reward"} & {key for key, value in plan.recipe.task.items() if value})
 
 
 def rules_of(recipe: Recipe) -> Rules:

@@ -6,7 +6,7 @@ import torch
 
 from groupwise.algorithms.parts.filters import DropUniform, Filter, KeepAll
 from groupwise.core.records import Group
-from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, apart, differs
+from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, agree, apart, differs
 from groupwise.diagnostics.witness.rows import RIGHT, TIE, values_of
 from groupwise.health.checks import GROUPS_AS_SAMPLED
 
@@ -67,7 +67,7 @@ class GroupsReading(Reading):
                 with_ = f"that of the prompt {seen.result.groups[other].prompt.sample.prompt[-40:]!r}"
                 said = f"its group's id is {id_}, {with_ if other != own else f'the rows before it have {ids[own]}'}"
                 return differs(rows.words(row), f"{said}; look at the column group")
-        return Disagreement("", "", 0.0, 0.0)
+        return agree()
 
     def _kept(self, seen: StepSeen) -> Iterator[Disagreement]:
         """Compare what trains with what the filter's definition keeps; what replaces missing groups is counted."""

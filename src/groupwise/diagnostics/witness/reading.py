@@ -110,6 +110,11 @@ class Reading:
         return ()
 
 
+def agree() -> Disagreement:
+    """Say that two readings are one."""
+    return Disagreement("", "", 0.0, 0.0)
+
+
 def differs(about: str, detail: str) -> Disagreement:
     """Say that two readings of what is no number differ."""
     return Disagreement(about, detail, 1.0, 0.0)
@@ -127,7 +132,7 @@ def apart(
         shapes = f"shape {tuple(theirs.shape)}, by definition {tuple(ours.shape)}"
         return Disagreement("the column", f"{shapes}; {look}", math.inf, limit)
     if not theirs.numel():
-        return Disagreement("", "", 0.0, limit)
+        return agree()
     there, own = theirs.double(), ours.double()
     distance = (there - own).abs() / own.abs().clamp(min=1)
     distance = torch.where(there.isnan() & own.isnan(), 0.0, distance.nan_to_num(nan=math.inf))
