@@ -117,7 +117,7 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         metrics = log.metrics(generation_metrics(sampled, parts.rollout.measure, parts.rollout.tools))
     if run.settings.guard is Guard.ROLLBACK:
         metrics["rollbacks"] = len(run.progress.rollbacks)
-    return step_row(step, metrics, checks, run.end_step()), machine_work(run, sampled)
+    return step_row(step, metrics, checks, run.end_step()), machine_work(run, sampled, checks)
 
 
 def renew_reference(run: Training) -> None:

@@ -17,9 +17,10 @@ from groupwise.core.records import Batch, Evaluation, Group
 from groupwise.core.stream import RolloutResult, Sampled
 from groupwise.diagnostics.checks import Check, Probe, no_older, not_asked, require_passed
 from groupwise.diagnostics.groups import in_words
-from groupwise.diagnostics.step import StepLog, timeline
+from groupwise.diagnostics.step import StepLog, check_table, timeline
 from groupwise.diagnostics.tolerance import Limits
 from groupwise.diagnostics.witness.witness import Witness
+from groupwise.health.checks import WITNESSED
 from groupwise.health.symptoms.base import Finding
 from groupwise.journal.output import Output
 from groupwise.rollout.batches import AsynchronousBatches, Batches
@@ -207,8 +208,12 @@ def witnessed(run: Training, groups: Sequence[Group]) -> None:
     require_passed(checks, step)
 
 
-def machine_work(run: Training, sampled: Sampled) -> dict[str, Any]:
-    """Return what the machine did in the step that has ended: who worked when, and with which trouble."""
+def machine_work(run: Training, sampled: Sampled, checks: Sequence[Check]) -> dict[str, Any]:
+    """Return what the machine did in the step that has ended: who worked when, with which trouble, and what the witness
+    read.
+    """
     work = timeline(run.clock.take_extents(), beside=run.components.batches.take_extents())
+    read = [check for check in checks if check.invariant in WITNESSED]
+    witness = {"witness": check_table(read)} if read else {}
     ahead = {} if sampled.ahead_seconds is None else {"ahead_seconds": round(sampled.ahead_seconds, 6)}
-    return {"timeline": work, "engine_restarts": run.components.engine.restarts, **ahead}
+    return {"timeline": work, "engine_restarts": run.components.engine.restarts, **ahead, **witness}

@@ -25,7 +25,7 @@ class HeardEngine:
     """
 
     def __init__(self, engine: Engine, listens: bool = True) -> None:
-        """`listens`: somebody takes what is heard; else nothing is kept."""
+        """Hear the engine; without `listens` nothing is kept, for nobody takes it."""
         self._engine, self._heard, self._listens = engine, list[Heard](), listens
 
     @property
