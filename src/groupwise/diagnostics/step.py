@@ -212,8 +212,12 @@ def step_row(
 
 
 def check_table(checks: Sequence[Check]) -> dict[str, dict[str, Any]]:
-    """Make the table of checks by their names, as files have them."""
-    return {c.name: {"verdict": c.verdict.value, "value": c.value, "limit": c.limit} for c in checks}
+    """Make the table of checks by their names, as files have them; one that failed has its cause."""
+    return {
+        c.name: {"verdict": c.verdict.value, "value": c.value, "limit": c.limit}
+        | ({"cause": c.cause} if c.failed else {})
+        for c in checks
+    }
 
 
 #: The kind of work that a phase of a run's clock is; what is not here is no part of a step.

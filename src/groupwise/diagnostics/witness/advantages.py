@@ -19,7 +19,7 @@ from groupwise.diagnostics.witness.rows import TIE
 
 
 @dataclass(frozen=True)
-class Given:
+class CreditGiven:
     """What an advantage is made of.
 
     reward  [N,T] reward units
@@ -105,13 +105,13 @@ def whitened(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, (x - inside.mean()) / torch.sqrt(inside.var() + 1e-8), 0.0)
 
 
-def group_zscore(part: GroupZScore, given: Given) -> Columns:
+def group_zscore(part: GroupZScore, given: CreditGiven) -> Columns:
     """A_i = (R_i - mean R) / (std R + epsilon) of the group."""
     total = given.total()
     return given.spread(among(total, given.group, z_score(part.epsilon))), given.spread(total)
 
 
-def group_mean(part: GroupMean, given: Given) -> Columns:
+def group_mean(part: GroupMean, given: CreditGiven) -> Columns:
     """A_i = R_i - mean R of the group; whitened over the batch where the part says so, and 0 where nothing compares."""
     total = given.total()
     each = among(total, given.group, from_mean)
@@ -134,13 +134,13 @@ def _compares(total: Sequence[float], group: Sequence[int]) -> list[bool]:
     ]
 
 
-def leave_one_out(part: LeaveOneOut, given: Given) -> Columns:
+def leave_one_out(part: LeaveOneOut, given: CreditGiven) -> Columns:
     """A_i = R_i - mean of the others' R."""
     total = given.total()
     return given.spread(among(total, given.group, from_others)), given.spread(total)
 
 
-def process_zscore(part: ProcessZScore, given: Given) -> Columns:
+def process_zscore(part: ProcessZScore, given: CreditGiven) -> Columns:
     """A_t = sum of the z-scores of the steps that end at t or later, z over all steps of the group."""
     assert given.ends is not None
     ends = given.mask & given.ends
@@ -157,7 +157,7 @@ def process_zscore(part: ProcessZScore, given: Given) -> Columns:
     return columns[0], columns[1]
 
 
-def discounted(part: GAE | OneStepTD | MonteCarlo | Return, given: Given) -> Columns:
+def discounted(part: GAE | OneStepTD | MonteCarlo | Return, given: CreditGiven) -> Columns:
     """A_t = sum_k (gamma lam)^k delta_(t+k) over a row's trained tokens, or over its turns; returns are A + V."""
     votes = given.mask & ~torch.where(given.mask, given.reward, 0.0).sum(1).isnan()[:, None]
     value = torch.zeros_like(given.reward) if isinstance(part, Return) else given.value
@@ -194,7 +194,7 @@ class ByTurn:
     to_go: Mapping[tuple[int, int], float]
 
 
-def by_turn(given: Given, gamma: float) -> ByTurn:
+def by_turn(given: CreditGiven, gamma: float) -> ByTurn:
     """Cut each row that votes into turns, which end at step ends; R_k = r_k + gamma R_(k+1)."""
     assert given.ends is not None
     columns: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -215,14 +215,14 @@ def by_turn(given: Given, gamma: float) -> ByTurn:
     return ByTurn(columns, to_go)
 
 
-def _at_turns(given: Given, turns: ByTurn, values: Mapping[tuple[int, int], float]) -> Tensor:
+def _at_turns(given: CreditGiven, turns: ByTurn, values: Mapping[tuple[int, int], float]) -> Tensor:
     out = torch.zeros_like(given.reward)
     for (row, k), columns in turns.columns.items():
         out[row, columns] = values[row, k]
     return out
 
 
-def turn_to_go(part: TurnToGo, given: Given) -> Columns:
+def turn_to_go(part: TurnToGo, given: CreditGiven) -> Columns:
     """A_t = R_t - mean of R_t over the other episodes of the group that have a turn t, 0 if none of them has."""
     turns = by_turn(given, part.gamma)
     every, rows = defaultdict(list), defaultdict(set)
@@ -241,7 +241,7 @@ def turn_to_go(part: TurnToGo, given: Given) -> Columns:
     return _at_turns(given, turns, values), _at_turns(given, turns, turns.to_go)
 
 
-def state_groups(part: StateGroups, given: Given) -> Columns:
+def state_groups(part: StateGroups, given: CreditGiven) -> Columns:
     """A_t = z(R_i) over the group + omega z(R_t) over its turns that were spoken in the same state."""
     assert given.state is not None
     assert given.ends is not None
@@ -258,7 +258,7 @@ def state_groups(part: StateGroups, given: Given) -> Columns:
     return _at_turns(given, turns, values), _at_turns(given, turns, turns.to_go)
 
 
-DEFINITIONS: Mapping[type, Callable[[Any, Given], Columns]] = {
+DEFINITIONS: Mapping[type, Callable[[Any, CreditGiven], Columns]] = {
     GroupZScore: group_zscore,
     GroupMean: group_mean,
     LeaveOneOut: leave_one_out,

@@ -10,7 +10,7 @@ from torch import Tensor
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.kl import K1, K2, K3, K3Ratio
 from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
-from groupwise.diagnostics.witness.advantages import DEFINITIONS, Columns, Given
+from groupwise.diagnostics.witness.advantages import DEFINITIONS, Columns, CreditGiven
 from groupwise.diagnostics.witness.again import asked_again
 from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, Unmeasured, apart
 from groupwise.health.checks import CREDIT_BY_DEFINITION
@@ -125,7 +125,9 @@ class CreditReading(Reading):
         part, batch = self._row.advantage, seen.batch
         ends, state = (None, None) if batch.step_end is None else (step_scores(seen)[1], batch.step_state)
         value = None if batch.value is None else batch.value.double()
-        given = Given(torch.where(seen.rows.mask, reward, 0.0), seen.rows.mask, seen.rows.group, value, ends, state)
+        given = CreditGiven(
+            torch.where(seen.rows.mask, reward, 0.0), seen.rows.mask, seen.rows.group, value, ends, state
+        )
         if (definition := DEFINITIONS.get(type(part))) is not None:
             return definition(part, given)
         if not seen.slow:
