@@ -7,7 +7,7 @@ from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.task import HoldsOutSets, PlaysTurns, Task
 from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, Unmeasured, agree, differs
-from groupwise.diagnostics.witness.requests import HeardEngine
+from groupwise.diagnostics.witness.requests import Heard, HeardEngine
 from groupwise.health.checks import DRAWS_ARE_NEW
 
 #: Steps whose requests are remembered: what is sampled ahead, or in segments, trains in one of the next.
@@ -21,47 +21,51 @@ class DrawsReading(Reading):
 
     def __init__(self, engine: HeardEngine) -> None:
         self._engine = engine
-        self._seeds: deque[dict[tuple[int, int, int], str]] = deque(maxlen=REMEMBERED)
-        self._said: deque[set[int]] = deque(maxlen=REMEMBERED)
+        self._seeds: deque[set[tuple[int, int, int]]] = deque(maxlen=REMEMBERED)
+        self._heard: deque[list[Heard]] = deque(maxlen=REMEMBERED)
         self._since = 0
 
     def restart(self, step: int, rate_factor: float) -> None:
         """Forget the seeds: a return draws the same ones again. What older weights sampled was heard by no one here."""
         self._seeds.clear()
-        self._said.clear()
+        self._heard.clear()
         self._engine.take()
         self._since = step
 
     def begin(self, seen: StepSeen) -> Said:
         """Compare the requests since the step before with each other and with earlier ones, and answers with rows."""
-        seeds: dict[tuple[int, int, int], str] = {}
-        said: set[int] = set()
-        twice = ""
-        for request, answers in self._engine.take():
-            prompt = hash(request.tokens)
-            for number in range(request.samples):
-                key = (request.seed, request.first + number, request.drawn)
-                if not twice and (key in seeds or any(key in before for before in self._seeds)):
-                    when = "in this step" if key in seeds else "in a step before"
-                    twice = f"seed {request.seed}, completion {key[1]}, was drawn {when} already"
-                seeds[key] = str(prompt)
-            said.update(hash((*request.tokens, *answer)) for answer in answers)
+        heard, seeds = self._engine.take(), set[tuple[int, int, int]]()
+        twice = agree()
+        for request, _ in heard:
+            key = (request.seed, request.first, request.drawn)
+            if key in seeds or any(key in before for before in self._seeds):
+                when = "in this step" if key in seeds else "in a step before"
+                words = f"seed {request.seed}, completion {key[1]}, was drawn {when} already; look at seeds in collect"
+                twice = differs("a request to the engine", words)
+            seeds.add(key)
         self._seeds.append(seeds)
-        self._said.append(said)
-        yield differs("a request to the engine", f"{twice}; look at the seeds in collect") if twice else agree()
+        self._heard.append(heard)
+        yield twice
         yield from self._answered(seen)
 
     def _answered(self, seen: StepSeen) -> Iterator[Disagreement]:
-        for group in seen.result.generated:
-            for number, completion in enumerate(group.completions):
-                whole = _up_to_last(group.prompt, completion)
-                if whole is None or whole[1] < self._since:
-                    continue
-                known = hash(whole[0])
-                if not any(known in said for said in self._said):
-                    about = f"completion {number} of the prompt {group.prompt.sample.prompt[-40:]!r}"
-                    yield differs(about, "the engine gave no such answer to this prompt; look at how groups are made")
-                    return
+        """Look for each completion that was sampled here among the answers to its own prompt."""
+        direct = {(one.request.tokens, answer) for heard in self._heard for one in heard for answer in one.answers}
+        others = [
+            (group, number, completion)
+            for group in seen.result.generated
+            for number, completion in enumerate(group.completions)
+            if (group.prompt.tokens, completion.tokens) not in direct
+        ]
+        if not others:
+            return
+        whole = {prompt + answer for prompt, answer in direct}
+        for group, number, completion in others:
+            last = _up_to_last(group.prompt, completion)
+            if last is not None and last[1] >= self._since and last[0] not in whole:
+                about = f"completion {number} of the prompt {group.prompt.sample.prompt[-40:]!r}"
+                yield differs(about, "the engine gave no such answer to this prompt; look at how groups are made")
+                return
 
 
 def _up_to_last(prompt: Prompt, completion: Completion) -> tuple[tuple[int, ...], int] | None:

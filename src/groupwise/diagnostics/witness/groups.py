@@ -1,13 +1,14 @@
 """The batch against the groups that it was made of, and the filter against its definition."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
+from torch import Tensor
 
-from groupwise.algorithms.parts.filters import DropUniform, Filter, KeepAll
+from groupwise.algorithms.parts.filters import DropUniform, Filter
 from groupwise.core.records import Group
 from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, agree, apart, differs
-from groupwise.diagnostics.witness.rows import RIGHT, TIE, values_of
+from groupwise.diagnostics.witness.rows import RIGHT, TIE, Rows, values_of
 from groupwise.health.checks import GROUPS_AS_SAMPLED
 
 #: Scores and log-probabilities are copied, and added up at most.
@@ -26,24 +27,20 @@ class GroupsReading(Reading):
         """Compare the batch's columns with the records, and the groups that train with what the filter keeps."""
         batch, rows = seen.batch, seen.rows
         yield from self._counts(seen)
-        yield apart(rows.place, batch.length, torch.tensor(rows.lengths), 0.0, "the row's length; look at collate")
+        yield apart(rows.place, batch.length, rows.lengths, 0.0, "the row's length; look at collate")
         if batch.tokens.shape != rows.inside.shape:
             yield differs("the batch", f"{tuple(batch.tokens.shape)} rows and columns, by its records "
                           f"{tuple(rows.inside.shape)}")  # fmt: skip
             return
         yield self._partition(seen)
-        at = rows.inside.nonzero()
-
-        def token(place: tuple[int, ...]) -> str:
-            return rows.place(tuple(at[place[0]].tolist()))
-
         look = "of a prompt and a completion that the records have there; look at collate"
-        yield apart(token, batch.tokens[rows.inside], rows.tokens, 0.0, f"the id is not the one {look}")
-        logp = batch.logp_engine[rows.inside]
-        yield apart(token, logp, rows.logp_engine, COPIED, f"the engine's log-probability is not the one {look}")
-        yield apart(rows.place, batch.score, torch.tensor(rows.score, dtype=torch.float64), COPIED,
-                    "the score is not the completion's own, with the recipe's weights; look at collate and at "
-                    "[rewards]")  # fmt: skip
+        about = f"the id is not the one {look}"
+        yield apart(_token_of(rows, rows.inside), batch.tokens[rows.inside], rows.tokens, 0.0, about)
+        logp, about = batch.logp_engine[rows.answers], f"the engine's log-probability is not the one {look}"
+        yield apart(_token_of(rows, rows.answers), logp, rows.logp_engine, COPIED, about)
+        scores = torch.tensor(rows.score, dtype=torch.float64)
+        about = "the score is not the completion's own, with the recipe's weights; look at collate and at [rewards]"
+        yield apart(rows.place, batch.score, scores, COPIED, about)
         yield from self._kept(seen)
 
     def _counts(self, seen: StepSeen) -> Iterator[Disagreement]:
@@ -58,6 +55,8 @@ class GroupsReading(Reading):
 
     def _partition(self, seen: StepSeen) -> Disagreement:
         """Compare who is in a group with whom: the ids themselves may be any."""
+        if torch.equal(seen.batch.group, seen.rows.groups_of):
+            return agree()
         theirs, rows = seen.batch.group.tolist(), seen.rows
         ids: dict[int, int] = {}
         owners: dict[int, int] = {}
@@ -71,7 +70,7 @@ class GroupsReading(Reading):
 
     def _kept(self, seen: StepSeen) -> Iterator[Disagreement]:
         """Compare what trains with what the filter's definition keeps; what replaces missing groups is counted."""
-        if type(self._filter) not in (KeepAll, DropUniform):
+        if type(self._filter) is not DropUniform:  # the other of the catalog keeps all
             return
         result, weights = seen.result, seen.rules.weights
         dropped = [group for group in result.groups if not self._keeps(group, weights)]
@@ -91,9 +90,12 @@ class GroupsReading(Reading):
 
     def _keeps(self, group: Group, weights: Mapping[str, float]) -> bool:
         """Decide by the definition: completions that have a value differ in it, by correctness or by a reward."""
-        if isinstance(self._filter, KeepAll):
-            return True
         values = values_of(group, self._filter.metric, weights)
         if self._filter.metric == "correctness":
             return 0 < sum(value >= RIGHT for value in values) < len(values)
         return len(values) > 1 and max(values) - min(values) > TIE
+
+
+def _token_of(rows: Rows, where: Tensor) -> Callable[[tuple[int, ...]], str]:
+    """Name the token that is number `at` of those where a table is True."""
+    return lambda at: rows.place(tuple(where.nonzero()[at[0]].tolist()))

@@ -131,14 +131,15 @@ def apart(
     if theirs.shape != ours.shape:
         shapes = f"shape {tuple(theirs.shape)}, by definition {tuple(ours.shape)}"
         return Disagreement("the column", f"{shapes}; {look}", math.inf, limit)
-    if not theirs.numel():
+    if not theirs.numel() or (theirs.dtype == ours.dtype and torch.equal(theirs, ours)):
         return agree()
     there, own = theirs.double(), ours.double()
-    distance = (there - own).abs() / own.abs().clamp(min=1)
+    distance = (there - own).abs().div_(own.abs().clamp_(min=1))
+    value = float(distance.max())
+    if value <= limit:
+        return Disagreement("", "", value, limit)
     distance = torch.where(there.isnan() & own.isnan(), 0.0, distance.nan_to_num(nan=math.inf))
-    value, place = distance.flatten().max(0)
-    if float(value) <= limit:
-        return Disagreement("", "", float(value), limit)
+    worst, place = distance.flatten().max(0)
     at = tuple(int(i) for i in torch.unravel_index(place, distance.shape))
     numbers = f"{float(there[at]):.6g}, by definition {float(own[at]):.6g}"
-    return Disagreement(about(at), f"{numbers}; {look}", float(value), limit)
+    return Disagreement(about(at), f"{numbers}; {look}", float(worst), limit)

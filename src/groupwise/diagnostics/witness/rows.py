@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,9 +74,9 @@ class Rows:
         return [i for i, group in enumerate(self.groups) for _ in group.completions]
 
     @cached_property
-    def lengths(self) -> list[int]:
-        """Tokens of each row, its prompt's included."""
-        return [len(prompt) + len(c.tokens) for prompt, c in zip(self.prompts, self.completions, strict=True)]
+    def groups_of(self) -> Tensor:
+        """[N]: number of each row's group."""
+        return torch.tensor(self.group)
 
     @cached_property
     def score(self) -> list[float]:
@@ -82,50 +84,61 @@ class Rows:
         return [reward_of(c, self.weights) for c in self.completions]
 
     @cached_property
+    def starts(self) -> Tensor:
+        """[N]: tokens of each row's prompt, after which its completion starts."""
+        return torch.tensor([len(prompt) for prompt in self.prompts])
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[N]: tokens of each row, its prompt's included."""
+        return self.starts + torch.tensor([len(c.tokens) for c in self.completions])
+
+    @cached_property
     def inside(self) -> Tensor:
         """[N,T] bool: prompt and completion, without what fills a row up."""
-        return torch.arange(max(self.lengths)) < torch.tensor(self.lengths)[:, None]
+        return torch.arange(int(self.lengths.max())) < self.lengths[:, None]
+
+    @cached_property
+    def answers(self) -> Tensor:
+        """[N,T] bool: the completion, whoever wrote its tokens."""
+        return self.inside & (torch.arange(self.inside.shape[1]) >= self.starts[:, None])
 
     @cached_property
     def tokens(self) -> Tensor:
         """Ids of all rows one after another."""
-        pairs = zip(self.prompts, self.completions, strict=True)
-        return torch.tensor([token for prompt, c in pairs for token in (*prompt, *c.tokens)])
+        pairs = zip(self.prompts, (c.tokens for c in self.completions), strict=True)
+        return torch.from_numpy(np.array([*chain.from_iterable(chain.from_iterable(pairs))], dtype=np.int64))
 
     @cached_property
     def logp_engine(self) -> Tensor:
-        """Nats of all rows one after another, 0 in prompts."""
-        pairs = zip(self.prompts, self.completions, strict=True)
-        return torch.tensor([x for prompt, c in pairs for x in ((0.0,) * len(prompt) + c.logp_engine)])
+        """Nats of all completions one after another."""
+        every = [*chain.from_iterable(c.logp_engine for c in self.completions)]
+        return torch.from_numpy(np.array(every, dtype=np.float32))
 
     @cached_property
     def mask(self) -> Tensor:
         """[N,T] bool: tokens that the policy wrote, of completions that train."""
-        return self._by_span(
-            [[span.own and votes for span in c.spans] for c, votes in zip(self.completions, self._trains, strict=True)],
-            outside=False,
-        )
+        cut = [self.masks_truncated and c.finish == "length" for c in self.completions]
+        votes = [not math.isnan(score) and not off for score, off in zip(self.score, cut, strict=True)]
+        return self.own & torch.tensor(votes)[:, None]
+
+    @cached_property
+    def own(self) -> Tensor:
+        """[N,T] bool: tokens that the policy wrote."""
+        return self.version >= 0
 
     @cached_property
     def version(self) -> Tensor:
         """[N,T]: weights that sampled each token; -1 where the policy did not."""
-        each = [[span.version if span.own else -1 for span in c.spans] for c in self.completions]
-        return self._by_span(each, outside=-1)
-
-    @cached_property
-    def _trains(self) -> list[bool]:
-        cut = [self.masks_truncated and c.finish == "length" for c in self.completions]
-        return [not math.isnan(score) and not off for score, off in zip(self.score, cut, strict=True)]
-
-    def _by_span(self, values: Sequence[Sequence[int]], outside: int) -> Tensor:
-        """[N,T] of a value a span; `outside` in prompts and beyond a row's end."""
-        width = max(self.lengths)
+        if all(len(c.spans) == 1 and c.spans[0].own for c in self.completions):
+            each = torch.tensor([c.spans[0].version for c in self.completions])
+            return torch.where(self.answers, each[:, None], -1)
         runs, lengths = [], []
-        for prompt, completion, own, length in zip(self.prompts, self.completions, values, self.lengths, strict=True):
-            runs += [outside, *own, outside]
-            lengths += [len(prompt), *(span.stop - span.start for span in completion.spans), width - length]
-        column = torch.tensor(runs).repeat_interleave(torch.tensor(lengths))
-        return column.view(len(self.completions), width)
+        rows = zip(self.starts.tolist(), self.completions, (~self.inside).sum(1).tolist(), strict=True)
+        for start, completion, rest in rows:
+            runs += [-1, *(span.version if span.own else -1 for span in completion.spans), -1]
+            lengths += [start, *(span.stop - span.start for span in completion.spans), rest]
+        return torch.tensor(runs).repeat_interleave(torch.tensor(lengths)).view(self.inside.shape)
 
     def words(self, row: int) -> str:
         """Name a row for a person: its number and its prompt."""

@@ -33,20 +33,21 @@ class TrainsReading(Reading):
 
     def __init__(self, aggregate: Aggregate) -> None:
         self._aggregate = aggregate
-        self._trained: list[int] = []
+        self._trained = torch.zeros(0, dtype=torch.long)
         self._parts = 0
 
     def begin(self, seen: StepSeen) -> Said:
         """Compare mask, versions and supports with the spans of the records."""
-        self._trained, self._parts = [0] * len(seen.rows.completions), 0
+        self._trained, self._parts = torch.zeros(len(seen.rows.completions), dtype=torch.long), 0
         batch, rows = seen.batch, seen.rows
         look = "1 where the policy wrote a token of a completion that trains; look at spans and at the mask in collate"
-        yield apart(rows.place, batch.mask.long(), rows.mask.long(), 0.0, look)
+        if not torch.equal(batch.mask, rows.mask):
+            yield apart(rows.place, batch.mask.long(), rows.mask.long(), 0.0, look)
         if batch.token_version is not None:
             look = "the weights that sampled the token; look at spans and at collate"
             yield apart(rows.place, batch.token_version, rows.version, 0.0, look)
-        oldest = [min(span.version for span in c.spans if span.own) for c in rows.completions]
-        yield apart(rows.place, batch.version, torch.tensor(oldest), 0.0, "the oldest weights that sampled it")
+        oldest = torch.where(rows.own, rows.version, rows.version.max()).amin(1)
+        yield apart(rows.place, batch.version, oldest, 0.0, "the oldest weights that sampled it")
         for name, column in (("support", batch.support), ("routes", batch.routes_engine)):
             for row, (theirs, completion) in enumerate(zip(column or (), rows.completions, strict=False)):
                 if theirs is not getattr(completion, name):
@@ -55,14 +56,13 @@ class TrainsReading(Reading):
 
     def minibatch(self, seen: StepSeen, minibatch: Batch) -> Said:
         """Compare a minibatch's rows with the batch's, and its weights with their definition; count what trains."""
-        if minibatch.row is None or self._trained == []:
+        if minibatch.row is None or not len(self._trained):
             return
-        index = minibatch.row.tolist()
-        yield from self._rows(seen, minibatch, index)
-        yield from self._whole_groups(seen, index)
+        rows = minibatch.row
+        yield from self._rows(seen, minibatch, rows)
+        yield from self._whole_groups(seen, rows)
         yield self._weights(seen, minibatch)
-        for row in index:
-            self._trained[row] += 1
+        self._trained.index_add_(0, rows, torch.ones_like(rows))
         self._parts += 1
         due = min(seen.rules.parts, len(seen.result.groups))
         if self._parts % due == 0:
@@ -74,42 +74,40 @@ class TrainsReading(Reading):
         if self._parts != due:
             yield differs("the step", f"{self._parts} minibatches trained, of {due} in {seen.rules.passes} passes")
 
-    def _rows(self, seen: StepSeen, minibatch: Batch, index: list[int]) -> Iterator[Disagreement]:
-        at, width = torch.tensor(index), minibatch.tokens.shape[1]
-        beyond = [row for row in index if seen.rows.lengths[row] > width]
+    def _rows(self, seen: StepSeen, minibatch: Batch, rows: Tensor) -> Iterator[Disagreement]:
+        width = minibatch.tokens.shape[1]
+        beyond = rows[seen.rows.lengths[rows] > width].tolist()
         if beyond:
             yield differs(seen.rows.words(beyond[0]), f"it is cut to {width} columns; look at Batch.rows")
         for name in COLUMNS:
             theirs, whole = getattr(minibatch, name), getattr(seen.batch, name)
             if theirs is None or whole is None:
                 continue
-            ours = whole[at, :width] if whole.dim() == 2 else whole[at]
-            if not torch.equal(theirs.nan_to_num(), ours.nan_to_num()):
-                rows = (theirs != ours).reshape(len(index), -1).any(1).nonzero()[:, 0]
-                row = index[int(rows[0])] if len(rows) else index[0]
+            ours = whole[rows, :width] if whole.dim() == 2 else whole[rows]
+            if not torch.equal(theirs, ours) and not torch.equal(theirs.nan_to_num(), ours.nan_to_num()):
+                other = (theirs != ours).reshape(len(rows), -1).any(1).nonzero()[:, 0]
                 look = "in its minibatch is not that of the batch; look at how minibatches are cut"
-                yield differs(seen.rows.words(row), f"its column {name} {look}")
+                yield differs(seen.rows.words(int(rows[other[0]])), f"its column {name} {look}")
 
-    def _whole_groups(self, seen: StepSeen, index: list[int]) -> Iterator[Disagreement]:
-        here: dict[int, int] = {}
-        for row in index:
-            here[seen.rows.group[row]] = here.get(seen.rows.group[row], 0) + 1
-        for group, count in here.items():
-            whole = len(seen.result.groups[group].completions)
-            if count != whole:
-                prompt = seen.result.groups[group].prompt.sample.prompt[-40:]
-                yield differs(f"the prompt {prompt!r}", f"a minibatch has {count} rows of its group of {whole}")
-                return
-        due = min(seen.rules.parts, len(seen.result.groups))
-        if not len(seen.result.groups) // due <= len(here) <= math.ceil(len(seen.result.groups) / due):
-            yield differs("a minibatch", f"it has {len(here)} of {len(seen.result.groups)} groups, in {due} parts")
+    def _whole_groups(self, seen: StepSeen, rows: Tensor) -> Iterator[Disagreement]:
+        groups = seen.result.groups
+        here = seen.rows.groups_of[rows].bincount(minlength=len(groups))
+        part = ((here > 0) & (here != seen.rows.groups_of.bincount(minlength=len(groups)))).nonzero()[:, 0].tolist()
+        if part:
+            group = groups[part[0]]
+            words = f"a minibatch has {int(here[part[0]])} rows of its group of {len(group.completions)}"
+            yield differs(f"the prompt {group.prompt.sample.prompt[-40:]!r}", words)
+            return
+        due, count = min(seen.rules.parts, len(groups)), int((here > 0).sum())
+        if not len(groups) // due <= count <= math.ceil(len(groups) / due):
+            yield differs("a minibatch", f"it has {count} of {len(groups)} groups, in {due} parts")
 
     def _each_once(self, seen: StepSeen, passes: int) -> Iterator[Disagreement]:
-        for row, count in enumerate(self._trained):
-            if count != passes:
-                words = f"it trained {count} times in {passes} passes; look at how minibatches are cut"
-                yield differs(seen.rows.words(row), words)
-                return
+        other = (self._trained != passes).nonzero()[:, 0].tolist()
+        if other:
+            count = int(self._trained[other[0]])
+            words = f"it trained {count} times in {passes} passes; look at how minibatches are cut"
+            yield differs(seen.rows.words(other[0]), words)
 
     def _weights(self, seen: StepSeen, minibatch: Batch) -> Disagreement | Unmeasured:
         rows, weight = minibatch.row, minibatch.need("weight").double()
@@ -128,7 +126,7 @@ class TrainsReading(Reading):
         else:
             return Unmeasured(f"{type(self._aggregate).__name__} is asked again in slow readings alone")
         ours = torch.where(mask, ours, 0.0)
-        scale = 1 / float(ours.abs().max()) if bool((ours != 0).any()) else 1.0
+        scale = 1 / (float(ours.abs().max()) or 1.0)
 
         def place(at: tuple[int, ...]) -> str:
             return seen.rows.place((int(rows[at[0]]), *at[1:]))
