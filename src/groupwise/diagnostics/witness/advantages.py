@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,8 +38,9 @@ class CreditGiven:
     ends: Tensor | None = None
     state: Tensor | None = None
 
+    @cached_property
     def total(self) -> list[float]:
-        """Add up each row's reward; NaN for a row that does not vote."""
+        """Sum of each row's reward; NaN for a row that does not vote."""
         sums = torch.where(self.mask, self.reward, 0.0).sum(1)
         return torch.where(self.mask.any(1), sums, math.nan).tolist()
 
@@ -107,13 +109,13 @@ def whitened(x: Tensor, mask: Tensor) -> Tensor:
 
 def group_zscore(part: GroupZScore, given: CreditGiven) -> Columns:
     """A_i = (R_i - mean R) / (std R + epsilon) of the group."""
-    total = given.total()
+    total = given.total
     return given.spread(among(total, given.group, z_score(part.epsilon))), given.spread(total)
 
 
 def group_mean(part: GroupMean, given: CreditGiven) -> Columns:
     """A_i = R_i - mean R of the group; whitened over the batch where the part says so, and 0 where nothing compares."""
-    total = given.total()
+    total = given.total
     each = among(total, given.group, from_mean)
     advantage, votes = given.spread(each), torch.tensor([not math.isnan(x) for x in total])
     if part.whiten:
@@ -136,7 +138,7 @@ def _compares(total: Sequence[float], group: Sequence[int]) -> list[bool]:
 
 def leave_one_out(part: LeaveOneOut, given: CreditGiven) -> Columns:
     """A_i = R_i - mean of the others' R."""
-    total = given.total()
+    total = given.total
     return given.spread(among(total, given.group, from_others)), given.spread(total)
 
 
@@ -200,7 +202,7 @@ def by_turn(given: CreditGiven, gamma: float) -> ByTurn:
     columns: dict[tuple[int, int], list[int]] = defaultdict(list)
     to_go: dict[tuple[int, int], float] = {}
     reward, ends = given.reward.tolist(), given.ends.tolist()
-    for row, total in enumerate(given.total()):
+    for row, total in enumerate(given.total):
         if math.isnan(total):
             continue
         turn = 0
@@ -246,7 +248,7 @@ def state_groups(part: StateGroups, given: CreditGiven) -> Columns:
     assert given.state is not None
     assert given.ends is not None
     scaled = z_score(part.epsilon) if part.deviation else from_mean
-    turns, episode = by_turn(given, part.gamma), among(given.total(), given.group, scaled)
+    turns, episode = by_turn(given, part.gamma), among(given.total, given.group, scaled)
     keys, named = list(turns.to_go), {}
     for row, k in keys:
         last = turns.columns[row, k][-1]

@@ -12,7 +12,7 @@ from groupwise.algorithms.parts.kl import K1, K2, K3, K3Ratio
 from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
 from groupwise.diagnostics.witness.advantages import DEFINITIONS, Columns, CreditGiven
 from groupwise.diagnostics.witness.again import asked_again
-from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, Unmeasured, apart
+from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, Unmeasured, apart, differs
 from groupwise.health.checks import CREDIT_BY_DEFINITION
 
 #: Of rewards and advantages, relative above 1: columns may be float32, and are whitened over a batch.
@@ -63,11 +63,17 @@ class CreditReading(Reading):
             yield self._compare(seen, name, theirs, ours)
 
     def _compare(self, seen: StepSeen, name: str, theirs: Tensor, ours: Tensor) -> Disagreement:
-        mask = seen.rows.mask
-        kept = [torch.where(mask, column.double(), 0.0) for column in (theirs, ours)]
+        rows, at = seen.rows, seen.rows.trained
+        if theirs.shape != ours.shape:
+            return differs("the batch", f"its column {name} has the shape {tuple(theirs.shape)}")
         part = self._row.shaping if name == "reward" else self._row.advantage
         look = f"of the column {name} ({part.equation}); look at {type(part).__name__} and at what it is given"
-        return apart(seen.rows.place, kept[0], kept[1], CLOSE, look)
+        width = ours.shape[1]
+
+        def place(index: tuple[int, ...]) -> str:
+            return rows.place(divmod(int(at[index[0]]), width))
+
+        return apart(place, theirs.flatten()[at], ours.flatten()[at], CLOSE, look)
 
     def _reward(self, seen: StepSeen, score: Tensor) -> Tensor | Unmeasured:
         """Shape a score [N] -> reward [N,T]."""

@@ -33,15 +33,21 @@ class GroupsReading(Reading):
                           f"{tuple(rows.inside.shape)}")  # fmt: skip
             return
         yield self._partition(seen)
+        scores = torch.tensor(rows.score, dtype=torch.float64)
+        about = "the score is not the completion's own, with the recipe's weights; look at collate and at [rewards]"
+        yield apart(rows.place, batch.score, scores, COPIED, about)
+        yield from self._kept(seen)
+        if seen.slow:
+            yield from self._copied(seen)
+
+    def _copied(self, seen: StepSeen) -> Iterator[Disagreement]:
+        """Compare ids and log-probabilities, token by token."""
+        batch, rows = seen.batch, seen.rows
         look = "of a prompt and a completion that the records have there; look at collate"
         about = f"the id is not the one {look}"
         yield apart(_token_of(rows, rows.inside), batch.tokens[rows.inside], rows.tokens, 0.0, about)
         logp, about = batch.logp_engine[rows.answers], f"the engine's log-probability is not the one {look}"
         yield apart(_token_of(rows, rows.answers), logp, rows.logp_engine, COPIED, about)
-        scores = torch.tensor(rows.score, dtype=torch.float64)
-        about = "the score is not the completion's own, with the recipe's weights; look at collate and at [rewards]"
-        yield apart(rows.place, batch.score, scores, COPIED, about)
-        yield from self._kept(seen)
 
     def _counts(self, seen: StepSeen) -> Iterator[Disagreement]:
         groups, rules = seen.result.groups, seen.rules

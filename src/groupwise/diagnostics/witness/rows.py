@@ -107,7 +107,8 @@ class Rows:
     def tokens(self) -> Tensor:
         """Ids of all rows one after another."""
         pairs = zip(self.prompts, (c.tokens for c in self.completions), strict=True)
-        return torch.from_numpy(np.array([*chain.from_iterable(chain.from_iterable(pairs))], dtype=np.int64))
+        ids = chain.from_iterable(chain.from_iterable(pairs))
+        return torch.from_numpy(np.fromiter(ids, dtype=np.int64, count=int(self.lengths.sum())))
 
     @cached_property
     def logp_engine(self) -> Tensor:
@@ -121,6 +122,11 @@ class Rows:
         cut = [self.masks_truncated and c.finish == "length" for c in self.completions]
         votes = [not math.isnan(score) and not off for score, off in zip(self.score, cut, strict=True)]
         return self.own & torch.tensor(votes)[:, None]
+
+    @cached_property
+    def trained(self) -> Tensor:
+        """Places in the flat table of the tokens that train."""
+        return self.mask.flatten().nonzero()[:, 0]
 
     @cached_property
     def own(self) -> Tensor:

@@ -59,7 +59,8 @@ class TrainsReading(Reading):
         if minibatch.row is None or not len(self._trained):
             return
         rows = minibatch.row
-        yield from self._rows(seen, minibatch, rows)
+        if seen.slow:
+            yield from self._rows(seen, minibatch, rows)
         yield from self._whole_groups(seen, rows)
         yield self._weights(seen, minibatch)
         self._trained.index_add_(0, rows, torch.ones_like(rows))
