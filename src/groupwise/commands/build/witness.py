@@ -48,7 +48,7 @@ def witness_of(
         ScoresReading(scorer, is_function=not own_code(plan)),
         CreditReading(row),
         TrainsReading(row.aggregate),
-        DrawsReading(engine),
+        DrawsReading(engine, in_segments=plan.recipe.rollout.turn_tokens is not None),
         ProblemsReading(plan.task, train),
     ]
     if settings.witness is WitnessAction.OFF:

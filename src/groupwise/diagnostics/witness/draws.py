@@ -19,8 +19,9 @@ class DrawsReading(Reading):
 
     subject = DRAWS_ARE_NEW
 
-    def __init__(self, engine: HeardEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: HeardEngine, in_segments: bool) -> None:
+        """`in_segments`: a completion may go on in a later request."""
+        self._engine, self._in_segments = engine, in_segments
         self._seeds: deque[set[tuple[int, int, int]]] = deque(maxlen=REMEMBERED)
         self._heard: deque[list[Heard]] = deque(maxlen=REMEMBERED)
         self._since = 0
@@ -36,7 +37,7 @@ class DrawsReading(Reading):
         """Compare the requests since the step before with each other and with earlier ones, and answers with rows."""
         heard, seeds = self._engine.take(), set[tuple[int, int, int]]()
         twice = agree()
-        for request, _ in heard:
+        for request, *_ in heard:
             key = (request.seed, request.first, request.drawn)
             if key in seeds or any(key in before for before in self._seeds):
                 when = "in this step" if key in seeds else "in a step before"
@@ -46,25 +47,45 @@ class DrawsReading(Reading):
         self._seeds.append(seeds)
         self._heard.append(heard)
         yield twice
+        if self._in_segments:
+            yield from self._goes_on(heard)
         yield from self._answered(seen)
+
+    def _goes_on(self, heard: Sequence[Heard]) -> Iterator[Disagreement]:
+        """Look for requests that go on from an answer and do not say how many of its tokens were drawn before."""
+        known: dict[tuple[int, ...], int] = {}
+        for one in (one for step in self._heard for one in step):
+            known |= {one.request.tokens + x: one.request.drawn + len(x) for x in one.answers if x}
+        for request, *_ in heard:
+            drawn = known.get(request.tokens, request.drawn)
+            if drawn != request.drawn and request.samples == 1:  # a new prompt has its whole group
+                words = f"its last {drawn} tokens were drawn before, and it says {request.drawn}; look at segments"
+                yield differs("a request to the engine", words)
+                return
 
     def _answered(self, seen: StepSeen) -> Iterator[Disagreement]:
         """Look for each completion that was sampled here among the answers to its own prompt."""
-        direct = {(one.request.tokens, answer) for heard in self._heard for one in heard for answer in one.answers}
+        direct = {
+            (one.request.tokens, answer, one.version)
+            for heard in self._heard
+            for one in heard
+            for answer in one.answers
+        }
         others = [
             (group, number, completion)
             for group in seen.result.generated
             for number, completion in enumerate(group.completions)
-            if (group.prompt.tokens, completion.tokens) not in direct
+            if (group.prompt.tokens, completion.tokens, completion.spans[-1].version) not in direct
         ]
         if not others:
             return
-        whole = {prompt + answer for prompt, answer in direct}
+        whole = {(prompt + answer, version) for prompt, answer, version in direct}
         for group, number, completion in others:
             last = _up_to_last(group.prompt, completion)
-            if last is not None and last[1] >= self._since and last[0] not in whole:
+            if last is not None and last[1] >= self._since and last not in whole:
                 about = f"completion {number} of the prompt {group.prompt.sample.prompt[-40:]!r}"
-                yield differs(about, "the engine gave no such answer to this prompt; look at how groups are made")
+                words = f"the engine gave no such answer to this prompt under weights {last[1]}"
+                yield differs(about, f"{words}; look at how groups and spans are made")
                 return
 
 

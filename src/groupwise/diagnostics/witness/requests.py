@@ -12,10 +12,11 @@ from groupwise.core.records import Completion
 
 
 class Heard(NamedTuple):
-    """A request, and the ids of each of its answers."""
+    """A request, the ids of each of its answers, and the weights that the engine had."""
 
     request: Request
     answers: tuple[tuple[int, ...], ...]
+    version: int
 
 
 class HeardEngine:
@@ -62,8 +63,8 @@ class HeardEngine:
         """Generate as the engine inside does."""
         answers = self._engine.generate(requests, sampling, on_finish)
         if self._listens:
-            pairs = zip(requests, answers, strict=False)
-            self._heard += [Heard(request, tuple(c.tokens for c in answer)) for request, answer in pairs]
+            pairs, version = zip(requests, answers, strict=False), self._engine.version
+            self._heard += [Heard(request, tuple(c.tokens for c in answer), version) for request, answer in pairs]
         return answers
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
