@@ -161,6 +161,7 @@ def update(run: Training, minibatch: Batch, log: StepLog, columns: PerToken) -> 
         parts.witness.minibatch(minibatch)
     if parts.critic is not None:
         metrics = parts.critic.update(minibatch)
+        parts.witness.critic_updated(minibatch, metrics)
         applied = metrics["critic_updates_skipped"].read() == 0
         log.critic_updated(metrics)
     if run.progress.step <= run.settings.waiting_steps:

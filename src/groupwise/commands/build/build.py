@@ -243,7 +243,7 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
         critic=trained.critic,
         probe=make_probe(recipe, engine, learner, prompts, policy.pad, limits),
         limits=limits,
-        witness=witness_of(plan, heard, learner, trained.critic, beside.scorer, asked.selection),
+        witness=witness_of(plan, heard, learner, trained.critic, beside.scorer, asked.selection, limits, beside.judge),
         evaluate=unheard(heard, evaluate) if asked.selection.heldout else None,
         state=_state(plan, policy, trained, reference),
         pad=policy.pad,

@@ -1,16 +1,23 @@
 """Witness of a run: the rules that its recipe gives, and the readings that are made of each step by them."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import TypeVar
+
+from torch import nn
 
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe
 from groupwise.core.task import Streams
 from groupwise.diagnostics.checks import WitnessAction
+from groupwise.diagnostics.tolerance import Limits
 from groupwise.diagnostics.witness.again import is_ours
 from groupwise.diagnostics.witness.credit import CreditReading
 from groupwise.diagnostics.witness.draws import DrawsReading, ProblemsReading
 from groupwise.diagnostics.witness.groups import GroupsReading
+from groupwise.diagnostics.witness.plain.gradient import GradientReading
+from groupwise.diagnostics.witness.plain.model import ModelReading
+from groupwise.diagnostics.witness.plain.objective import ObjectiveReading
 from groupwise.diagnostics.witness.reading import Reading
 from groupwise.diagnostics.witness.requests import HeardEngine
 from groupwise.diagnostics.witness.rules import Rules, UpdateRules
@@ -18,10 +25,13 @@ from groupwise.diagnostics.witness.scores import ScoresReading
 from groupwise.diagnostics.witness.trains import TrainsReading
 from groupwise.diagnostics.witness.updates import UpdatesReading
 from groupwise.diagnostics.witness.witness import Witness
+from groupwise.health.checks import LOSS_BY_DEFINITION, MODEL_IS_TRAINED, UPDATE_AS_ASKED
+from groupwise.models.scalar_heads import RewardModel
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection
 from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
+from groupwise.training.numerical_noise import UnshardedPolicy
 from groupwise.training.optimizer import OptimizerSettings
 
 T = TypeVar("T")
@@ -38,7 +48,14 @@ def unheard(engine: HeardEngine, evaluate: Callable[[], T]) -> Callable[[], T]:
 
 
 def witness_of(
-    plan: Plan, engine: HeardEngine, learner: Learner, critic: Critic | None, scorer: Scorer, selection: Selection
+    plan: Plan,
+    engine: HeardEngine,
+    learner: Learner,
+    critic: Critic | None,
+    scorer: Scorer,
+    selection: Selection,
+    limits: Limits,
+    reward: RewardModel | None,
 ) -> Witness:
     """Make the witness of a run; one that makes no reading where the recipe wants none."""
     row, settings = plan.algorithm, plan.recipe.checks
@@ -55,6 +72,7 @@ def witness_of(
         readings = []
     else:
         readings.append(UpdatesReading(learner, critic, whole=learner.mesh.alone))
+        readings += _plain_readings(plan, learner, critic, limits, reward)
     return Witness(
         readings=readings,
         rules=rules_of(plan.recipe),
@@ -62,6 +80,31 @@ def witness_of(
         stops=settings.witness is WitnessAction.STOP,
         masks_truncated=row.filter.mask_truncated,
     )
+
+
+def _plain_readings(
+    plan: Plan, learner: Learner, critic: Critic | None, limits: Limits, reward: RewardModel | None
+) -> list[Reading]:
+    """Make the readings of objective, models and gradients, by plain definitions."""
+    row, recipe = plan.algorithm, plan.recipe
+    losses = {name: coefficient for name, (coefficient, _) in recipe.routing.losses.items()}
+
+    @cache
+    def unsharded() -> UnshardedPolicy:
+        return UnshardedPolicy(learner)
+
+    def whole() -> nn.Module:
+        unsharded().gather()
+        return unsharded().model
+
+    scored = reward.model if reward is not None and learner.mesh.alone else None
+    of_steps = (recipe.waiting_steps, recipe.old_from_engine, scored)
+    model = ModelReading(MODEL_IS_TRAINED, row, learner, critic, limits, whole, *of_steps)
+    return [
+        ObjectiveReading(LOSS_BY_DEFINITION, row, losses, learner.bf16, critic and critic.clip),
+        model,
+        GradientReading(UPDATE_AS_ASKED, model, row, learner, critic, (recipe.learner, recipe.critic)),
+    ]
 
 
 def own_code(plan: Plan) -> bool:

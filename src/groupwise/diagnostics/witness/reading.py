@@ -1,13 +1,14 @@
 """The frame of a reading: what it is shown of a step, and what it says of it."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from groupwise.core.numbers.metrics import Value
 from groupwise.core.records import Batch, Group, UpdateResult
 from groupwise.core.stream import RolloutResult
 from groupwise.diagnostics.witness.rows import Rows
@@ -95,6 +96,10 @@ class Reading:
 
     def minibatch(self, seen: StepSeen, minibatch: Batch) -> Said:
         """Read a weighted minibatch before the updates that are made on it, the critic's and the policy's."""
+        return ()
+
+    def critic_updated(self, seen: StepSeen, minibatch: Batch, metrics: Mapping[str, Value]) -> Said:
+        """Read what an update of the critic did, which comes before the policy's."""
         return ()
 
     def updated(self, seen: StepSeen, minibatch: Batch, update: UpdateResult) -> Said:

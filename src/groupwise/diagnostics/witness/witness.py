@@ -1,8 +1,9 @@
 """The witness of a run: shows each moment of a step to every reading, and makes a check of each subject."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from groupwise.core.errors import one_line
+from groupwise.core.numbers.metrics import Value
 from groupwise.core.records import Batch, Group, UpdateResult
 from groupwise.core.stream import RolloutResult
 from groupwise.diagnostics.checks import Check, read_twice, unread
@@ -10,11 +11,15 @@ from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, S
 from groupwise.diagnostics.witness.rules import Rules
 from groupwise.health.checks import Invariant
 
+#: Steps with a slow reading after a start.
+FIRST = 2
+
 
 class Witness:
     """Reads every step a second time; without readings it says nothing.
 
-    every  steps from one slow reading to the next; the first is in the first step after a start or a return
+    every  steps from one slow reading to the next. The first two steps after a start or a return are read so, and the
+           first two in which the policy is trained: the second reads what was sampled by weights after an update
     stops  whether a disagreement ends the run; else it is a warning
     """
 
@@ -26,20 +31,20 @@ class Witness:
         self._masks_truncated = masks_truncated
         self._said: dict[str, list[Disagreement | Unmeasured]] = {}
         self._seen: StepSeen | None = None
-        self._slow_due = True
+        self._slow_due = FIRST
 
     def restart(self, step: int, rate_factor: float) -> None:
         """Forget what came before, as each reading does."""
-        self._slow_due, self._seen = True, None
+        self._slow_due, self._seen = FIRST, None
         self._said.clear()
         for reading in self._readings:
             reading.restart(step, rate_factor)
 
     def begin(self, step: int, result: RolloutResult, batch: Batch) -> None:
         """Read a step whose batch has its credit, before its first update."""
-        slow = self._slow_due or step % self._every == 0
+        slow = self._slow_due > 0 or step % self._every == 0 or 0 < step - self._rules.waiting <= FIRST
         self._seen = seen = StepSeen(step, result, batch, self._rules, self._masks_truncated, slow)
-        self._slow_due = False
+        self._slow_due -= 1
         for reading in self._readings:
             self._take(reading, lambda reading=reading: reading.begin(seen))
 
@@ -48,6 +53,12 @@ class Witness:
         if (seen := self._seen) is not None:
             for reading in self._readings:
                 self._take(reading, lambda reading=reading: reading.minibatch(seen, minibatch))
+
+    def critic_updated(self, minibatch: Batch, metrics: Mapping[str, Value]) -> None:
+        """Read what an update of the critic did."""
+        if (seen := self._seen) is not None:
+            for reading in self._readings:
+                self._take(reading, lambda reading=reading: reading.critic_updated(seen, minibatch, metrics))
 
     def updated(self, minibatch: Batch, update: UpdateResult) -> None:
         """Read what an update of the policy did."""
