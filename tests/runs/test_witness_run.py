@@ -14,9 +14,11 @@ import torch
 import groupwise
 import groupwise.commands.build.build as building
 import groupwise.loop as loop
+import groupwise.rollout.segments as segments
 import groupwise.training.optimizer as optimizing
 from groupwise.algorithms.parts import Signal
 from groupwise.algorithms.parts.filters import DropUniform, Verdict
+from groupwise.commands.train.train import resume
 from groupwise.core.errors import CheckFailed
 from groupwise.core.files import jsonl
 from groupwise.core.numbers.seeds import derive
@@ -32,7 +34,7 @@ from groupwise.health.checks import (
 from groupwise.rollout.collect import Rollout
 from groupwise.rollout.scoring import RewardWeights, ScoringRound
 from groupwise.training import checkpoint
-from tests.runs.tiny_runs import tiny_run
+from tests.runs.tiny_runs import cut_back, tiny_run
 
 Patch = pytest.MonkeyPatch
 
@@ -141,6 +143,22 @@ def advantages_of_other_rows(patch: Patch) -> None:
     patch.setattr(loop, "annotate", late)
 
 
+def tokens_have_the_oldest_version(patch: Patch) -> None:
+    usual = segments.joined
+
+    def joined(before: Any, new: Any) -> Any:
+        one = usual(before, new)
+        return dataclasses.replace(one, spans=(dataclasses.replace(one.spans[0], stop=len(one.tokens)),))
+
+    patch.setattr(segments, "joined", joined)
+
+
+def segments_begin_their_random_numbers_anew(patch: Patch) -> None:
+    usual = segments.Request
+    patch.setattr(segments, "Request", lambda *a, **k: usual(*a, **{**k, "drawn": 0}))
+
+
+IN_SEGMENTS = {"rollout__turn_tokens": 2}
 WEIGHED = {"task": {"weight": 1.0}, "format": {"pattern": "1", "weight": 0.5}}
 FAULTS: dict[str, tuple[Invariant, Callable[[Patch], None], dict[str, Any]]] = {
     "group ids one row late": (GROUPS_AS_SAMPLED, group_ids_one_row_late, {}),
@@ -156,6 +174,8 @@ FAULTS: dict[str, tuple[Invariant, Callable[[Patch], None], dict[str, Any]]] = {
         drawing(lambda s, i, first: derive(s, "c", i), again=True),
         {"steps": 3, "prompts_per_step": 2},
     ),
+    "tokens have the oldest version": (DRAWS_ARE_NEW, tokens_have_the_oldest_version, IN_SEGMENTS),
+    "segments begin anew": (DRAWS_ARE_NEW, segments_begin_their_random_numbers_anew, IN_SEGMENTS),
     "training problems are evaluated": (DRAWS_ARE_NEW, training_problems_are_evaluated, {}),
     "nothing is clipped": (UPDATE_AS_ASKED, nothing_is_clipped, {"learner__clip_norm": 1e-3}),
     "the first rate stays": (UPDATE_AS_ASKED, the_first_rate_stays, {"learner__schedule": "linear"}),
@@ -168,6 +188,14 @@ def test_a_run_with_a_fault_stops_and_says_what_it_is_about(fault: str, tmp_path
     plant(monkeypatch)
     with pytest.raises(CheckFailed, match=invariant.name):
         trained(tmp_path, **changes)
+
+
+def test_moments_that_a_checkpoint_does_not_put_back_are_found(tmp_path: Path, monkeypatch: Patch) -> None:
+    run = trained(tmp_path)
+    cut_back(run.folder, 2)
+    monkeypatch.setattr(checkpoint, "read_optimizer", lambda *_: None)
+    with pytest.raises(CheckFailed, match="AdamW has the moments of 0 updates, and 2 were made"):
+        resume(run.folder)
 
 
 def test_a_run_that_only_warns_goes_on_and_says_so_once(tmp_path: Path, monkeypatch: Patch) -> None:

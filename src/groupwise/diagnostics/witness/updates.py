@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from groupwise.core.records import Batch, UpdateResult
-from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen
+from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, differs
 from groupwise.diagnostics.witness.rules import UpdateRules
 from groupwise.health.checks import UPDATE_AS_ASKED
 
@@ -59,6 +59,14 @@ def norm_of(optimizer: torch.optim.Optimizer) -> float:
     return float(torch.nn.utils.get_total_norm([_own_part(gradient) for gradient in gradients]))
 
 
+def moments_of(optimizer: torch.optim.Optimizer) -> int | None:
+    """Count the updates that an optimizer's moments are of; None if it does not say."""
+    counts = [state["step"] for state in optimizer.state.values() if "step" in state]
+    if not counts:
+        return None if any(optimizer.state.values()) else 0
+    return int(max(float(count) for count in counts))
+
+
 def _own_part(gradient: Any) -> Tensor:
     return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
@@ -74,6 +82,7 @@ class UpdatesReading(Reading):
     def __init__(self, policy: Trained, critic: Trained | None, whole: bool) -> None:
         """`whole`: the gradient of the policy is here, and not in parts over ranks."""
         self._factor, self._whole = 1.0, whole
+        self._trained = (("learner", policy), ("critic", critic))
         self._policy: list[Applied] = []
         self._critic: list[Applied] = []
         self._updates = 0
@@ -86,11 +95,17 @@ class UpdatesReading(Reading):
         self._factor = rate_factor
 
     def begin(self, seen: StepSeen) -> Said:
-        """Begin to count the step's updates."""
+        """Begin to count the step's updates; in slow readings compare AdamW's own count of updates with the step."""
         self._policy.clear()
         self._critic.clear()
         self._updates = 0
-        return ()
+        for section, trained in self._trained if seen.slow else ():
+            waited = seen.rules.waiting if section == "learner" else 0
+            before = max(0, seen.step - 1 - waited) * seen.rules.parts * seen.rules.passes
+            count = None if trained is None else moments_of(trained.optimizer.adamw)
+            if count is not None and not before / 2 <= count <= before:  # skipped updates do not count
+                words = f"AdamW has the moments of {count} updates, and {before} were made before this step"
+                yield differs(f"the optimizer of [{section}]", f"{words}; look at what a checkpoint puts back")
 
     def updated(self, seen: StepSeen, minibatch: Batch, update: UpdateResult) -> Said:
         """Compare an update of the policy with the recipe, and with what was reported of it."""
