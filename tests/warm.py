@@ -34,6 +34,7 @@ MODULES = (
     "groupwise.engines.outside.server",
     "groupwise.claims.training_process",
     "groupwise.commands.build.learner",
+    "tests.engines.outside.without_slots",
 )
 #: What every other process that is forked has imported.
 COMMANDS = "groupwise.commands.train.train"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from groupwise.core.records import Support
-from groupwise.models.forward.heads import halves
+from groupwise.models.forward.heads import LogitChange, halves
 from groupwise.models.forward.logprobs import sequence_logprobs, token_logprobs
 
 
@@ -58,11 +58,22 @@ def test_a_second_backward_is_refused():
         logp.sum().backward()
 
 
+CHANGES = {
+    "none": None,
+    "scale": LogitChange(scale=0.3),
+    "cap": LogitChange(cap=2.0),
+    "scale and cap": LogitChange(1.7, 2.0),
+}
+
+
 @pytest.mark.parametrize("held", [0, 10**9])
 @pytest.mark.parametrize("chunk", [7 * 11, 10**9])
 @pytest.mark.parametrize("kept", [False, True])
-def test_added_and_barred_logits_equal_the_plain_path(held, chunk, kept):
-    """What is added reaches the head's own bias; a barred id has probability 0 and no gradient, entropy's included."""
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changed_added_and_barred_logits_equal_the_plain_path(held, chunk, kept, change):
+    """What is added is behind the model's own change, which head and bias pass; a barred id has probability 0 and no
+    gradient, entropy's included.
+    """
     g = torch.Generator().manual_seed(1)
     head = nn.Linear(5, 11, bias=True).double()
     states = torch.randn(23, 5, dtype=torch.float64, generator=g).requires_grad_(True)
@@ -84,9 +95,10 @@ def test_added_and_barred_logits_equal_the_plain_path(held, chunk, kept):
 
     found = token_logprobs(
         head, states, targets, 0.7, support, True, chunk_elements=chunk, held_elements=held, added=added,
-        barred=(rows, ends),
+        barred=(rows, ends), change=change,
     )  # fmt: skip
-    expected = plain((head(states) + added) / 0.7, targets, drawn)
+    own = head(states) if change is None else change(head(states))
+    expected = plain((own + added) / 0.7, targets, drawn)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
     for a, b in zip(gradients(*found), gradients(*expected), strict=True):

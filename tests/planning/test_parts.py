@@ -8,16 +8,19 @@ from transformers import LlamaForCausalLM
 
 from groupwise.core.engine import Request, Sampling
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache
+from groupwise.engines.local.columns import Columns, LayerWindows
 from groupwise.engines.local.engine import KEEP_BYTES, LocalEngine
+from groupwise.models.context import EVERY
 from groupwise.planning.activations import LiveBytes
 from groupwise.planning.sampling_bytes import cache_bytes, drawing_bytes, slot_bytes
 from tests.planning.made import llama
 
 
 @pytest.mark.parametrize(("rows", "prompt", "new"), [(3, 5, 1), (3, 5, 30), (2, 40, 200), (4, 300, 40), (1, 1, 300)])
-def test_a_cache_grows_to_what_was_planned(rows: int, prompt: int, new: int):
-    layers, heads, sizes = 3, 2, (5, 7)
-    cache = RowCache()
+@pytest.mark.parametrize("windows", [(), (24, 24, 24), (24, EVERY, 24)], ids=["all", "windowed", "mixed"])
+def test_a_cache_grows_to_what_was_planned(rows: int, prompt: int, new: int, windows: tuple[int, ...]):
+    layers, heads, sizes = 3, 2, (7, 7) if EVERY in windows else (5, 7)
+    cache = RowCache(LayerWindows(windows))
     keys, values = ([torch.ones(1, heads, prompt, size)] * layers for size in sizes)
     prompts = PrefilledPrompts(((1,) * prompt,), keys, values, torch.tensor([prompt]), torch.zeros(1, 4))
     with LiveBytes() as live:
@@ -26,7 +29,7 @@ def test_a_cache_grows_to_what_was_planned(rows: int, prompt: int, new: int):
         for column in range(new - 1):
             cache.prepare(new - column, 10**6)
             cache.advance()
-    planned = cache_bytes([heads * size for size in sizes] * layers, rows, prompt, new)
+    planned = cache_bytes([heads * size for size in sizes] * layers, rows, prompt, new, windows=windows)
     assert cache.size == planned.kept
     assert planned.peak >= cache.size
     assert max(before, live.peak) == pytest.approx(planned.peak, rel=0.1, abs=4096)
@@ -64,11 +67,11 @@ def test_rows_whose_prompts_are_run_some_at_a_time_are_laid_out_once(monkeypatch
     engine = LocalEngine(tiny(30), eos=frozenset(), pad=0)
     engine._prefill_tokens = 2 * 40
     runs, laid = [], []
-    prefill, swap = engine._prefill, RowCache._swap
+    prefill, swap = engine._prefill, Columns._swap
     monkeypatch.setattr(
         engine, "_prefill", lambda prompts, held: (runs.append(len(prompts)), prefill(prompts, held))[1]
     )
-    monkeypatch.setattr(RowCache, "_swap", lambda *args: (laid.append(args), swap(*args))[1])
+    monkeypatch.setattr(Columns, "_swap", lambda *args: (laid.append(args), swap(*args))[1])
     engine.generate([Request((2 + i,) * 40, 3, i) for i in range(6)], Sampling(max_new_tokens=4))
     assert runs == [2, 2, 2]
     assert len(laid) == 2, "keys and values"

@@ -8,12 +8,12 @@ from unittest import mock
 import pytest
 
 from groupwise.planning import parts
-from groupwise.planning.activations import MicrobatchBytes
+from groupwise.planning.activations import MicrobatchBytes, without_memory
 from groupwise.planning.memory import OTHER_RANKS, USABLE, MemoryPlan, fewest_ranks, plan
 from groupwise.planning.parts import KEPT_INSIDE, KEPT_INSIDE_LARGE, WORKSPACES
 from groupwise.planning.shard_groups import Groups, Weight, gathered, groups_of, summed, update_bytes
 from groupwise.training.critic import CriticSettings
-from tests.planning.made import CUT, HELD, MODEL, RANK_4, ROOM, WEIGHTS, planned, run_of
+from tests.planning.made import CUT, HELD, MODEL, RANK_4, ROOM, WEIGHTS, experts, planned, run_of
 
 
 def ranked(ranks: int, **run: Any) -> MemoryPlan:
@@ -77,6 +77,21 @@ def test_at_the_start_rank_0_has_all_models_whole_and_another_its_part_and_one_g
     outer = 2 * 4 * 5000 * 64  # an untied head and embedding are one group
     arriving = over.follower.bytes_of("starting") - HELD
     assert arriving == pytest.approx((2 * WEIGHTS + value) / 2 + outer, rel=0.01)
+
+
+def test_of_models_in_files_rank_0_has_at_the_start_what_another_rank_has() -> None:
+    models: dict[str, Any] = {"critic": CriticSettings(), "reference": 4}
+    every = ranked(2, **models, in_files=frozenset(("policy", "reference", "critic")))
+    assert every.follower is not None
+    assert every.parts["models at the start"] == every.follower.parts["models at the start"]
+    few = ranked(2, **models, in_files=frozenset(("policy", "reference")))
+    parts = [plan.parts["models at the start"] for plan in (every, few, ranked(2, **models))]
+    assert parts == sorted(set(parts)), "a critic of a reward model is whole"
+    mixture = without_memory(experts())
+    start = [
+        ranked(2, model=mixture, in_files=frozenset(files)).parts["models at the start"] for files in ([], ["policy"])
+    ]
+    assert start[0] == start[1], "its files have each expert by itself"
 
 
 def test_rank_0_gathers_the_whole_policy_to_save_it_and_of_adapters_one_weight() -> None:

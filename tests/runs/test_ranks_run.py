@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 import groupwise
+from groupwise.commands.build import build
 from groupwise.commands.build.engine import TOLERANCE
 from groupwise.commands.build.learner import MODULE, idle_ranks
 from groupwise.commands.train.train import resume
@@ -25,9 +27,11 @@ from groupwise.config import recipe
 from groupwise.core.errors import RunError, UsageError
 from groupwise.engines.outside.connection import SERVER
 from groupwise.journal.journal import read_metrics
-from groupwise.models.load import load_policy, save_policy
+from groupwise.models.load import digest, load_policy, save_policy
 from groupwise.models.scalar_heads import reward_model_of
+from groupwise.models.unread import is_unread
 from groupwise.training import checkpoint
+from groupwise.training.settings import RunSettings
 from tests.moe_policy import save_moe
 from tests.runs.test_run import weights
 from tests.runs.tiny_runs import cut_back, own_processes, rollouts, tiny_policy, tiny_run
@@ -123,6 +127,28 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_by_itself_to_the_metrics_of_
     assert len(rows[0]) == len(rows[1]) == 5
     for one, other in zip(*rows, strict=True):
         require_near(one, other)
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("way", [{}, pytest.param({"reference__precision": "fp16"}, marks=pytest.mark.slow)])
+def test_a_policy_that_no_rank_has_whole_trains_as_one_that_rank_0_has(
+    way: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PPO with a reference: all three models come from the policy's files, which one run reads whole."""
+    changes = {"steps": 1, "learner__ranks": 2, "engine__process": "child", "algorithm__kl__beta": 0.1, **way}
+    unread: list[bool] = []
+    monkeypatch.setattr(build, "digest", lambda model: unread.append(is_unread(model)) or digest(model))
+    runs = [trained(tmp_path, "files", **changes)]
+    monkeypatch.setattr(RunSettings, "in_files", property(lambda _: frozenset()))
+    runs.append(trained(tmp_path, "whole", **changes))
+    assert unread == [True, False]
+    require_same(*runs)
+    plans = [(run / "log.txt").read_text() for run in runs]
+    assert [re.findall("starting policy (.*)", plan) for plan in plans] == [
+        re.findall("starting policy (.*)", plans[0])
+    ] * 2
+    for name in ("config.json", "generation_config.json"):
+        assert len({(run / "checkpoints/step-000001/policy" / name).read_bytes() for run in runs}) == 1
 
 
 @pytest.mark.slow

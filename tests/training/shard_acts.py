@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from groupwise.core.engine import WeightStream
+from groupwise.core.errors import RunError
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.outside.shared_weights import SharedWeights
 from groupwise.models.adapters.settings import AdapterSettings
-from groupwise.models.load import description, model_like, save_policy
+from groupwise.models.load import description, load_policy, model_like, save_policy
+from groupwise.models.precision import cast_weights
 from groupwise.models.scalar_heads import from_policy
-from groupwise.models.shards import own_part, unsharded
+from groupwise.models.shards import own_part, set_unsharded, unsharded
 from groupwise.models.tiny import TinySpec
 from groupwise.planning.activations import LiveBytes
 from groupwise.training.critic import Critic, CriticSettings
@@ -90,6 +92,44 @@ def arrives(mesh: Mesh, architecture: str, tied: bool) -> Measured:
     head = model.get_output_embeddings().weight
     right = {"same": same(model, own), "same_reference": same(made.reference, other), "packs": made.packs}
     return {**measured(), **right, "share": share(model), "tied": head is model.get_input_embeddings().weight}
+
+
+def of_files(mesh: Mesh, folder: Path) -> Measured:
+    """A policy, a reference in float16 and a critic, of whose weights rank 0 has none either: they are in files."""
+
+    def own() -> list[Any]:
+        policy = whole()
+        return [policy, cast_weights(whole(seed=1), "fp16"), from_policy(policy)]
+
+    kinds = (AutoModelForCausalLM, AutoModelForCausalLM, AutoModelForTokenClassification)
+    models: list[Any] = [None] * 3
+    if mesh.leads:
+        for name, seed in (("policy", 0), ("reference", 1)):
+            save_policy(whole(seed=seed), TinySpec().tokenizer("0123456789+-="), folder / name)
+        policy, other = (load_policy(folder / name, in_files=True).model for name in ("policy", "reference"))
+        models = [policy, cast_weights(other, "fp16"), from_policy(policy)]
+    described = mesh.plain([description(model) for model in models] if mesh.leads else None)
+    if not mesh.leads:
+        models = [model_like(kind, one, "meta") for kind, one in zip(kinds, described, strict=True)]
+    with seen(whole()) as measured:
+        made = learner(models[0], mesh, models[1])
+        Critic(models[2], CriticSettings(), 4, mesh=mesh)
+    right = all(same(model, one) for model, one in zip(models, own(), strict=True))
+    return {**measured(), "same": right, "packs": made.packs, "share": sum(map(share, models)) / 3}
+
+
+def refuses_to_renew(mesh: Mesh) -> Measured:
+    """A reference in float16, and a policy one of whose weights is beyond it, on the last rank's rows."""
+    model, reference = whole(), whole(seed=1).half()
+    made = learner(model, mesh, reference)
+    weight = model.base_model.layers[-1].mlp.down_proj.weight
+    set_unsharded(weight, unsharded(weight).index_fill(0, torch.tensor([len(weight) - 1]), 7e4))
+    try:
+        made.renew_reference()
+        words = ""
+    except RunError as error:
+        words = str(error)
+    return {"words": words, "same": same(reference, whole(seed=1).half())}
 
 
 def adapters(mesh: Mesh) -> Measured:
@@ -176,6 +216,8 @@ def main() -> None:
         "dense": arrives(mesh, "qwen3", tied=False),
         "tied": arrives(mesh, "qwen3", tied=True),
         "experts": arrives(mesh, "qwen3_moe", tied=False),
+        "of files": of_files(mesh, options.folder / "files"),
+        "not renewed": refuses_to_renew(mesh),
         "adapters": adapters(mesh),
         "critic": critic(mesh),
         "streams": streams(mesh),

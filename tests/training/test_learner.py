@@ -19,7 +19,7 @@ from groupwise.commands.build.learner import make_critic, make_learner
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.engine import Request, Sampling
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import RunError, UsageError
 from groupwise.core.numbers.metrics import Last, Max, Mean, Sum, merge, read
 from groupwise.core.records import Batch, Group, Prompt, UpdateRecord
 from groupwise.core.samples import Sample
@@ -66,6 +66,35 @@ def test_an_update_moves_along_the_advantage(policy):
     with torch.no_grad():
         moved = learner.logprobs(policy.model, minibatch) - minibatch.logp_old
     assert float((moved * minibatch.advantage * minibatch.weight).sum()) > 0
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_reference_in_float16_is_not_renewed_by_a_weight_that_would_be_infinite_there(policy: Policy, adapted: bool):
+    """It is named, whichever it is, and none is taken: the policy's last one here, merged where it has adapters."""
+    model, reference = (copy.deepcopy(policy.model) for _ in range(2))
+    name, last = list(model.named_parameters())[-1]
+    common: dict[str, Any] = {"reference": reference.half(), "settings": LearnerSettings(), "temperature": 1.0}
+    common["total_updates"] = 1
+    own = (AdaptedLearner, (AdapterSettings(rank=2), 0)) if adapted else (Learner, ())
+    learner = own[0](model, *own[1], **common)
+    before = digest(reference)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.5  # all others would fit
+        last.view(-1)[-1] = 7e4
+    words = f"reference.precision = 'fp16': {name} has a number of size 70000, and float16 ends at 65,504: the"
+    with pytest.raises(RunError, match=f"^{re.escape(words)} reference stays what it was; .*reference.every = 0"):
+        learner.renew_reference()
+    assert digest(reference) == before
+    with torch.no_grad():
+        last.view(-1)[-1] = 65504.0
+    learner.renew_reference()
+    assert digest(reference) != before
+    assert all(weight.dtype == torch.float16 and weight.isfinite().all() for weight in reference.parameters())
+    learner.reference = copy.deepcopy(policy.model)
+    with torch.no_grad():
+        last.view(-1)[-1] = 7e4
+    learner.renew_reference()  # float32 holds it
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -1,4 +1,5 @@
-"""A model goes into shards, to an engine and back from a checkpoint without being whole on any rank but the first.
+"""A model goes into shards, to an engine and back from a checkpoint without being whole on any rank but the first, and
+on none where its weights are in files.
 
 Real processes over gloo; rank 0 alone has weights at the start. The bits are those of the whole model.
 """
@@ -39,6 +40,23 @@ def test_a_rank_without_weights_gets_its_part_of_each_and_is_never_near_two_whol
         assert of_one["tied"] == (case == "tied")
         assert of_one["peak"] < 2 * max(one[case]["share"] for one in seen) + 0.13
     assert sum(rank[case]["share"] for rank in seen) == pytest.approx(1.0)
+
+
+def test_weights_that_stay_in_files_come_to_each_rank_and_none_is_near_a_whole_model(seen: Seen) -> None:
+    """A policy, a reference of half as many bytes and a critic: parts of all, and beside them one group of weights."""
+    for rank in seen:
+        of_one = rank["of files"]
+        assert of_one["same"], "to the bit"
+        assert of_one["packs"], "tried by rank 0, layer by layer"
+        assert of_one["peak"] < 2.5 * max(one["of files"]["share"] for one in seen) + 0.13
+    assert sum(rank["of files"]["share"] for rank in seen) == pytest.approx(1.0)
+
+
+def test_every_rank_refuses_to_renew_a_reference_by_a_weight_that_it_cannot_hold(seen: Seen) -> None:
+    for rank in seen:
+        words = "reference.precision = 'fp16': model.layers.7.mlp.down_proj.weight has a number of size 70000, and"
+        assert rank["not renewed"]["words"].startswith(words)
+        assert rank["not renewed"]["same"], "nothing is half-changed"
 
 
 def test_adapters_and_a_critic_arrive_with_the_numbers_of_rank_0(seen: Seen) -> None:

@@ -27,7 +27,7 @@ from groupwise.core.processes.place import Role
 from groupwise.core.task import PlaysTurns
 from groupwise.engines.local.forward import require_sampled
 from groupwise.models.context import positions
-from groupwise.models.forward.heads import halves, require_plain_head
+from groupwise.models.forward.heads import halves, require_known_head
 from groupwise.models.load import has_tokenizer, load_tokenizer, require_config
 from groupwise.models.moe.record import require_routers
 from groupwise.planning.memory import OTHER_RANKS, USABLE, MemoryPlan, fewest_ranks, plan
@@ -146,7 +146,7 @@ def _longest_prompt(run: Plan, folder: Path, config: Any) -> int:
 def _require_trainable(run: Plan, model: Any) -> None:
     """Raise UsageError for a model (device meta) that the learner or the local engine would refuse."""
     with suppress(NotImplementedError, RuntimeError, ValueError):  # a branch on a number: device meta has none
-        require_plain_head(model)
+        require_known_head(model)
     if not run.recipe.engine.kind.own_layers:
         require_sampled(model)
     if run.recipe.routing.changed:

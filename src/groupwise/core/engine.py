@@ -184,6 +184,7 @@ class Engine(Protocol):
     keeps_support  whether its completions carry the ids that top-p, top-k or min-p left (Completion.support)
     options        the keys of Sampling that it follows
     precision      what it computes in
+    remark         how it samples, and why, where that is otherwise than it was to; "" elsewhere
     restarts       how often its process was started again; 0 of one that lives in the run's
     tokens_run     how many tokens it has computed: of prompts, each once for its group and without what was held, and
                    of completions all but the last
@@ -209,6 +210,9 @@ class Engine(Protocol):
 
     @property
     def precision(self) -> Precision: ...
+
+    @property
+    def remark(self) -> str: ...
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, on_finish: OnFinish | None = None

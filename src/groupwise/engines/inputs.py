@@ -5,7 +5,6 @@ An engine has its own copy of the policy, in the run's process too: updates reac
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +12,6 @@ from torch import Tensor, nn
 from groupwise.core.engine import Request, Sampling, streamed
 from groupwise.core.errors import RunError, UsageError, listed
 from groupwise.core.numbers.precision import Precision, beyond_float16
-from groupwise.engines.kinds import setting
-from groupwise.models.context import positions, positions_in_words, window
-
-
-def local_limit(config: Any) -> tuple[int, str]:
-    """Return how long a prompt and completion together the local engine samples, tokens, and that in words."""
-    most, seen = positions(config), window(config)
-    if seen is None or seen >= most:
-        return most, positions_in_words(config)
-    return seen, (
-        f"the sliding window of {seen} tokens in the model's attention, which the local engine does not compute "
-        f"({setting(lambda kind: kind.own_layers)} does)"
-    )
 
 
 def limits_of(

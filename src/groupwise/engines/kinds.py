@@ -21,8 +21,7 @@ class EngineKind:
     library        the module that computes what it samples
     build          makes it in a process of its own, of an EngineSpec, the folder of its configuration and tokenizer,
                    its first weights, and what it calls as it gets on
-    build_inside   makes it in the run's own process, of the policy, EngineSettings, whether it records routes, and what
-                   hears (`note`) if it samples otherwise than it should; ""
+    build_inside   makes it in the run's own process, of the policy, EngineSettings and whether it records routes; ""
                    for an engine that has libraries of its own, and so cannot live there
     tested         beginning of the versions of `library` that it is tested with; "" if its interface is a stable one
     python         the interpreter of its process without engine.python; None: the run's

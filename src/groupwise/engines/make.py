@@ -28,24 +28,35 @@ def make_engine(
 ) -> Engine:
     """Return an engine that samples from a copy of the policy; `routes`: with the experts chosen. Close it after use.
 
-    note     hears how an engine inside samples if not as it should, and of a process that is started again
+    note     hears how an engine samples if not as it should, and of a process that is started again
     place    where processes of engines are started
     devices  of each of them; without any, the policy's
     Raises UsageError if the policy's model cannot be sampled, or has no experts to record.
     """
     if settings.place == "inside":
-        return resolve_name(settings.kind.build_inside)(policy, settings, routes, note=note)
-    settings.require_device(policy.model.device.type)
+        engine = resolve_name(settings.kind.build_inside)(policy, settings, routes)
+    else:
+        engine = _outside(policy, settings, routes, note, place, devices)
+    if engine.remark:
+        note(f"engine       {engine.remark}")
+    return engine
+
+
+def _outside(
+    policy: Policy, settings: EngineSettings, routes: bool, note: Note, place: Place, devices: Sequence[str]
+) -> Engine:
+    """Start the engine's processes; `note` hears what samples there if it is not what the run itself has."""
+    settings.require_device(policy.device.type)
     if settings.address:
         reaches = [reach_address(address, settings.start_deadline) for address in addresses_of(settings.address)]
     else:
         reaches = [reach_place(place, settings.python, settings.start_deadline)] * settings.count
-    each = devices or [str(policy.model.device)] * len(reaches)
+    each = devices or [str(policy.device)] * len(reaches)
     makers = [
         partial(RemoteEngine, policy, settings, routes, note, reach=reach, device=device)
         for reach, device in zip(reaches, each, strict=True)
     ]
-    beside = settings.place == "child" and set(each) == {str(policy.model.device)}
+    beside = settings.place == "child" and set(each) == {str(policy.device)}
     engine, libraries = _as_one(makers, partial(newest_weights, policy, on_card=beside, note=note))
     if settings.address or settings.python:  # not what the run itself would have sampled with
         for library in dict.fromkeys(libraries):

@@ -4,6 +4,8 @@ from typing import Any
 
 #: A rope whose frequencies are others for sequences longer than it was trained on: what is cached no longer fits then.
 CHANGING_ROPE = "longrope"
+#: Tokens that a layer without a window sees: more than there will ever be.
+EVERY = 1 << 62
 
 
 def positions(config: Any) -> int:
@@ -25,11 +27,12 @@ def rope_limit(config: Any) -> int | None:
     return min((limit for limit in limits if type(limit) is int), default=None)
 
 
-def window(config: Any) -> int | None:
-    """Return the most tokens that a layer with a sliding window sees; None for a model without such a layer."""
+def windows(config: Any) -> tuple[int, ...]:
+    """Return of each layer how many tokens it sees, its own among them: EVERY, or its sliding window."""
     text = config.get_text_config()
-    windowed = any("sliding" in kind for kind in getattr(text, "layer_types", None) or ["sliding"])
-    return (getattr(text, "sliding_window", None) or None) if windowed else None
+    window = getattr(text, "sliding_window", None) or EVERY
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+    return tuple(window if "sliding" in kind else EVERY for kind in kinds)
 
 
 def positions_in_words(config: Any) -> str:

@@ -37,6 +37,7 @@ from groupwise.models.files.folder import (
 )
 from groupwise.models.files.gguf import how_to_make
 from groupwise.models.forward.heads import check_halves, check_runs
+from groupwise.models.unread import Weights, device_of, is_unread, parameters_without_memory, running, unread_model
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Policy:
     tokenizer: Any
     eos: frozenset[int]
     pad: int
+
+    @property
+    def device(self) -> torch.device:
+        """The device that it computes on."""
+        return device_of(self.model)
 
     @property
     def positions(self) -> int:
@@ -86,10 +92,12 @@ def load_policy(
     device: str = "cpu",
     training: bool = False,
     sampled_only: bool = False,
+    in_files: bool = False,
 ) -> Policy:
     """Return the policy saved in `folder`, dropout off; for `training`, one that can be saved again.
 
     sampled_only  no log-probability is computed from its head, which may be followed by a cap or a scale
+    in_files      its weights stay in the files where they can, on the processor (models/unread.py)
 
     Raises UsageError, naming the folder, if it is missing, is no model, has no tokenizer, lacks weights or has
     others, or where the tokenizer can produce ids that the model has no embedding for.
@@ -104,7 +112,8 @@ def load_policy(
     eos = end_ids(config, read_generation(folder, what), tokenizer, where)
     if not eos:
         raise UsageError(f"{where}: no end-of-sequence id in model, generation config or tokenizer")
-    model, _ = from_pretrained(AutoModelForCausalLM, folder, what, config, dtype)
+    unread = _unread(folder, what, config, dtype) if in_files else None
+    model = from_pretrained(AutoModelForCausalLM, folder, what, config, dtype)[0] if unread is None else unread
     embeddings = model.get_input_embeddings().weight.shape[0]
     ids = max([len(tokenizer), *(i + 1 for i in (*tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]))])
     if ids > embeddings:
@@ -114,13 +123,26 @@ def load_policy(
         )
     prepare(device)
     with loading(f"{where}: does not run"):
-        (check_runs if sampled_only else check_halves)(model.to(device))
+        if unread is None:
+            (check_runs if sampled_only else check_halves)(model.to(device))
     if training:
         with loading(f"{where}: cannot be saved again"), TemporaryDirectory() as trial:
             model.save_pretrained(trial, state_dict={})  # no weights: they are what is sure to be saved as it loads
             tokenizer.save_pretrained(trial)
     pad = tokenizer.pad_token_id
     return Policy(model, tokenizer, eos, min(eos) if pad is None else int(pad))
+
+
+def _unread(folder: Path, what: str, config: Any, dtype: torch.dtype) -> Any:
+    """Make a folder's policy with its weights in the files; None if it has to be read whole, which says why."""
+    model = unread_model(AutoModelForCausalLM, folder, what, config, dtype)
+    try:
+        if model is not None:
+            with running(model), loading(what):
+                check_halves(model)
+    except UsageError:
+        return None
+    return model
 
 
 def require_config(folder: Path, where: str) -> None:
@@ -170,9 +192,18 @@ def with_backbone(kind: Any, config: Any, backbone: nn.Module, what: str) -> Any
     """Return a model of transformers' `kind` with a copy of `backbone`, its type and device, under a head that is
     random.
 
+    If the weights of `backbone` are in its files, the copy's are there too, and the head is zeros.
+
     Raises UsageError, `what` first, if there is none.
     """
     weight = next(backbone.parameters())
+    if is_unread(backbone):
+        with loading(what), parameters_without_memory():
+            model = kind.from_config(config, dtype=weight.dtype, trust_remote_code=False)
+        for module in model.children():
+            if module is not model.base_model:
+                module.to_empty(device="cpu")
+        return model.eval()
     with loading(what), torch.random.fork_rng(devices=[]):  # the caller's random stream stays where it is
         model = kind.from_config(config, dtype=weight.dtype, trust_remote_code=False)
     model.base_model.load_state_dict(backbone.state_dict())
@@ -237,10 +268,10 @@ def end_ids(config: Any, generation: GenerationConfig | None, tokenizer: Any, wh
 
 def digest(model: nn.Module) -> str:
     """Return a short hash of every weight: two policies with one digest are the same policy, bit for bit."""
-    total = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    total, weights = hashlib.sha256(), Weights(model)
+    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         total.update(name.encode())
-        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        total.update(weights.whole(tensor).detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()[:12]
 
 

@@ -23,6 +23,7 @@ from groupwise.models.context import positions
 from groupwise.models.files.folder import loading, read_config
 from groupwise.models.forward.heads import hidden, require_same
 from groupwise.models.load import Policy, from_pretrained, load_tokenizer, require_config, with_backbone
+from groupwise.models.unread import device_of
 
 Tokens = tuple[int, ...]
 
@@ -181,7 +182,7 @@ def from_folder(folder: Path, policy: Any) -> Any:
         raise UsageError(f"{where}: it has fewer embeddings than the policy; they do not share a tokenizer")
     names = {name for name, module in loaded.named_children() if module is head}
     trained = not any(name.split(".")[0] in names for name in info["missing_keys"])
-    return _token_model(loaded.config, loaded.base_model, head if trained else None).to(policy.device)
+    return _token_model(loaded.config, loaded.base_model, head if trained else None).to(device_of(policy))
 
 
 def token_values(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from groupwise.core.prefixes import prompt_keys
 from groupwise.models.files.folder import quiet
 from groupwise.models.forward.forwards import recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
-from groupwise.models.forward.heads import halves
+from groupwise.models.forward.heads import LogitChange, halves, logit_change
 from groupwise.models.forward.layout import Layout, moved, packed, padded
 from groupwise.models.forward.logprobs import token_logprobs
 from groupwise.models.forward.packed_attention import NAME, UNMASKED, attending, hidden_states
@@ -143,7 +143,8 @@ def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> M
     _, head = halves(model)
     tokens = sum(rows.completions) * rows.completion
     inside = _backbone_bytes(model, rows, how.packs, how.bf16, how.recompute, device)
-    shape = _Head(*head.weight.shape, bias=head.bias is not None, trains=head.weight.requires_grad)
+    trains, change = head.weight.requires_grad, logit_change(model)
+    shape = _Head(*head.weight.shape, bias=head.bias is not None, trains=trains, change=change)
     logits = _head_bytes(shape, tokens, how, device)
     # A weight that is embedding and head waits for its second gradient until the backward pass is through.
     tied = head.weight is model.get_input_embeddings().weight and head.weight.requires_grad
@@ -196,19 +197,20 @@ def _simulated(model: Any, rows: Rows, packs: bool, bf16: bool, recompute: bool,
 
 @dataclass(frozen=True)
 class _Head:
-    """The shape of a linear layer from hidden states to logits, and whether it is trained."""
+    """The shape of a linear layer from hidden states to logits, whether it is trained, and what changes the logits."""
 
     vocabulary: int
     width: int
     bias: bool
     trains: bool
+    change: LogitChange | None
 
 
 @lru_cache(maxsize=128)
 def _head_bytes(head: _Head, tokens: int, how: Computation, device: str) -> int:
     """Find the most that log-probabilities of `tokens` tokens take, backward too. Chunks are alike: three are run."""
     vocabulary = head.vocabulary
-    holds = tokens * vocabulary <= how.held_elements
+    holds = tokens * vocabulary <= how.held_elements and not (head.change and head.change.cap)
     run = min(tokens, 3 * max(1, how.chunk_elements // vocabulary))
     with FakeTensorMode():
         same = nn.Linear(head.width, vocabulary, bias=head.bias, device=device)
@@ -224,6 +226,7 @@ def _head_bytes(head: _Head, tokens: int, how: Computation, device: str) -> int:
                 torch.zeros(run, dtype=torch.long, device=device),
                 chunk_elements=how.chunk_elements,
                 held_elements=run * vocabulary if holds else 0,
+                change=head.change,
             )
             logp.sum().backward()
     return live.peak + ((tokens - run) * vocabulary * 4 if holds else 0)

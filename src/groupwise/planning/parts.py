@@ -1,7 +1,7 @@
 """Bytes of each part of a run, and the phases in which it is held."""
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,6 +10,8 @@ import torch
 from groupwise.engines.local.engine import PREFILL_TOKENS, PREFILL_TOKENS_CPU
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings, adapted_weights
+from groupwise.models.context import windows
+from groupwise.models.moe.record import routing_modules
 from groupwise.models.scalar_heads import tokens_at_once
 from groupwise.planning.activations import (
     Computation,
@@ -230,7 +232,7 @@ def rank_0_parts(run: PlannedRun, cuts: Cuts, held: int) -> dict[str, int]:
         "critic's gathered weights": critics.gathered,
         "critic's activations": max(critics.activations, critic_visiting),
         "merged weights": run.merged,
-        "models at the start": sum(held_bytes(one.groups.every, 1) for one in run.models) if run.on_cpu else 0,
+        "models at the start": _starting(run) if run.on_cpu else 0,
         "a gathered weight": largest_whole(policy.groups, ranks) if ranks > 1 else 0,
         "gathered to be saved": _gathered_to_save(run) if run.on_cpu else 0,
     }
@@ -244,7 +246,7 @@ def other_rank_parts(run: PlannedRun, cuts: Cuts, parts: dict[str, int], held: i
     return {
         **parts,
         **engines_on(run, cuts, rank=1),
-        "models at the start": _arriving(run) if run.on_cpu else 0,
+        "models at the start": _arriving(run.models, run.shape.ranks) if run.on_cpu else 0,
         "process": min(held, LIBRARIES) if run.on_cpu else WORKSPACES,  # what comes later is an engine's
         "batch": parts["columns"],
         "moments": moments,
@@ -300,10 +302,20 @@ def _scoring(run: PlannedRun, layer_token: float) -> dict[str, int]:
     return {"scored rows": int(tokens * layer_token), "gathered to score": whole if ranks > 1 else 0}
 
 
-def _arriving(run: PlannedRun) -> int:
-    """Size what a rank other than 0 has while weights arrive: its part of all models, and one group of them whole."""
-    parts = sum(held_bytes(one.groups.every, run.shape.ranks) for one in run.models)
-    return parts + max(held_bytes(group, 1) for one in run.models for group in (one.groups.outer, one.groups.largest))
+def _starting(run: PlannedRun) -> int:
+    """Size what rank 0 has at the start: models whole; of those in files its part, and one group of them whole."""
+    named = {"policy": run.policy, "reference": run.reference, "critic": run.critic, "reward model": run.reward}
+    of_files = frozenset[str]() if routing_modules(run.base) else run.shape.in_files
+    unread = [one for name, one in named.items() if one is not None and name in of_files]
+    whole = sum(held_bytes(one.groups.every, 1) for one in run.models if one not in unread)
+    return whole + _arriving(unread, run.shape.ranks)
+
+
+def _arriving(models: Sequence[GroupedModel], ranks: int) -> int:
+    """Size what a rank has while weights arrive: its part of these models, and one group of them whole."""
+    parts = sum(held_bytes(one.groups.every, ranks) for one in models)
+    groups = (group for one in models for group in (one.groups.outer, one.groups.largest))
+    return parts + max((held_bytes(group, 1) for group in groups), default=0)
 
 
 def _gathered_to_save(run: PlannedRun) -> int:
@@ -365,8 +377,9 @@ def engine_parts(run: PlannedRun, cuts: Cuts) -> dict[str, int]:
         taken = shape.kind.cache_bytes(config, shape.max_rows, shape.cache_mib, shape.engine, run.on_cpu)
         return own | {"engine's cache": taken, "cache between steps": taken, "drawing": 0}
     sizes = (shape.prompt, shape.completion, shape.engine)
-    if run.on_cpu:
-        cache = cache_bytes(widths, shape.rows, *sizes)
+    seen = windows(config)
+    if run.on_cpu or min(seen) < shape.prompt + shape.completion:  # beyond a window it samples in rows
+        cache = cache_bytes(widths, shape.rows, *sizes, windows=seen)
     else:
         cache = slot_bytes(widths, shape.rows, shape.max_rows or shape.rows, shape.samples, *sizes)
     prompts = max(PREFILL_TOKENS_CPU if run.on_cpu else PREFILL_TOKENS, shape.prompt)

@@ -34,6 +34,8 @@ class RunShape:
     reward_model        whether a reward model is held, which is of the policy's size
     engines             how many engines there are
     devices             how many devices they sample on
+    in_files            models that rank 0 does not have whole at the start: "policy", "reference", "critic"; those of a
+                        mixture of experts it has all the same, because files have each expert by itself
     beside              of these engines, how many are on the GPU of rank 0, and how many at most on that of another
                         rank; None: all are with rank 0
     outside             whether they have processes of their own: libraries once more, and the weights on their way
@@ -75,6 +77,7 @@ class RunShape:
     annotated: int = 0
     devices: int = 1
     offloaded: frozenset[str] = frozenset()
+    in_files: frozenset[str] = frozenset()
     beside: tuple[int, int] | None = None
 
     def engines_of(self, rank: int) -> int:

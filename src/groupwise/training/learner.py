@@ -30,12 +30,13 @@ from groupwise.models.load import load_policy, save_policy
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
 from groupwise.models.on_host import on_device
-from groupwise.models.shards import set_unsharded, set_unsharded_state, unsharded, unsharded_state
+from groupwise.models.shards import set_unsharded_state, unsharded, unsharded_state
 from groupwise.training import checkpoint
 from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Verb
 from groupwise.training.microbatch import Microbatch, Pass
 from groupwise.training.optimizer import AUTO, Collected, Columns, Count, OptimizerSettings, TrainedModel
 from groupwise.training.ranks.arrival import read_own_rows
+from groupwise.training.reference import renew
 
 #: The columns of an UpdateRecord that are made inside the loss, beside logp_live.
 OTHERS = ("log_ratio", "share", "entropy", "kl")
@@ -260,11 +261,9 @@ class Learner(TrainedModel):
         return ((name, unsharded(parameter)) for name, parameter in self.model.named_parameters())
 
     def renew_reference(self) -> None:
-        """Give the reference, a model of its own, the policy's weights of now."""
-        own = dict(self._own_reference.named_parameters())
+        """Give the reference, a model of its own, the policy's weights of now. Raises RunError as `renew` does."""
         with self.mesh.together(Verb.RENEW_REFERENCE):
-            for name, weight in self.unsharded_weights():
-                set_unsharded(own[name], weight)
+            renew(self._own_reference, self.unsharded_weights)
 
     def save_reference(self, folder: Path, name: str) -> dict[str, str]:
         """Save the reference's weights into a checkpoint's folder -> the hashes of the files that ranks wrote."""
@@ -333,6 +332,7 @@ class Learner(TrainedModel):
             chunk_elements=self.chunk_logits,
             held_elements=self.held_logits,
             added=self.added,
+            change=run.change,
         )
         with reproducible(self.device, self.deterministic), self.fused.running(), ExitStack() as stack:
             if micro.layout.line is not None:

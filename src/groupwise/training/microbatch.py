@@ -13,7 +13,7 @@ from groupwise.core.numbers.transfer import columns_to_device, to_device
 from groupwise.core.records import Batch, RoutingRecord
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.flex import Windows
-from groupwise.models.forward.heads import halves
+from groupwise.models.forward.heads import halves, logit_change
 from groupwise.models.forward.layout import moved, packed, padded
 from groupwise.models.forward.logprobs import Predictions
 from groupwise.models.moe.record import Router, RowRoutes, record_routes, route_dtype, router_logits
@@ -50,7 +50,7 @@ class Pass:
         losses: RouterLosses | None = None,
     ) -> None:
         self.model, self.batch, self.routers = model, batch, routers
-        self.backbone, self.head = halves(model)
+        (self.backbone, self.head), self.change = halves(model), logit_change(model)
         self.replayed = routes_to_replay(batch, replayed, routers) if replayed else None
         self.losses = losses or {}
         self.sums: dict[str, Tensor | float] = dict.fromkeys(self.losses, 0.0)

@@ -1,13 +1,19 @@
 """The reference of a run: a policy that is not trained, which the KL penalty keeps the trained one near to."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
+import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
+from groupwise.core.errors import RunError
+from groupwise.core.numbers.precision import beyond_float16
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.models.precision import WeightPrecision, cast_weights, require_range
+from groupwise.models.shards import set_unsharded
+from groupwise.models.unread import Weights
 
 #: The `model` that is no other: the policy that the run starts from.
 START = "start"
@@ -91,5 +97,20 @@ class Reference:
 
 def frozen(model: Any, settings: ReferenceSettings) -> Any:
     """Return the model itself, cast as the settings say. Raises UsageError if it cannot be."""
-    require_range("reference.precision", settings.precision, model.named_parameters())
+    require_range("reference.precision", settings.precision, Weights(model).named())
     return cast_weights(model, settings.precision)
+
+
+def renew(reference: nn.Module, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+    """Give a reference the weights of a policy, each whole when it comes; they are made twice if it is in float16.
+
+    Raises RunError, and nothing is changed, if float16 cannot hold one of them.
+    """
+    own = dict(reference.named_parameters())
+    if any(weight.dtype == torch.float16 for weight in own.values()) and (beyond := beyond_float16(weights())):
+        raise RunError(
+            f"reference.precision = 'fp16': {beyond}: the reference stays what it was; resume the run with "
+            "reference.every = 0, which keeps it, or start one with reference.precision = 'bf16' or 'same'"
+        )
+    for name, weight in weights():
+        set_unsharded(own[name], weight)

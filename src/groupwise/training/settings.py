@@ -15,6 +15,7 @@ from groupwise.journal.journal import JournalSettings
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat.prompts import ChatSettings
 from groupwise.models.moe.settings import RoutingSettings
+from groupwise.models.scalar_heads import POLICY_START
 from groupwise.rollout.batches import RolloutSettings
 from groupwise.rollout.collect import EvaluationSettings
 from groupwise.rollout.scoring import ScoringSettings
@@ -138,6 +139,16 @@ class RunSettings(Settings):
     def origin(self) -> str:
         """Source of the first weights: a tiny model's name, a folder, a hub's id, or a run."""
         return self.start or self.model
+
+    @property
+    def in_files(self) -> frozenset[str]:
+        """Models whose weights stay in files until ranks take their parts, as a plan of memory names them: of a run in
+        whose own process nothing needs all of the policy's weights at once.
+        """
+        if self.learner.ranks == 1 or self.engine.place == "inside" or self.adapter.rank or self.preference:
+            return frozenset()
+        copied = self.critic is not None and self.critic.start == POLICY_START
+        return frozenset(("policy", "reference", *["critic"] * copied))
 
     @property
     def engine_sleeps(self) -> bool:

@@ -6,9 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.engines.local.cache import GAP, GAP_SHARE, ROOM, PrefilledPrompts, RowCache
+from groupwise.engines.local.cache import PrefilledPrompts, RowCache
+from groupwise.engines.local.columns import GAP, GAP_SHARE, ROOM, LayerWindows
+from groupwise.models.context import EVERY
 
 LAYERS, HEADS, SIZES = 3, 2, (5, 7)  # keys and values of different sizes
+#: Layers that all see everything, all see some columns, and some of both.
+WINDOWS = {"all": (), "windowed": (11, 11, 11), "mixed": (11, EVERY, 11), "its own token": (EVERY, 1, 1)}
 
 
 def prompts_of(lengths: list[int], seed: int) -> PrefilledPrompts:
@@ -21,7 +25,7 @@ def prompts_of(lengths: list[int], seed: int) -> PrefilledPrompts:
 
 
 def buffers(cache: RowCache) -> set[int]:
-    return {b.data_ptr() for b in (*cache._buffers, cache._spare)}
+    return {b.data_ptr() for columns in cache._kinds for b in (*columns._buffers, columns._spare)}
 
 
 class Plain:
@@ -49,7 +53,7 @@ class Plain:
 def step(cache: RowCache, plain: Plain, ahead: int, seed: int) -> list[Tensor]:
     """Write one column to both, and compare all that each row may look at -> the windows."""
     noise = torch.Generator().manual_seed(seed)
-    positions, mask = cache.prepare(ahead, 2**31)
+    positions, masks = cache.prepare(ahead, 2**31)
     views = cache.views()
     columns = [torch.randn(v.shape, generator=noise) for v in views[::2]]
     for view, column in zip(views[::2], columns, strict=True):
@@ -58,14 +62,18 @@ def step(cache: RowCache, plain: Plain, ahead: int, seed: int) -> list[Tensor]:
     for r, row in enumerate(plain.rows):
         length = row[0].shape[1]
         assert int(positions.expand(cache.rows, 1)[r, 0]) == length - 1
-        for window, expected in zip(views[1::2], row, strict=True):
-            assert torch.equal(window[r, :, window.shape[2] - length :], expected)
+        for number, (window, expected) in enumerate(zip(views[1::2], row, strict=True)):
+            most = cache.windows.layers[number // 2] if cache.windows.layers else EVERY
+            seen = min(length, most)
+            assert window.shape[2] == min(max(len(other[0][0]) for other in plain.rows), most)
+            assert torch.equal(window[r, :, window.shape[2] - seen :], expected[:, length - seen :])
             assert window[r].isfinite().all(), "a hidden column has weight 0, and 0 * NaN is NaN"
-        if mask is not None:
-            hidden = mask.shape[-1] - length
-            assert (mask[r, 0, 0] == -torch.inf).tolist() == [True] * hidden + [False] * length
-        else:
-            assert length == views[1].shape[2]
+        for mask, most in zip(masks, cache.windows.kinds, strict=bool(masks)):
+            seen = min(length, most)
+            hidden = mask.shape[-1] - seen
+            assert (mask[r, 0, 0] == -torch.inf).tolist() == [True] * hidden + [False] * seen
+        if not masks:
+            assert length == max(len(other[0][0]) for other in plain.rows)
     cache.advance()
     return views[1::2]
 
@@ -84,9 +92,10 @@ def fresh(
     plain.insert(prompts, source)
 
 
-def test_every_row_reads_what_was_written_to_it() -> None:
+@pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
+def test_every_row_reads_what_was_written_to_it(windows: tuple[int, ...]) -> None:
     """Rows come with longer and shorter prompts, go, and change places, across many layouts of the memory."""
-    cache, plain = RowCache(), Plain()
+    cache, plain = RowCache(LayerWindows(windows)), Plain()
     for call in range(2):  # the second call finds the first one's memory
         fresh(cache, plain, [4, 9, 2], [0, 0, 1, 2, 2], 120, 10 * call)
         for i in range(30):
@@ -144,3 +153,18 @@ def test_rows_that_come_one_after_another_have_room_from_the_first_on() -> None:
     assert buffers(cache) == had
     for i in range(20):
         step(cache, plain, 20 - i, i)
+
+
+def test_a_layer_with_a_window_holds_no_more_than_that() -> None:
+    """Whatever the length of prompts and completions; a layer beside it that sees all holds all."""
+    window, steps = 16, 120
+    sizes = {}
+    for windows in ((window,) * LAYERS, (EVERY,) * LAYERS, (window, EVERY, window)):
+        cache, plain = RowCache(LayerWindows(windows)), Plain()
+        fresh(cache, plain, [200, 20], [0, 1], steps, 0)
+        for i in range(steps):
+            step(cache, plain, steps - i, i)
+        sizes[windows.count(window)] = cache.size / (2 * HEADS * max(SIZES) * 4)
+    assert sizes[LAYERS] <= (2 * LAYERS + 1) * (window + ROOM)
+    assert sizes[0] >= (2 * LAYERS + 1) * (200 + steps)
+    assert sizes[2] <= sizes[LAYERS] * 5 / 7 + sizes[0] * 3 / 7

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ import torch
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.processes.place import HERE
+from groupwise.engines.local import engine as local_engine
 from groupwise.engines.make import make_engine
 from groupwise.engines.outside import connection
 from groupwise.engines.outside.client import RemoteEngine, Replicas
@@ -294,6 +296,21 @@ def test_a_flood_of_output_does_no_harm_and_a_closed_engine_is_gone(
     for use in (lambda: flooded.generate(requests, SAMPLINGS["plain"]), lambda: flooded.load_weights([], version=1)):
         with pytest.raises(RunError, match=r"^the engine is closed$"):
             use()
+
+
+@pytest.mark.parametrize("place", ["inside", "child", "two"])
+def test_an_engine_that_samples_in_rows_where_slots_were_wanted_says_why_once(
+    place: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if place == "inside":
+        monkeypatch.setattr(local_engine, "LocalEngine", partial(local_engine.LocalEngine, slots=True))
+        monkeypatch.setattr(local_engine, "make_slots", lambda *_, **__: (None, "no kernel here"))
+    monkeypatch.setattr(connection, "SERVER", "tests.engines.outside.without_slots")
+    notes: list[str] = []
+    settings: dict[str, Any] = {"inside": {}, "child": {"process": "child"}, "two": {"process": "child", "count": 2}}
+    with warm_starts():
+        make_engine(policy=policy, settings=EngineSettings(**settings[place]), note=notes.append).close()
+    assert notes == ["engine       rows: no kernel here"]
 
 
 @pytest.mark.parametrize(

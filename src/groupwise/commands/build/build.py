@@ -61,6 +61,7 @@ from groupwise.models.moe.record import Router
 from groupwise.models.moe.settings import routers_to_record
 from groupwise.models.precision import keep_few_products
 from groupwise.models.scalar_heads import RewardModel
+from groupwise.models.unread import is_unread
 from groupwise.planning.activations import without_memory
 from groupwise.planning.memory import MemoryPlan
 from groupwise.rewards.pool.work import ScorePool
@@ -162,6 +163,8 @@ def _asked(plan: Plan, around: Surroundings) -> tuple[Asked, Plan]:
     policy = base_policy(recipe, task, model, plan.cache, around.say, partial(around.on_step, "warm start"))
     give_back()
     count_peak_anew()  # a warm start is another kind of work, and another run finds its policy made
+    if is_unread(policy.model):
+        note("policy       its weights stay in their files until each rank takes its part")
     if recipe.adapter.rank:
         note(f"adapters     {in_short(policy.model, recipe.adapter)}")
     chat = chat_of(recipe, task, policy.tokenizer)

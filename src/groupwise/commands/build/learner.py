@@ -84,6 +84,8 @@ def over_ranks(
                 judge=None if reward is None else RewardScorer(reward, mesh).scores,
             )
             _put_away(recipe, reference, critic, reward)
+            if not mesh.alone:
+                give_back()  # of the weights that were whole here, one after another or all at once
             return parts
     except BaseException:
         mesh.close()

@@ -199,6 +199,7 @@ def run_shape(run: Plan, longest: int, most: int, cards: Cards | None = None) ->
         annotated=_annotated(run),
         devices=_sampling_devices(recipe, cards),
         offloaded=_offloaded(recipe),
+        in_files=recipe.in_files,
         beside=cards.beside_ranks if cards and cards.engines else None,
     )
 

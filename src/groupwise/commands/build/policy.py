@@ -121,10 +121,12 @@ def base_policy(recipe: Recipe, task: Task, model: str, cache: Path, note: Note,
         note=note,
         require=require,
         adapter=recipe.adapter,
+        in_files=bool(recipe.in_files),
     )
     require(policy.model)
     round_base(policy.model, recipe.adapter)
-    policy.model.to(start)
+    if policy.device.type != start:
+        policy.model.to(start)
     return policy
 
 
@@ -196,7 +198,7 @@ def reference_copy(recipe: Recipe, policy: Policy, start: str, longest: int, fol
     """
     settings = recipe.reference
     source = policy if settings.model == START else _other_policy(recipe, policy, folder, note)
-    if wrong := too_long(recipe, source.model.config, longest, sampled=False):
+    if wrong := too_long(recipe, source.model.config, longest):
         raise UsageError(f"reference.model = {settings.model!r}: {wrong}")
     identity = start if source is policy else digest(source.model)
     note(f"reference    policy {identity}" + (", the start" if identity == start else ""))
@@ -208,7 +210,9 @@ def _other_policy(recipe: Recipe, policy: Policy, folder: Path, note: Note) -> P
     """Load the policy that `reference.model` names, before a cast."""
     settings = recipe.reference
     other = load_policy(
-        model_folder(named_model(settings.model, folder / OWN_REFERENCE, note)), device=start_device(recipe)
+        model_folder(named_model(settings.model, folder / OWN_REFERENCE, note)),
+        device=start_device(recipe),
+        in_files=bool(recipe.in_files),
     )
     where = f"reference.model = {settings.model!r}"
     embeddings = [p.model.get_input_embeddings().weight.shape[0] for p in (policy, other)]

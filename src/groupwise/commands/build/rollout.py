@@ -16,7 +16,6 @@ from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Evaluation, Group
 from groupwise.core.samples import TASK
 from groupwise.core.task import Task
-from groupwise.engines.inputs import local_limit
 from groupwise.environments.live import InlineEnvironments, PoolEnvironments
 from groupwise.models.chat.later_turns import Glue, LaterPrompts, thinking_of
 from groupwise.models.chat.prompts import Chat
@@ -53,14 +52,10 @@ def selected(recipe: Recipe, task: Task, chat: Chat) -> Selection:
     return select(task, chat.encode, limit, recipe.evaluation)
 
 
-def too_long(recipe: Recipe, config: Any, longest: int, sampled: bool = True) -> str:
-    """Say what is wrong, and what to do, if the longest prompt and a whole completion exceed what the model takes.
-
-    sampled  whether by the run's engine; a reference is not, so that no window of the local engine's limits it
-    """
+def too_long(recipe: Recipe, config: Any, longest: int) -> str:
+    """Say what is wrong, and what to do, if the longest prompt and a whole completion exceed what the model takes."""
     limit = recipe.sampling.max_new_tokens
-    here = sampled and not recipe.engine.kind.own_layers
-    most, within = local_limit(config) if here else (positions(config), positions_in_words(config))
+    most, within = positions(config), positions_in_words(config)
     if longest + limit <= most:
         return ""
     remedy = "leave longer prompts out with max_prompt_tokens"

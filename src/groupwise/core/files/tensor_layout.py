@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -82,6 +83,24 @@ def layout(start: bytes) -> Layout:
         return Layout({name: _place(entry, behind) for name, entry in entries.items()}, metadata)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not the header of a safetensors file: {type(error).__name__}") from None
+
+
+def file_layout(path: Path) -> Layout:
+    """Return what a file holds. Raises OSError if it cannot be read, ValueError if it is no such file."""
+    with path.open("rb") as file:
+        start = file.read(LENGTH)
+        length = min(int.from_bytes(start, "little"), path.stat().st_size)
+        return layout(start + file.read(length))
+
+
+def read_tensor(path: Path, place: TensorBytes) -> Tensor:
+    """Read one tensor of a file. Raises OSError if it cannot be read, ValueError if the file ends before."""
+    tensor = torch.empty(place.shape, dtype=place.dtype)
+    with path.open("rb") as file:
+        file.seek(place.begin)
+        if tensor.numel() and file.readinto(tensor.view(-1).view(torch.uint8).numpy().data) != tensor.nbytes:
+            raise ValueError(f"{path} ends too early")
+    return tensor
 
 
 def _place(entry: Mapping[str, object], behind: int) -> TensorBytes:

@@ -13,8 +13,10 @@ the products of a step take 1.3 to 2.5 times as long, and the copies a tenth of 
     row 1     -   -   P   P   a   a   .      - hidden by the mask
     row 2     -   -   -   P   P   P   .      admitted just now
 
-Shapes: R live rows, H key-value heads, D head size, C columns in memory, W columns in the window. Columns are counted
-from the first one ever used; `_base` is the one at the front of the memory.
+Layers with a sliding window have columns of their own, fewer (columns.py).
+
+Shapes: R live rows, H key-value heads, D head size, W columns in the window. Columns are counted from the first one
+ever used.
 
 Held are the keys and values of completions that have ended, for requests that go on from them: the earlier turns of an
 episode. A completion's last token has been drawn but not run, so what is held ends before it. A request that goes on
@@ -32,7 +34,6 @@ takes, beside the cache of the call that goes on from it,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,10 +41,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-# The columns that a layout has beyond the window: this many, or this share of it.
-GAP, GAP_SHARE = 8, 1 / 8
-# The columns that a new buffer has room for beyond the window: this many, or as many as the window has.
-ROOM = 64
+from groupwise.engines.local.columns import ONE_KIND, Columns, LayerWindows
 
 
 @dataclass(frozen=True)
@@ -86,30 +84,26 @@ class RowCache:
 
     With no live rows it can be used again for other prompts: what it holds from before is never looked at.
 
-    rows    live rows; memory behind them is spare
-    column  the column that the next step writes
-    start   [spare and live rows] int64, the column of each row's first prompt token
+    windows  of the model's layers
+    rows     live rows; memory behind them is spare
+    column   the column that the next step writes
+    start    [spare and live rows] int64, the column of each row's first prompt token
     """
 
-    def __init__(self) -> None:
+    def __init__(self, windows: LayerWindows = ONE_KIND) -> None:
+        self.windows = windows
         self.rows = 0
         self.column = 0
         self.start = torch.zeros(0, dtype=torch.long)
-        self._base = 0
         self._first = 0
         self._even = True
-        self._columns = 0
-        # Per layer keys, then values, [spare and live rows,H,C,D]; each is the front of its buffer, which is flat.
-        self._memory: list[Tensor] = []
-        self._buffers: list[Tensor] = []
-        self._spare = torch.zeros(0)
+        self._kinds = [Columns(kind) for kind in windows.kinds]
         self._position = torch.zeros(1, 1, dtype=torch.long)
-        self._mask: Tensor | None = None
 
     @property
     def size(self) -> int:
         """Bytes of keys and values in memory."""
-        return sum(buffer.nbytes for buffer in (*self._buffers, self._spare))
+        return sum(columns.size for columns in self._kinds)
 
     def insert(self, prompts: PrefilledPrompts, source: Tensor, ahead: int, rows: int = 0) -> None:
         """Add new rows behind the live ones: row i begins with prompt source[i].
@@ -118,58 +112,57 @@ class RowCache:
         rows   how many there will be once those that come next are here too: room for all of them is made at once
         """
         begin, end = self.rows, self.rows + len(source)
-        layers = [m for pair in zip(prompts.keys, prompts.values, strict=True) for m in pair]
-        if not self._memory:
-            self._memory = [m[:0] for m in layers]
-            self._buffers = [m.new_zeros(0) for m in layers]
-            self.start, self._spare = prompts.length[:0], layers[0].new_zeros(0)
-            self._position = self._position.to(self.start.device)
         if not self.rows:
-            self._first, self._base = self.column, self.column - prompts.width
+            self._first = self.column
+        if self.start.device != prompts.length.device:
+            self.start, self._position = prompts.length[:0], self._position.to(prompts.length.device)
+        given = list(zip(self._kinds, self.windows.by_kind(prompts.keys, prompts.values), strict=True))
+        for columns, layers in given:
+            columns.begin(layers)
         self._reserve(max(end, rows), prompts.width, ahead)
-        at = self.column - self._base
-        for mine, theirs in zip(self._memory, layers, strict=True):
-            mine[begin:end, :, at - prompts.width : at] = theirs.index_select(0, source)
+        for columns, layers in given:
+            columns.insert(begin, layers, source, self.column)
         self.start[begin:end] = self.column - prompts.length[source]
-        self.rows, self._mask = end, None
+        self.rows = end
         self._frame()
 
     def move(self, to: Tensor, origin: Tensor, rows: int) -> None:
         """Copy rows `origin` over rows `to`, and keep the first `rows`."""
-        for memory in (*self._memory, self.start, *([] if self._mask is None else [self._mask])):
-            memory[to] = memory[origin]
+        self.start[to] = self.start[origin]
+        for columns in self._kinds:
+            columns.move(to, origin)
         self.rows = rows
         if rows:
             self._frame()
+
+    def has_whole(self, rows: Tensor) -> Tensor:
+        """Tell which of the rows every layer has from their first token on, [n] bool."""
+        return self.start[rows] >= max(columns.base for columns in self._kinds)
 
     def sequences(self, rows: Tensor, ends: Tensor) -> list[tuple[Tensor, ...]]:
         """Copy each row's keys and values, in turn, [H,n,D], from its start to before column ends[i].
 
         Each is a copy of its own size: a part of a common block would hold the block, which is as wide as the longest.
         """
-        starts, stops = ((columns - self._base).tolist() for columns in (self.start[rows], ends))
+        starts, stops = (columns.tolist() for columns in (self.start[rows], ends))
         return [
-            tuple(memory[row, :, start:stop].clone() for memory in self._memory)
+            tuple(self.windows.in_order([columns.copied(row, start, stop) for columns in self._kinds], each=2))
             for row, start, stop in zip(rows.tolist(), starts, stops, strict=True)
         ]
 
-    def prepare(self, ahead: int, last: int) -> tuple[Tensor, Tensor | None]:
-        """Make room for the next step -> its positions, [R,1] or [1,1], and its mask, [R,1,1,W] or None if not needed.
+    def prepare(self, ahead: int, last: int) -> tuple[Tensor, Sequence[Tensor]]:
+        """Make room for the next step -> its positions, [R,1] or [1,1], and its masks, or none if none is needed.
 
         last  the model's last position: a finished row may run past it until it is dropped; what it draws is not used
         """
         self._reserve(self.rows, 0, ahead)
         if self._even:
-            return self._position.fill_(self.column - self._first), None
-        return (self.column - self.start[: self.rows]).clamp_(max=last)[:, None], self.mask()
+            return self._position.fill_(self.column - self._first), ()
+        return (self.column - self.start[: self.rows]).clamp_(max=last)[:, None], self.masks()
 
-    def mask(self) -> Tensor:
-        """Return [R,1,1,W], 0 where a row may look and -inf where it may not."""
-        if self._mask is None:
-            columns = torch.arange(self._base, self._base + self._columns, device=self.start.device)
-            visible = self._memory[0].new_zeros(len(self.start), self._columns)
-            self._mask = visible.masked_fill_(columns < self.start[:, None], float("-inf"))
-        return self._mask[: self.rows, None, None, self._first - self._base : self.column + 1 - self._base]
+    def masks(self) -> Sequence[Tensor]:
+        """Return, of each kind of layers, [R,1,1,W], 0 where a row may look and -inf where it may not."""
+        return [columns.mask(self.start, self.rows, self._first, self.column) for columns in self._kinds]
 
     def advance(self) -> None:
         """Go to the next column, once a step has written this one."""
@@ -177,12 +170,9 @@ class RowCache:
 
     def views(self) -> list[Tensor]:
         """Return four views a layer: the column to write, of keys and of values, [R,H,1,D]; their windows [R,H,W,D]."""
-        first, at = self._first - self._base, self.column - self._base
-        views = []
-        for memory in self._memory:
-            live = memory if memory.shape[0] == self.rows else memory.narrow(0, 0, self.rows)
-            views += [live.narrow(2, at, 1), live.narrow(2, first, at + 1 - first)]
-        return views
+        return self.windows.in_order(
+            [columns.views(self.rows, self._first, self.column) for columns in self._kinds], each=4
+        )
 
     def _frame(self) -> None:
         low, high = torch.aminmax(self.start[: self.rows])
@@ -190,35 +180,13 @@ class RowCache:
 
     def _reserve(self, rows: int, before: int, ahead: int) -> None:
         """Make room for `rows` rows, `before` columns ahead of `column`, and `column` itself."""
-        at = self.column - self._base
-        if self.rows and rows <= len(self.start) and before <= at < self._columns:
-            return
-        window = self.column - self._first
-        before = max(before, window)
-        columns = before + max(1, min(ahead, max(GAP, int(GAP_SHARE * before))))
-        most = before + max(1, min(ahead, max(ROOM, before)))
-        count = max(rows, len(self.start))
-        room = count * most * max(m.shape[1] * m.shape[3] for m in self._memory)
-        for i, memory in enumerate(self._memory):
-            shape = (count, memory.shape[1], columns, memory.shape[3])
-            laid = self._swap(i, math.prod(shape), room).view(shape)
-            laid[: self.rows, :, before - window : before] = memory[: self.rows, :, at - window : at]
-            self._memory[i] = laid
-        start = self.start.new_zeros(count)
-        start[: self.rows] = self.start[: self.rows]
-        self.start, self._base, self._columns, self._mask = start, self.column - before, columns, None
-
-    def _swap(self, layer: int, needed: int, room: int) -> Tensor:
-        """Give `needed` numbers of the spare buffer to a layer, whose own buffer becomes the spare.
-
-        room  numbers in a new buffer
-        """
-        buffer = self._spare
-        if buffer.numel() < needed:
-            # Zeros, not empty memory: a hidden column has weight 0, and 0 * NaN is NaN.
-            buffer = buffer.new_zeros(room)
-        self._spare, self._buffers[layer] = self._buffers[layer], buffer
-        return buffer[:needed]
+        if rows > len(self.start):
+            start = self.start.new_zeros(rows)
+            start[: self.rows] = self.start[: self.rows]
+            self.start = start
+        seen = self.column - self._first
+        for columns in self._kinds:
+            columns.reserve(self.rows, len(self.start), before, seen, ahead, self.column)
 
 
 @dataclass(frozen=True)

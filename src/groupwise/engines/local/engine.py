@@ -26,7 +26,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.numbers.precision import Precision, precision_of
 from groupwise.core.numbers.reproducible import prepare
 from groupwise.core.records import Completion
-from groupwise.engines.inputs import broken, copy_weights, limits_of, local_limit
+from groupwise.engines.inputs import broken, copy_weights, limits_of
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache, Store
 from groupwise.engines.local.forward import ATTENTION, Prefill, Step, make_experts_recordable, require_sampled
 from groupwise.engines.local.outputs import Outputs
@@ -38,6 +38,7 @@ from groupwise.engines.local.slots.sampler import SlotSampler
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.stop_strings import Decode, StopStrings
+from groupwise.models.context import positions, positions_in_words
 from groupwise.models.files.folder import loading, read_config
 from groupwise.models.forward.adjustment import adjustment_of
 from groupwise.models.load import Policy, load_tokenizer
@@ -102,8 +103,8 @@ class LocalEngine:
         self.precision: Precision = precision_of(self._model.dtype)
         self._step: Any = Step(self._model, routes)
         self._prefill: Any = Prefill(self._model, pad, routes)
-        config = self._model.config
-        self._context, self._within = local_limit(config)
+        self._windows, config = self._prefill.windows, self._model.config
+        self._context, self._within = positions(config), positions_in_words(config)
         self._device = next(self._model.parameters()).device
         self._prefill_tokens = PREFILL_TOKENS_CPU if self._device.type == "cpu" else PREFILL_TOKENS
         self._vocabulary = config.get_text_config().vocab_size
@@ -115,7 +116,7 @@ class LocalEngine:
         self._strings: dict[tuple[str, ...], StopStrings] = {}  # what they know of ids is kept from call to call
         self.options = frozenset(Sampling.model_fields) - (frozenset() if decode else {"stop"})
         self._max_rows, self._progress = max_rows, progress
-        self._cache, self._held = RowCache(), Store()
+        self._cache, self._held = RowCache(self._windows), Store()
         self._rules_of: dict[str, Rules] = {}
         self._slots, self.why_rows = None, ""
         on_gpu = self._device.type == "cuda"
@@ -130,14 +131,19 @@ class LocalEngine:
         """Say in words how it samples."""
         return f"rows{self.why_rows and f': {self.why_rows}'}" if self._slots is None else self._slots.step.how
 
+    @property
+    def remark(self) -> str:
+        """Say why it samples in rows where slots were wanted; "" elsewhere."""
+        return self.how if self.why_rows else ""
+
     def close(self) -> None:
         """Drop the copy of the model and the caches: it cannot sample any more. A second call does nothing."""
         self._model = self._step = self._prefill = self._slots = None
-        self._cache, self._held = RowCache(), Store()
+        self._cache, self._held = RowCache(self._windows), Store()
 
     def sleep(self) -> None:
         """Drop the caches, and what was recorded for them; the next call makes them anew."""
-        self._cache, self._held = RowCache(), Store()
+        self._cache, self._held = RowCache(self._windows), Store()
         if self._slots is not None:
             self._slots.clear()
 
@@ -155,6 +161,7 @@ class LocalEngine:
             raise RunError("the engine is closed")
         rules = self._rules(sampling)
         limits = limits_of(requests, sampling, self._context, self._vocabulary, self._within)
+        longest = max((len(r.tokens) + limit for r, limit in zip(requests, limits, strict=True)), default=0)
         queue = Queue(requests, limits, self._held)
         self._held = Store()
         if not requests:
@@ -162,7 +169,7 @@ class LocalEngine:
         outputs = Outputs([r.tokens[len(r.tokens) - r.drawn :] for r in queue.by_slot()], queue.longest, rules.stops)
         announce = partial(_announce, queue, outputs, on_finish)
         with torch.inference_mode():
-            if self._slots is None:
+            if self._slots is None or longest > self._windows.shortest:
                 self._held = self._in_rows(queue, outputs, rules, announce)
             else:
                 self._held = self._in_slots(self._slots, queue, outputs, rules, announce)
@@ -208,7 +215,7 @@ class LocalEngine:
 
     def _in_rows(self, queue: Queue, outputs: Outputs, rules: Rules, announce: Callable[[Tensor], None]) -> Store:
         """Sample every completion in rows that share a window -> what is held."""
-        cache, self._cache = self._cache, RowCache()
+        cache, self._cache = self._cache, RowCache(self._windows)
         scheduler = Scheduler(
             queue,
             outputs,
@@ -242,10 +249,10 @@ class LocalEngine:
     def _decode(self, tokens: Tensor, scheduler: Scheduler) -> Tensor:
         """Run the rows' last tokens: their next logits [R,V]."""
         cache = scheduler.cache
-        positions, mask = cache.prepare(scheduler.ahead, self._context - 1)
-        if mask is None and self._always_masked:
-            mask = cache.mask()
-        logits, routes = self._step(tokens[:, None], positions, mask, cache.views())
+        places, masks = cache.prepare(scheduler.ahead, self._context - 1)
+        if not masks and self._always_masked:
+            masks = cache.masks()
+        logits, routes = self._step(tokens[:, None], places, masks, cache.views())
         scheduler.advance(routes)
         self.tokens_run += scheduler.live
         return logits
@@ -312,13 +319,12 @@ def local_engine(
     settings: EngineSettings,
     routes: bool,
     progress: Progress = silent,
-    note: Callable[[str], None] = lambda line: None,
 ) -> LocalEngine:
-    """Make an engine with its own copy of the policy; `note` hears why it does not sample in slots on a GPU.
+    """Make an engine with its own copy of the policy.
 
     Raises UsageError if the policy's model cannot be sampled, or has no experts to record.
     """
-    engine = LocalEngine(
+    return LocalEngine(
         policy.model,
         eos=policy.eos,
         pad=policy.pad,
@@ -329,9 +335,6 @@ def local_engine(
         progress=progress,
         compiled=settings.compile,
     )
-    if engine.why_rows:
-        note(f"engine       {engine.how}")
-    return engine
 
 
 def engine_of_spec(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], progress: Progress) -> LocalEngine:

@@ -34,6 +34,8 @@ from transformers.cache_utils import Cache
 from groupwise.core.errors import UsageError
 from groupwise.engines.kinds import setting
 from groupwise.engines.local.cache import Held, PrefilledPrompts, first_tokens
+from groupwise.engines.local.columns import LayerWindows
+from groupwise.models.context import EVERY, windows
 from groupwise.models.files.folder import error_line, quiet
 from groupwise.models.moe.record import Router, on_output, record_routes, require_routers, route_dtype, tensors_in
 
@@ -166,14 +168,15 @@ def require_sampled(model: Any) -> None:
     if other:
         raise UsageError(f"{what}, which has {', '.join(other)} layers; {OTHER_ENGINE}")
     positions = torch.arange(2)[None]
-    ids, mask = positions.to(model.device), _mask(positions, model.dtype, 2).to(model.device)
+    ids, prefill = positions.to(model.device), Prefill(model, pad=0)
+    masks = [_mask(positions, model.dtype, 2, window).to(model.device) for window in prefill.windows.kinds]
     with torch.no_grad():
         try:
             model(input_ids=ids, use_cache=True)  # without a cache transformers looks for packed rows, in numbers
         except Exception:  # it branches on a number, which device meta does not have
             return
         try:
-            _, _, memory = Prefill(model, pad=0).run(ids, ids, mask)
+            _, _, memory = prefill.run(ids, ids, masks)
         except Exception as error:
             raise UsageError(
                 f"{what}: its forward pass refuses positions, a cache and a mask of [prompts,1,tokens,tokens], "
@@ -189,6 +192,7 @@ class Prefill:
     def __init__(self, model: Any, pad: int, routes: bool = False) -> None:
         self._model, self._pad = model, pad
         self._routers = require_routers(model) if routes else ()
+        self.windows = LayerWindows(windows(model.config))
         self._keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         if routes:
             with torch.inference_mode(), record_routes(model):  # refuses routers whose output is not understood
@@ -210,16 +214,18 @@ class Prefill:
         return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], lengths, logits, routes)
 
     def run(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, past: Sequence[Tensor] = ()
+        self, ids: Tensor, positions: Tensor, masks: Sequence[Tensor], past: Sequence[Tensor] = ()
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """Run ids [P,last] behind `past` -> logits [P,V], experts [P,last,L,K] or None, keys and values by layer."""
-        cache = PromptCache(past)
+        cache, mask = PromptCache(past), self.windows.as_argument(masks)
         inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "past_key_values": cache}
         logits, experts = logits_and_experts(self._model, self._routers, **inputs, **self._keep)
         return logits, None if experts is None else experts.unflatten(0, ids.shape), cache.memory
 
-    def _inputs(self, prompts: Sequence[tuple[int, ...]], last: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Lay out the `last` places: ids, positions [P,last], mask [P,1,last,W]; None: all are whole, of one length."""
+    def _inputs(self, prompts: Sequence[tuple[int, ...]], last: int) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        """Lay out the `last` places: ids, positions [P,last], a mask [P,1,last,W] for each kind of layers; none if all
+        prompts are whole, of one length, and within every window.
+        """
         device, dtype = self._model.device, self._model.dtype
         length = torch.tensor([len(prompt) for prompt in prompts])
         width = int(length.max())
@@ -227,82 +233,89 @@ class Prefill:
         padded = np.array([((self._pad,) * (width - len(p)) + p)[width - last :] for p in prompts])
         ids = torch.from_numpy(padded).to(device)
         positions = torch.arange(width) - (width - length)[:, None]
-        whole = last == width and bool((length == width).all())
-        mask = None if whole else _mask(positions, dtype, last).to(device)
-        return ids, positions[:, width - last :].clamp(min=0).to(device), mask
+        whole = last == width <= self.windows.shortest and bool((length == width).all())
+        kinds = () if whole else self.windows.kinds
+        masks = [_mask(positions, dtype, last, window).to(device) for window in kinds]
+        return ids, positions[:, width - last :].clamp(min=0).to(device), masks
 
 
-def _mask(positions: Tensor, dtype: torch.dtype, last: int) -> Tensor:
-    """Make the additive causal mask [P,1,last,W] of the last places of left-padded prompts; positions [P,W] are
-    negative in the padding.
+def _mask(positions: Tensor, dtype: torch.dtype, last: int, window: int) -> Tensor:
+    """Make the additive causal mask [P,1,last,W] of the last places of left-padded prompts, for layers that see
+    `window` tokens; positions [P,W] are negative in the padding.
 
     A padded place sees itself: a softmax over nothing would be NaN.
     """
     width = positions.shape[1]
     causal = torch.ones(last, width, dtype=torch.bool).tril(width - last)
     itself = causal & ~causal.tril(width - last - 1)
+    if window < width:
+        causal &= ~causal.tril(width - last - window)
     seen = (causal & (positions >= 0)[:, None, :]) | itself
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[:, None]
 
 
 class Step:
-    """tokens [R,1], positions [R,1] or [1,1], mask [R,1,1,W] or None, views of the cache -> logits [R,V] and, where
-    `routes` is True, the experts chosen, [R,L,K].
+    """tokens [R,1], positions [R,1] or [1,1], a mask [R,1,1,W] for each kind of layers or none, views of the cache ->
+    logits [R,V] and, where `routes` is True, the experts chosen, [R,L,K].
     """
 
     def __init__(self, model: Any, routes: bool = False) -> None:
         self._model = model
         self.routers = require_routers(model) if routes else ()
+        self._windows = LayerWindows(windows(model.config))
         self._forward: dict[bool, Forward] = {}
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, views: Sequence[Tensor]
+        self, tokens: Tensor, positions: Tensor, masks: Sequence[Tensor], views: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        masked = mask is not None
+        masked = bool(masks)
         if masked not in self._forward:
-            plain = _StepForward(self._model, masked, self.routers).eval()
-            example = partial(_example, views, masked)
+            plain = _StepForward(self._model, len(masks), self._windows, self.routers).eval()
+            example = partial(_example, views, self._windows, masked)
             self._forward[masked] = recorded(plain, example, (3, 5), (5, 9), (1, 2))
-        logits, *routes = self._forward[masked](tokens, positions, *([mask] if masked else []), *views)
+        logits, *routes = self._forward[masked](tokens, positions, *masks, *views)
         return logits, routes[0] if routes else None
 
 
 class _StepForward(nn.Module):
-    def __init__(self, model: nn.Module, masked: bool, routers: Sequence[Router]) -> None:
+    def __init__(self, model: nn.Module, masks: int, windows: LayerWindows, routers: Sequence[Router]) -> None:
         super().__init__()
-        self.model = model
-        self.masked = masked
-        self.routers = routers
+        self.model, self.masks, self.windows, self.routers = model, masks, windows, routers
 
     def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        mask, views = (rest[0], rest[1:]) if self.masked else (None, rest)
         logits, experts = logits_and_experts(
             self.model,
             self.routers,
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=mask,
-            past_key_values=ViewCache(views),
+            attention_mask=self.windows.as_argument(rest[: self.masks]),
+            past_key_values=ViewCache(rest[self.masks :]),
         )
         return (logits,) if experts is None else (logits, experts)
 
 
-def _example(views: Sequence[Tensor], masked: bool, shape: tuple[int, int]) -> list[Tensor]:
-    """Return inputs of the right kinds, strided as the cache's are, the same at every call."""
-    rows, window = shape
+def _example(views: Sequence[Tensor], windows: LayerWindows, masked: bool, shape: tuple[int, int]) -> list[Tensor]:
+    """Return inputs of the right kinds, strided as the cache's are, the same at every call.
+
+    Layers of another kind than the first see fewer columns.
+    """
+    rows, width = shape
     device, dtype = views[0].device, views[0].dtype
     noise = torch.Generator().manual_seed(rows)
+    seen = {kind: max(1, width - 2 * number) for number, kind in enumerate(windows.kinds)}
     memory = []
-    for keys in views[1::2]:
-        sizes = (rows + 1, keys.shape[1], window + 3, keys.shape[3])
+    for number, keys in enumerate(views[1::2]):
+        sizes = (rows + 1, keys.shape[1], width + 3, keys.shape[3])
         states = torch.randn(sizes, generator=noise).to(device, dtype)[:rows]
-        memory += [states[:, :, window : window + 1], states[:, :, 1 : window + 1]]
+        first = width + 1 - seen[windows.layers[number // 2] if windows.layers else EVERY]
+        memory += [states[:, :, width : width + 1], states[:, :, first : width + 1]]
     tokens = torch.arange(rows, device=device)[:, None] % 2
     if not masked:
-        return [tokens, torch.full((1, 1), window - 1, device=device), *memory]
-    mask = torch.zeros(rows, window + 2, device=device, dtype=dtype)[:, None, None, 1 : window + 1]
-    mask[0, :, :, : window // 2] = float("-inf")
-    return [tokens, torch.arange(rows, device=device)[:, None] % window, mask, *memory]
+        return [tokens, torch.full((1, 1), width - 1, device=device), *memory]
+    mask = torch.zeros(rows, width + 2, device=device, dtype=dtype)[:, None, None]
+    mask[0, :, :, : 1 + width // 2] = float("-inf")
+    masks = [mask[..., width + 1 - columns : width + 1] for columns in seen.values()]
+    return [tokens, torch.arange(rows, device=device)[:, None] % width, *masks, *memory]
 
 
 def recorded(plain: nn.Module, example: Callable[[S], Sequence[Tensor]], first: S, *others: S) -> Forward:

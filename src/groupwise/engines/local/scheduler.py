@@ -221,6 +221,7 @@ class Scheduler:
         if self._hold is None:
             return
         rows = rows[self._hold[self._table[rows, 0].cpu()].to(rows.device)]
+        rows = rows[self.cache.has_whole(rows)]
         if not len(rows):
             return
         slots, born, ended = self._table[rows].unbind(1)

@@ -74,6 +74,7 @@ class RemoteEngine:
         self.routes, self.keeps_support = declared.routes, declared.keeps_support
         self.options = frozenset(declared.options)
         self.precision: Precision = declared.precision
+        self.remark = declared.remark
         known, self.library = KINDS[settings.name].tested, declared.library
         if not self.library.partition(" ")[2].startswith(known):
             self.library += f", which is not tested: {known} is"
@@ -212,6 +213,10 @@ class Replicas:
         self.routes, self.keeps_support = first.routes, first.keeps_support
         self.options = first.options
         self.precision: Precision = first.precision
+
+    @property
+    def remark(self) -> str:
+        return next((engine.remark for engine in self._members if engine.remark), "")
 
     @property
     def version(self) -> int:

@@ -118,13 +118,14 @@ class Declared:
     keeps_support: bool
     options: tuple[str, ...]
     precision: Precision
+    remark: str
     version: int
     library: str
 
     def __post_init__(self) -> None:
         """Raise ValueError for what no engine says."""
-        kinds = [bool, bool, tuple, str, int, str]
-        said = [self.routes, self.keeps_support, self.options, self.precision, self.version, self.library]
+        kinds = [bool, bool, tuple, str, str, int, str]
+        said = [self.routes, self.keeps_support, self.options, self.precision, self.remark, self.version, self.library]
         if [type(each) for each in said] != kinds or self.precision not in get_args(Precision):
             raise ValueError("what it says of itself is not what an engine says")
 

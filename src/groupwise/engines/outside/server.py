@@ -110,6 +110,7 @@ class Server:
             "keeps_support": engine.keeps_support,
             "options": sorted(engine.options),
             "precision": engine.precision,
+            "remark": engine.remark,
             "version": engine.version,
             "library": f"{kind.library} {sys.modules[kind.library].__version__}",
         }

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
+from groupwise.core.engine import WeightStream
 from groupwise.engines.outside.card_weights import CardWeights
 from groupwise.engines.outside.newest import NewestWeights
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.files.folder import quiet
 from groupwise.models.load import Policy
+from groupwise.models.unread import Weights
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def spec_of(policy: Policy, settings: EngineSettings, routes: bool, device: str 
         pad=policy.pad,
         routes=routes,
         dtype=str(model.dtype).removeprefix("torch."),
-        device=device or str(model.device),
+        device=device or str(policy.device),
         attention=model.config._attn_implementation,
         experts=model.config._experts_implementation,
         threads=max(1, torch.get_num_threads() // settings.count),
@@ -75,10 +77,10 @@ def newest_weights(
     note     hears why they do not
     """
     buffers = {name: buffer.detach().clone() for name, buffer in policy.model.named_buffers()}
-    device = policy.model.device
+    device = policy.device
     card = CardWeights(device) if on_card and device.type == "cuda" else None
     weights = NewestWeights(buffers, card, note)
-    weights.write(policy.model.named_parameters(), version=0)
+    weights.write(WeightStream(dict(policy.model.named_parameters()), Weights(policy.model).named), version=0)
     return weights
 
 

@@ -74,6 +74,7 @@ class VllmEngine:
     keeps_support = False
     routes = False
     restarts = 0
+    remark = ""
     options = frozenset(Sampling.model_fields)
 
     def __init__(

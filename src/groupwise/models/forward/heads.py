@@ -1,6 +1,7 @@
 """The two halves of a causal language model: the backbone that makes hidden states and the head that makes logits."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,9 +10,12 @@ from torch import Tensor, nn
 
 from groupwise.core.errors import UsageError
 from groupwise.models.precision import wide_product
+from groupwise.models.unread import device_of
 
 #: The largest logit that a model is tried with: a cap or a scale changes it, however small the model's own logits are.
 LARGE_LOGIT = 1e4
+#: Keys of configurations that change logits: two factors, a divisor, a cap.
+CHANGES = ("logit_scale", "lm_head_multiplier", "logits_scaling", "final_logit_softcapping")
 
 
 def halves(model: Any) -> tuple[nn.Module, nn.Linear]:
@@ -19,17 +23,59 @@ def halves(model: Any) -> tuple[nn.Module, nn.Linear]:
     return model.base_model, model.get_output_embeddings()
 
 
+@dataclass(frozen=True)
+class LogitChange:
+    """Function by which a model changes the output z of its head: f(z) = scale z, or cap tanh(scale z / cap).
+
+    >>> LogitChange(scale=0.5, cap=2.0)(torch.tensor([0.0, 1e6]))
+    tensor([0., 2.])
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, head_output: Tensor) -> Tensor:
+        """Return f(z)."""
+        scaled = head_output * self.scale
+        return scaled if self.cap is None else (scaled / self.cap).tanh() * self.cap
+
+    def slope(self, logits: Tensor) -> Tensor | float:
+        """Return d f / d z where f(z) is `logits`: scale, or scale (1 - (f / cap)^2)."""
+        return self.scale if self.cap is None else (1 - (logits / self.cap).square()) * self.scale
+
+
+def logit_change(model: Any) -> LogitChange | None:
+    """Return the change of logits that a model's configuration names; None if it names none.
+
+    Whether the model makes that change and no other is tried by `check_halves`.
+    """
+    config = model.config.get_text_config()
+    cohere, falcon, granite, gemma = (getattr(config, name, None) for name in CHANGES)
+    scale = float(cohere or 1.0) * float(falcon or 1.0) / float(granite or 1.0)
+    change = LogitChange(scale, float(gemma) if gemma else None)
+    return None if change == LogitChange() else change
+
+
+def changed_logits(model: Any, head_output: Tensor) -> Tensor:
+    """Return the logits that a model makes of its head's output."""
+    change = logit_change(model)
+    return head_output if change is None else change(head_output)
+
+
 def check_halves(model: Any) -> None:
-    """Raise UsageError for a model whose logits are not its head's output, ValueError where they are not numbers.
+    """Raise UsageError for a model whose logits are not what groupwise makes of its head's output, ValueError where
+    they are not numbers.
 
     Training never makes all logits at once, as the model does. This runs both ways on a few tokens, and refuses a model
-    that changes the head's input or output (softcapping, scaling), which would make every ratio silently wrong.
+    that changes the head's input or output in another way than its configuration says, which would make every ratio
+    silently wrong.
     """
-    require_plain_head(model)
+    require_known_head(model)
     backbone, head = halves(model)
     ids = few_ids(model)
     with torch.no_grad():
-        logits, own = head(hidden(backbone, ids)), model(input_ids=ids, use_cache=False).logits
+        logits = changed_logits(model, head(hidden(backbone, ids)))
+        own = model(input_ids=ids, use_cache=False).logits
     require_same(logits, own, _changed(model), atol=1e-3 * float(own.abs().max().clamp(max=1.0)))
 
 
@@ -39,10 +85,12 @@ def check_runs(model: Any) -> None:
         _require_finite(model(input_ids=few_ids(model), use_cache=False).logits)
 
 
-def require_plain_head(model: Any) -> None:
-    """Raise UsageError for a model without a linear head, or one that returns other logits than its head gives it.
+def require_known_head(model: Any) -> None:
+    """Raise UsageError for a model without a linear head, or one that makes other logits of its head's output than its
+    configuration says.
 
-    The head's output is replaced by logits from -1e4 to 1e4. Only shapes of weights are needed: device meta will do.
+    The head's output is replaced by logits from -1e4 to 1e4, more of them small. Only shapes of weights are needed:
+    device meta will do.
     """
     backbone, head = halves(model)
     if not isinstance(head, nn.Linear) or backbone is model:
@@ -51,15 +99,16 @@ def require_plain_head(model: Any) -> None:
 
     def replace(_: nn.Module, __: object, output: Tensor) -> Tensor:
         device = "cpu" if output.is_meta else output.device
-        spread = torch.linspace(-LARGE_LOGIT, LARGE_LOGIT, output.numel(), device=device)
+        spread = torch.linspace(-1, 1, output.numel(), device=device) ** 5 * LARGE_LOGIT
         given.append(spread.view(output.shape).to(output.dtype))
         return given[-1].clone()
 
+    ids = few_ids(model)
     with head.register_forward_hook(replace), torch.no_grad():
         # Without a cache transformers looks for packed rows, in numbers, which device meta does not have.
-        own = model(input_ids=few_ids(model), use_cache=head.weight.is_meta).logits
+        own = model(input_ids=ids, use_cache=ids.is_meta).logits
     if given:
-        require_same(given[-1], own, _changed(model))
+        require_same(changed_logits(model, given[-1]), own, _changed(model))
 
 
 def wide_head(model: Any) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
@@ -77,7 +126,7 @@ def _wide_logits(head: nn.Linear, states: Tensor) -> Tensor:
 
 def few_ids(model: Any) -> Tensor:
     """Return [1,4] ids that the model has."""
-    ids = torch.arange(4, device=next(model.parameters()).device)
+    ids = torch.arange(4, device=device_of(model))
     return ids[None] % model.config.get_text_config().vocab_size
 
 
@@ -95,9 +144,9 @@ def _require_finite(own: Tensor) -> None:
 
 def _changed(model: Any) -> str:
     return (
-        f"{type(model).__name__} changes its logits before or after the output head (softcapping or scaling); "
-        "groupwise computes log-probabilities from the head alone and would be wrong: such a model can be evaluated "
-        "(groupwise eval), not trained"
+        f"{type(model).__name__} changes its logits before or after the output head, and not only by what its "
+        f"configuration may name ({', '.join(CHANGES)}); groupwise computes log-probabilities from the head and would "
+        "be wrong: such a model can be evaluated (groupwise eval), not trained"
     )
 
 

@@ -1,13 +1,15 @@
 """Log-probabilities and entropies of given tokens, straight from a linear head with a backward of its own, in chunks: a
 [tokens, vocabulary] tensor is never held at once.
 
-    x_i = (W h_i + b) / T        logp_i = x_i[y_i] - log sum_j exp x_ij        H_i = -sum_j p_ij log p_ij
+    x_i = f(W h_i + b) / T       logp_i = x_i[y_i] - log sum_j exp x_ij        H_i = -sum_j p_ij log p_ij
 
     d logp_i / d x_ij = [j = y_i] - p_ij        d H_i / d x_ij = -p_ij (log p_ij + H_i)
 
-Where sampling left ids out, the sums run over the ids that it kept; where it barred ids from a token, their x is so low
-that p is exactly 0 and no gradient passes. p, or log p where the entropy has a gradient, is held for the backward where
-all of it has room, and computed again there otherwise.
+f is the model's own change of its logits (heads.py: LogitChange), most often none: a scale or a cap, whose slope is
+multiplied into the gradient; a bias of the sampling's is added behind it. Where sampling left ids out, the sums run
+over the ids that it kept; where it barred ids from a token, their x is so low that p is exactly 0 and no gradient
+passes. p, or log p where the entropy has a gradient, is held for the backward where all of it has room and logits have
+no cap, and computed again there otherwise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from groupwise.core.numbers.transfer import columns_to_device, to_device
 from groupwise.core.records import Support
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
+from groupwise.models.forward.heads import LogitChange
 from groupwise.models.forward.layout import Layout, padded
 from groupwise.models.forward.packed_attention import hidden_states
 from groupwise.models.precision import computes_in, operand, wide_product
@@ -125,6 +128,7 @@ def layout_logprobs(
     chunk_elements: int = CHUNK_ELEMENTS,
     held_elements: int = HELD_ELEMENTS,
     added: Tensor | None = None,
+    change: LogitChange | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute log-probabilities and entropies [N,T] of what is read of a layout, as `sequence_logprobs` does; on a
     device that has all of it already, nothing waits for that device.
@@ -141,6 +145,7 @@ def layout_logprobs(
         held_elements,
         added=added,
         barred=read.barred,
+        change=change,
     )
     return read.spread(logp), read.spread(entropy)
 
@@ -156,26 +161,30 @@ def token_logprobs(
     held_elements: int = HELD_ELEMENTS,
     added: Tensor | None = None,
     barred: tuple[Tensor, Tensor] | None = None,
+    change: LogitChange | None = None,
 ) -> tuple[Tensor, Tensor]:
     """states [M,H], targets [M] -> log-probability [M] and entropy [M], nats, float32 or better.
 
     At most `chunk_elements` logits are computed at once. Where all of them are more than `held_elements`, those of each
-    chunk are computed again in the backward pass. `added` [V] is added to every token's logits; `barred` is as Scoring
-    has it.
+    chunk are computed again in the backward pass. `added` [V] is added to every token's logits; `barred` and `change`
+    are as Scoring has them.
     """
     vocabulary = head.weight.shape[0]
+    added = None if added is None else added.to(states.device)
+    capped = change is not None and change.cap is not None
     how = Scoring(
         temperature=temperature,
         support=support,
         entropy_gradient=entropy_gradient,
         rows=max(1, chunk_elements // vocabulary),
-        hold=torch.is_grad_enabled() and len(targets) * vocabulary <= held_elements,
+        hold=torch.is_grad_enabled() and not capped and len(targets) * vocabulary <= held_elements,
         compute=computes_in(head.weight),
         barred=barred,
+        change=change,
+        added=None if change is None else added,
     )
     bias = head.bias
-    if added is not None:
-        added = added.to(states.device)
+    if added is not None and change is None:
         bias = added if bias is None else bias + added
     return HeadLogprobs.apply(states, head.weight, bias, targets, how)  # type: ignore[return-value]
 
@@ -205,6 +214,8 @@ class Scoring:
     hold              whether p (or log p) of all chunks is kept for the backward, which is then possible once
     compute           what the matrix products are computed in
     barred            of each token whether ids were barred from it, [M] bool, and these ids [E]; None if none was
+    change            f of the model's logits; None if it changes none
+    added             [V] what is added behind f; without an f it is part of the head's bias
     """
 
     temperature: float
@@ -214,6 +225,8 @@ class Scoring:
     hold: bool
     compute: torch.dtype
     barred: tuple[Tensor, Tensor] | None = None
+    change: LogitChange | None = None
+    added: Tensor | None = None
 
     def chunks(self, count: int, device: torch.device) -> Iterator[tuple[slice, Tensor | None]]:
         """Yield slices of `count` tokens, and the part of the support of each: [m,K] ids, padded with -1."""
@@ -233,7 +246,7 @@ class HeadLogprobs(torch.autograd.Function):
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: Scoring
     ) -> tuple[Tensor, Tensor]:
         logp, entropy = states.new_empty(2, len(states), dtype=_wide(how.compute))
-        product = _product(states, weight, bias, how)
+        product = _Product(states, weight, bias, how)
         held: list[Tensor] = []
         for part, ids in how.chunks(len(states), states.device):
             every = product(part)
@@ -258,7 +271,7 @@ class HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, up_logp: Tensor, up_entropy: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, bias, targets, entropy, *held = ctx.saved_tensors
         how: Scoring = ctx.how
-        product, across = _product(states, weight, bias, how), operand(weight, how.compute)
+        product, across = _Product(states, weight, bias, how), operand(weight, how.compute)
         to_states, to_weight, to_bias = (
             torch.zeros_like(x) if needed else None
             for x, needed in zip((states, weight, bias), ctx.needs_input_grad, strict=False)
@@ -276,6 +289,8 @@ class HeadLogprobs(torch.autograd.Function):
             slope.scatter_add_(1, targets[part, None], up_logp[part, None])
             if how.temperature != 1:
                 slope = slope.div_(how.temperature)
+            if how.change is not None:
+                slope = slope.mul_(how.change.slope(product.changed(part)) if how.change.cap else how.change.scale)
             if to_bias is not None:
                 to_bias += slope.sum(0).to(to_bias.dtype)
             slope = operand(slope, how.compute)
@@ -290,24 +305,32 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _product(states: Tensor, weight: Tensor, bias: Tensor | None, how: Scoring) -> Any:
-    """Map a slice of the tokens -> fresh logits [m,V] over the temperature."""
-    operands = operand(weight, how.compute)
-    # On a GPU a product of 16 bits need not be rounded to them, as an engine in slots does not (engines/local/slots).
-    rounds = not weight.is_cuda or how.compute.itemsize > 2
+class _Product:
+    """Products of states with a head, for a slice of the tokens at a time, fresh memory each."""
 
-    def logits(part: slice) -> Tensor:
-        rows = operand(states[part], how.compute)
-        out = (rows @ operands.T).to(how.compute) if rounds else wide_product(rows, operands)
+    def __init__(self, states: Tensor, weight: Tensor, bias: Tensor | None, how: Scoring) -> None:
+        self._states, self._bias, self._how = states, bias, how
+        self._weight = operand(weight, how.compute)
+        # On a GPU a product of 16 bits need not be rounded to them: an engine in slots does not (engines/local/slots).
+        self._rounds = not weight.is_cuda or how.compute.itemsize > 2
+
+    def changed(self, part: slice) -> Tensor:
+        """Return f(W h + b), [m,V]."""
+        how, rows = self._how, operand(self._states[part], self._how.compute)
+        out = (rows @ self._weight.T).to(how.compute) if self._rounds else wide_product(rows, self._weight)
         out = out.to(_wide(how.compute))
-        out = out if bias is None else out.add_(bias)
+        out = out if self._bias is None else out.add_(self._bias)
+        return out if how.change is None else how.change(out)
+
+    def __call__(self, part: slice) -> Tensor:
+        """Return the logits over the temperature, [m,V]."""
+        how, out = self._how, self.changed(part)
+        out = out if how.added is None else out.add_(how.added)
         out = out if how.temperature == 1 else out.div_(how.temperature)
         if how.barred is not None:
             rows, ids = how.barred
             out[:, ids] = out[:, ids].masked_fill_(rows[part, None], BARRED)
         return out
-
-    return logits
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, compute: torch.dtype) -> None:

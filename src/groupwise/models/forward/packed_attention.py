@@ -19,6 +19,7 @@ from groupwise.models.forward.flex import Tree, Windows, attend_flex, require_pl
 from groupwise.models.forward.heads import hidden
 from groupwise.models.forward.layout import Block, Layout, PackedSequence, packed, padded
 from groupwise.models.precision import computes_in, operand
+from groupwise.models.unread import device_of, running
 
 #: The names under which transformers' models know this attention, in blocks and as one, and their own without a mask.
 #: Under a name for which it has no masks, transformers makes none: a line has its own.
@@ -73,11 +74,11 @@ def runs_packed(backbone: nn.Module) -> bool:
     tokens, length = _few_rows(backbone, 9)
     rows, line = padded(tokens, length.to(tokens.device)), packed(tokens, length)
     try:
-        with torch.no_grad(), attend_packed(backbone):
+        with torch.no_grad(), running(backbone), attend_packed(backbone):
             ours = hidden_states(backbone, line)[line.place[line.run]]
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
         return False
-    with torch.no_grad():
+    with torch.no_grad(), running(backbone):
         own = hidden_states(backbone, rows)[rows.place[rows.run]]
     return _near(ours, own, next(backbone.parameters()).dtype)
 
@@ -152,7 +153,7 @@ def _few_rows(backbone: nn.Module, width: int) -> tuple[Tensor, Tensor]:
     lengths, on the CPU.
     """
     config: Any = backbone.config
-    device, third = next(backbone.parameters()).device, width // 3
+    device, third = device_of(backbone), width // 3
     vocabulary, numbers = config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
     tokens = torch.randint(vocabulary, (4, width), generator=numbers).to(device)
     tokens[1, :third], tokens[3, : third + 1] = tokens[0, :third], tokens[2, : third + 1]

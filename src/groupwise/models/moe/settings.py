@@ -20,6 +20,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.settings import Settings
 from groupwise.models.moe.record import Router, record_routes, require_routers, router_logits, routers
 from groupwise.models.moe.replay import replay_routes
+from groupwise.models.unread import device_of, running
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,8 @@ def require_engine_routes(engine: Engine, settings: RoutingSettings) -> None:
 
 def _try_routing(backbone: nn.Module, by_layer: Sequence[Router], settings: RoutingSettings) -> None:
     """Run one forward that records, with the logits if a loss reads them, and one that replays what was recorded."""
-    ids = torch.zeros(1, 2, dtype=torch.long, device=next(backbone.parameters()).device)
-    with torch.no_grad():
+    ids = torch.zeros(1, 2, dtype=torch.long, device=device_of(backbone))
+    with torch.no_grad(), running(backbone):
         with record_routes(backbone) as routes, router_logits(by_layer) if settings.losses else nullcontext():
             backbone(input_ids=ids, use_cache=False)
         with replay_routes(backbone, routes):  # without a replay in training too: the probe after a weight load has one

@@ -16,17 +16,20 @@ from torch.distributed.tensor import DTensor
 
 from groupwise.models.files.folder import weight_files
 from groupwise.models.shards import first_rows, own_part
+from groupwise.models.unread import Weights, names_of_entries
 from groupwise.training.mesh import Mesh
 
 
 class Arrival:
     """Takes rank 0's weights into a model of this rank, if some rank's has no memory; else each has the same already.
+    Rank 0's may be in its files (models/unread.py): it reads one at a time, and tells it the others.
 
     Every rank makes one at the same point of its work, of models that are alike, and asks for the same.
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
         self._model, self._mesh = model, mesh
+        self._weights = Weights(model) if mesh.leads else None
         self._owners: dict[int, list[tuple[nn.Module, str]]] = {}
         for module in model.modules():
             for name, parameter in module._parameters.items():
@@ -36,11 +39,10 @@ class Arrival:
     def fill(self, parameters: Iterable[nn.Parameter]) -> None:
         """Give these parameters rank 0's numbers, in its types, one at a time; each stays one for all that share it."""
         for parameter in dict.fromkeys(parameters) if self._due else ():
-            whole = self._mesh.tensors({"": parameter} if self._mesh.leads else {})[""]
-            if self._mesh.leads:
-                continue
+            whole = self._mesh.tensors({} if self._weights is None else {"": self._weights.whole(parameter)})[""]
             if not parameter.is_meta:
-                parameter.data.copy_(whole)
+                if not self._mesh.leads:
+                    parameter.data.copy_(whole)
                 continue
             real = nn.Parameter(whole, requires_grad=parameter.requires_grad)
             for module, name in self._owners[id(parameter)]:
@@ -77,12 +79,9 @@ def read_own_rows(model: nn.Module, folder: Path, mesh: Mesh) -> bool:
 
 
 def _entries(model: nn.Module) -> list[tuple[Sequence[str], Tensor]]:
-    """List the entries of a model's state, each once with all of its names: a tied head is the embedding."""
-    names: dict[int, list[str]] = {}
+    """List the entries of a model's state, each once with all of its names."""
     state: Mapping[str, Tensor] = model.state_dict(keep_vars=True)
-    for name, entry in state.items():
-        names.setdefault(id(entry), []).append(name)
-    return [(of_one, state[of_one[0]]) for of_one in names.values()]
+    return [(names, state[names[0]]) for names in names_of_entries(model).values()]
 
 
 def _shape(file: Any, name: str) -> tuple[int, ...]:

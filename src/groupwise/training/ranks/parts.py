@@ -25,7 +25,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from groupwise.core.files.tensor_layout import LENGTH, header, layout
+from groupwise.core.files.tensor_layout import file_layout, header
 from groupwise.models.shards import first_rows, own_part, with_own_part
 from groupwise.training.mesh import Mesh
 
@@ -114,10 +114,7 @@ def stored(folder: Path, name: str) -> Iterator[Stored]:
     shared = folder / _layout(name)
     with ExitStack() as stack:
         if not shared.exists():
-            with (folder / name).open("rb") as file:
-                start = file.read(LENGTH)
-                size = min(int.from_bytes(start, "little"), (folder / name).stat().st_size)
-                entries = layout(start + file.read(size)).places  # in the order in which they were written
+            entries = file_layout(folder / name).places  # in the order in which they were written
             places = {key: ShardedTensor(entry.shape) for key, entry in entries.items()}
             yield Stored(places, [stack.enter_context(safe_open(folder / name, "pt"))])
             return

@@ -166,17 +166,19 @@ def starting_policy(
     note: Callable[[str], None] = print,
     require: Callable[[Any], object] | None = None,
     adapter: AdapterSettings = AdapterSettings(),
+    in_files: bool = False,
 ) -> Policy:
     """Return the policy, ready to train. With a warm start it comes from `cache` if the same one is there already.
 
     adapter  of a trained model adapters alone learn, if there are to be any, and are merged into its weights
+    in_files  its weights stay in its files, where they can (models/unread.py)
     note     is told if what is there is damaged and made again, and what the warm start of a trained model has come to
     require  is called with the model before a warm start, and raises UsageError if the run cannot use it
     """
     if model not in TINY:
         model = str(model_folder(model))
         if not warm.steps:
-            return load_policy(Path(model), device=device, training=True)
+            return load_policy(Path(model), device=device, training=True, in_files=in_files)
     if warm.steps and not isinstance(task, Demonstrates):
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
     origin = TINY[model] if model in TINY else digest(load_policy(Path(model), training=True).model)
@@ -212,7 +214,7 @@ def starting_policy(
     cached_folder(folder, write, "the warm-started policy", note)
     if (folder / IMITATION).is_file():
         note(f"warm start   {Imitation.model_validate_json((folder / IMITATION).read_bytes())}")
-    return load_policy(folder, device=device)
+    return load_policy(folder, device=device, in_files=in_files)
 
 
 def imitate(
