@@ -21,7 +21,7 @@ from groupwise.diagnostics.witness.rows import TIE
 
 @dataclass(frozen=True)
 class CreditGiven:
-    """What an advantage is made of.
+    """Inputs of an advantage.
 
     reward  [N,T] reward units
     mask    [N,T] bool, the trained tokens

@@ -1,4 +1,4 @@
-"""What was drawn: seeds of completions, the order of problems, who said what, and what is evaluated."""
+"""Draws of a step: seeds of completions, the order of problems, who said what, and what is evaluated."""
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What a run asks its engine, as the engine hears it."""
+"""Requests of a run, as its engine hears them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

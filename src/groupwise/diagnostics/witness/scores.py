@@ -35,7 +35,7 @@ class Rewards(Protocol):
 
 
 class Scores(Protocol):
-    """What turned the step's ids into scored completions.
+    """The parts that turned the step's ids into scored completions.
 
     slow      names of what is scored in processes
     for_task  an attempt as the task's own score sees it
