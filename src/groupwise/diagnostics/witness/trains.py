@@ -1,4 +1,4 @@
-"""Tokens that train against those who wrote them: mask and versions, minibatches of a pass, weights of the aggregate."""
+"""Tokens that train against those who wrote them: mask and versions, minibatches of a pass, aggregate weights."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
