@@ -14,7 +14,15 @@ from groupwise.diagnostics.checks import MOST_SKIPPED, collapse_ahead, never_fin
 from groupwise.diagnostics.groups import generation_metrics
 from groupwise.diagnostics.step import Expected, StepLog, step_row
 from groupwise.journal.per_token import PerToken
-from groupwise.training.run import Training, believed, machine_work, probed, report, say_how_long_a_stop_takes
+from groupwise.training.run import (
+    Training,
+    believed,
+    machine_work,
+    probed,
+    report,
+    say_how_long_a_stop_takes,
+    witnessed,
+)
 from groupwise.training.settings import Guard, RunSettings
 
 
@@ -76,6 +84,8 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
             parts.engine.sleep()
     with phase("annotate"):
         batch = annotate(run, result)
+    with phase("check"):
+        parts.witness.begin(step, result, batch)
     first = step == run.settings.waiting_steps + 1
     expected = Expected(
         newest=step - 1,
@@ -108,7 +118,7 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         metrics = log.metrics(generation, parts.limits.tolerance)
     if run.settings.guard is Guard.ROLLBACK:
         metrics["rollbacks"] = len(run.progress.rollbacks)
-    return step_row(step, metrics, checks, run.end_step()), machine_work(run, sampled)
+    return step_row(step, metrics, checks, run.end_step()), machine_work(run, sampled, checks)
 
 
 def renew_reference(run: Training) -> None:
@@ -148,14 +158,19 @@ def passes(batch: Batch, settings: RunSettings, step: int) -> Iterator[Batch]:
 def update(run: Training, minibatch: Batch, log: StepLog, columns: PerToken) -> bool:
     """Update critic and policy once; whether both updates were applied, as finite ones are."""
     parts, applied = run.components, True
+    with run.clock.phase("check"):
+        parts.witness.minibatch(minibatch)
     if parts.critic is not None:
         metrics = parts.critic.update(minibatch)
+        parts.witness.critic_updated(minibatch, metrics)
         applied = metrics["critic_updates_skipped"].read() == 0
         log.critic_updated(metrics)
     if run.progress.step <= run.settings.waiting_steps:
         log.policy_waited()
         return applied
     result = parts.learner.update(minibatch, parts.algorithm)
+    with run.clock.phase("check"):
+        parts.witness.updated(minibatch, result)
     with run.clock.phase("journal"):
         log.policy_updated(minibatch, result)
         if result.seen is not None:
@@ -180,4 +195,5 @@ def evaluate(run: Training) -> None:
         ):
             evaluation, groups = parts.evaluate()
         run.output.evaluation(run.progress.step, evaluation, groups, run.clock.lap())
+        witnessed(run, groups)
         run.progress.owes_evaluation = False

@@ -178,6 +178,7 @@ OTHER: dict[str, Any] = {
     "preference": {"pairs": 8},
     "routing.replay": "learner",
     "learner.schedule": "cosine",
+    "checks.witness": "warn",
     "learner.precision": "bf16",
     "learner.shared_prefixes": False,
     "deterministic": False,

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import groupwise.commands.build.witness  # noqa: F401, which knows every reading
 from groupwise.diagnostics import checks
 from groupwise.diagnostics.checks import Check, CheckVerdict
-from groupwise.health.checks import INVARIANTS, Invariant
+from groupwise.diagnostics.witness.reading import Reading
+from groupwise.health.checks import INVARIANTS, WITNESSED, Invariant
 
 SOURCE = Path(checks.__file__).parents[1]
 MASK = torch.ones(2, 3, dtype=torch.bool)
@@ -24,7 +26,10 @@ LOGP = torch.zeros(2, 3)
 def test_every_check_that_a_run_makes_is_of_an_invariant_with_a_meaning() -> None:
     """Whatever code makes a Check names its invariant, and every invariant is one that a report knows."""
     invariants = {name for name, value in vars(checks).items() if isinstance(value, Invariant)}
-    assert {getattr(checks, name) for name in invariants} == set(INVARIANTS), "checked and without a meaning"
+    of_the_witness = {reading.subject for reading in Reading.__subclasses__()}
+    assert of_the_witness == set(WITNESSED), "read a second time and without a meaning, or never read"
+    known = {getattr(checks, name) for name in invariants} | of_the_witness
+    assert known == set(INVARIANTS), "checked and without a meaning"
     makers = {"Check", "_check", "_gap", "_bias", "_same", "_unmeasured"}
     calls = [node for node in calls_in(Path(checks.__file__)) if name_of(node) in makers]
     assert {ast.unparse(node.args[0]) for node in calls} == invariants | {"invariant"}

@@ -195,6 +195,11 @@ PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
     "engine restarted": (planted(4, engine_restarts=2), RECIPE, "again 2 times"),
     "gradient spikes": (planted(1, gradient_norm_max=30.0), RECIPE, "30 at step 40, 100 times"),
     "updates skipped": (planted(1, updates_skipped=1), RECIPE, "1 update had"),
+    "check failed": (
+        planted(1, checks={"witness: credit": {"verdict": "fail", "value": 1.0, "limit": 0.1, "cause": "row 3"}}),
+        RECIPE,
+        "The check 'witness: credit' failed",
+    ),
     "gradient stopped": (planted(share_passed=0.7), RECIPE, "40 % of the gradient"),
     "trust region without effect": (
         everywhere(share_passed=1.0),

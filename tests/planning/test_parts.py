@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 from groupwise.core.engine import Request, Sampling
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache
-from groupwise.engines.local.columns import Columns, LayerWindows
+from groupwise.engines.local.columns import LayerColumns, LayerWindows
 from groupwise.engines.local.engine import KEEP_BYTES, LocalEngine
 from groupwise.models.context import EVERY
 from groupwise.planning.activations import LiveBytes
@@ -67,11 +67,11 @@ def test_rows_whose_prompts_are_run_some_at_a_time_are_laid_out_once(monkeypatch
     engine = LocalEngine(tiny(30), eos=frozenset(), pad=0)
     engine._prefill_tokens = 2 * 40
     runs, laid = [], []
-    prefill, swap = engine._prefill, Columns._swap
+    prefill, swap = engine._prefill, LayerColumns._swap
     monkeypatch.setattr(
         engine, "_prefill", lambda prompts, held: (runs.append(len(prompts)), prefill(prompts, held))[1]
     )
-    monkeypatch.setattr(Columns, "_swap", lambda *args: (laid.append(args), swap(*args))[1])
+    monkeypatch.setattr(LayerColumns, "_swap", lambda *args: (laid.append(args), swap(*args))[1])
     engine.generate([Request((2 + i,) * 40, 3, i) for i in range(6)], Sampling(max_new_tokens=4))
     assert runs == [2, 2, 2]
     assert len(laid) == 2, "keys and values"

@@ -21,6 +21,7 @@ from groupwise.core.numbers.measure import CORRECTNESS
 from groupwise.core.processes.place import Role, in_words, resources_in_words
 from groupwise.core.samples import TASK
 from groupwise.core.task import Notes, PlaysInProcesses, PlaysTurns, ScoresSteps, Task
+from groupwise.diagnostics.checks import WitnessAction
 from groupwise.models.scalar_heads import POLICY_START, REWARD_START
 from groupwise.rewards.functions.form import TaskScore
 from groupwise.rollout.scoring import RewardWeights
@@ -202,6 +203,7 @@ def _step_lines(plan: Plan) -> Iterator[str]:
     for line in _describe_age(recipe, row):
         yield f"age          {line}"
     yield f"run length   {recipe.steps} steps, {recipe.total_updates} optimizer updates"
+    yield f"witness      {_describe_witness(recipe)}"
     if not plan.evaluated:
         yield "evaluation   none"
         return
@@ -211,6 +213,18 @@ def _step_lines(plan: Plan) -> Iterator[str]:
         name = "the task's score" if measure.metric == CORRECTNESS else measure.metric
         measured = f"passed from {measure.pass_at:g} of {name} on"
     yield f"evaluation   {', '.join(counts)} x {recipe.evaluation.samples} samples, {measured}"
+
+
+def _describe_witness(recipe: Recipe) -> str:
+    """Say what a second reading of each step does, and what it costs."""
+    checks = recipe.checks
+    if checks.witness is WitnessAction.OFF:
+        return "none: nothing reads a step a second time"
+    does = "ends the run" if checks.witness is WitnessAction.STOP else "is a warning"
+    return (
+        f"each step is read a second time, which takes about a hundredth of it, and what differs {does}; the slow "
+        f"reading, in the first two steps and every {checks.witness_every} after them, takes up to a step's time"
+    )
 
 
 def _describe_sampling(sampling: Sampling) -> str:

@@ -2,12 +2,13 @@
 stop it: a failed check, completions that cannot be scored, a step without signal, updates that are never finite.
 """
 
+import dataclasses
 import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 
 import torch
@@ -66,6 +67,7 @@ class Check:
 
     value    what was measured, in the check's unit; NaN if it was not
     cause    if it failed: what that means and where to look
+    stops    whether the run ends if it failed; else it is a warning
     """
 
     invariant: Invariant
@@ -73,6 +75,7 @@ class Check:
     value: float
     limit: float
     cause: str = ""
+    stops: bool = True
 
     @property
     def name(self) -> str:
@@ -89,8 +92,8 @@ class Check:
 
 
 def require_passed(checks: Sequence[Check], step: int) -> None:
-    """Raise CheckFailed, if a check failed, with every failed one and its cause."""
-    failed = [c for c in checks if c.failed]
+    """Raise CheckFailed, if a check failed that stops the run, with every such one and its cause."""
+    failed = [c for c in checks if c.failed and c.stops]
     if failed:
         causes = "; ".join(f"'{c.name}' is {c.value:.3g}, limit {c.limit:.3g}: {c.cause}" for c in failed)
         raise CheckFailed(f"step {step}: a check failed, and training on would be silently wrong. {causes}")
@@ -167,9 +170,27 @@ def nothing_ran(invariant: Invariant) -> Check:
     return _unmeasured(invariant, "no row of the update had a gradient, so that none was run")
 
 
+def read_twice(invariant: Invariant, value: float, limit: float, cause: str, stops: bool) -> Check:
+    """Check that two readings of one thing, `value` apart, are one; `stops` if the run ends where they are not."""
+    return dataclasses.replace(_check(invariant, value, limit, cause), stops=stops)
+
+
+def unread(invariant: Invariant, why: str) -> Check:
+    """Leave a check unmeasured that a reading could not make."""
+    return _unmeasured(invariant, why)
+
+
 def not_asked(every: int) -> Check:
     """Leave the check of a weight load after which the probe was not asked unmeasured."""
     return _unmeasured(ENGINE_IS_LOADED, f"the probe is asked after every {every} steps")
+
+
+class WitnessAction(StrEnum):
+    """Action of a run when its witness disagrees with a step."""
+
+    STOP = "stop"
+    WARN = "warn"
+    OFF = "off"
 
 
 class CheckSettings(Settings):
@@ -177,9 +198,15 @@ class CheckSettings(Settings):
 
     probe_every  steps from one weight load after which engine and learner are both asked the probe to the next; it is
                  asked after the first four in any case. The next step compares the two on all that it trains
+    witness        what a run does if the witness, a second reading of each step by definitions of its own
+                   (docs/checks.md), disagrees with the first: it stops, or warns and goes on; "off": there is none
+    witness_every  steps from one of the witness's slow readings to the next; the first is in the first step of a run,
+                   or of a process that goes on with one
     """
 
     probe_every: Changeable[int] = Field(default=4, ge=1, le=10**9)
+    witness: Changeable[WitnessAction] = Field(default=WitnessAction.STOP, strict=False)
+    witness_every: Changeable[int] = Field(default=100, ge=1, le=10**9)
 
     def asks(self, step: int) -> bool:
         """Tell whether the probe is asked after the weight load of a step.

@@ -32,7 +32,7 @@ from groupwise.diagnostics.updates import (
     update_metrics,
     value_metrics,
 )
-from groupwise.health.checks import LEARNER_IS_ENGINE, LIVE_IS_OLD, REFERENCE_IS_START
+from groupwise.health.checks import LEARNER_IS_ENGINE, LIVE_IS_OLD, REFERENCE_IS_START, WITNESSED
 from groupwise.models.moe.metrics import (
     at_trained,
     comparable,
@@ -210,9 +210,18 @@ def sampled_by(batch: Batch, version: int) -> Tensor:
 def step_row(
     step: int, metrics: Mapping[str, float], checks: Sequence[Check], seconds: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Make the step's row of metrics.jsonl."""
-    measured = {c.name: {"verdict": c.verdict.value, "value": c.value, "limit": c.limit} for c in checks}
-    return {"step": step, **metrics, "checks": measured, "seconds": seconds}
+    """Make the step's row of metrics.jsonl, which a run that was resumed has too."""
+    told = [check for check in checks if check.failed or check.invariant not in WITNESSED]
+    return {"step": step, **metrics, "checks": check_table(told), "seconds": seconds}
+
+
+def check_table(checks: Sequence[Check]) -> dict[str, dict[str, Any]]:
+    """Make the table of checks by their names, as files have them; one that failed has its cause."""
+    return {
+        c.name: {"verdict": c.verdict.value, "value": c.value, "limit": c.limit}
+        | ({"cause": c.cause} if c.failed else {})
+        for c in checks
+    }
 
 
 #: The kind of work that a phase of a run's clock is; what is not here is no part of a step.

@@ -95,6 +95,72 @@ AGE_IS_BOUNDED = Invariant(
     unmeasured="nothing was sampled for the step",
 )
 
+GROUPS_AS_SAMPLED = Invariant(
+    "witness: groups and scores are as they were sampled",
+    held="Each row of what trained was one completion behind its own prompt, in its own group, with its own score, and "
+    "the filter kept what its definition keeps.",
+    cause="the batch is not what was sampled and scored; look at how groups are collected and collated, and at the "
+    "weights of rewards",
+    unmeasured="nothing was sampled for the step",
+)
+CREDIT_BY_DEFINITION = Invariant(
+    "witness: credit is by its definition",
+    held="Rewards, advantages and returns, made again from scores by their equations, were the ones that trained.",
+    cause="rewards, advantages or returns are not what the recipe's equations give; look at shaping, the KL penalty's "
+    "sign and the advantage",
+    unmeasured="the parts that give credit are not the catalog's, and are asked again only in slow readings",
+)
+TRAINS_WHAT_WAS_SAID = Invariant(
+    "witness: what trains is what the policy said",
+    held="The tokens that trained were those that the policy sampled, each once a pass, in whole groups, with the "
+    "weights of the aggregate's definition.",
+    cause="other tokens train than those that the policy said, or not each once a pass; look at the mask, the split "
+    "into minibatches and the weights",
+    unmeasured="nothing was trained in the step",
+)
+LOSS_BY_DEFINITION = Invariant(
+    "witness: the loss is by its definition",
+    held="The loss of an update, made again by its equation, was the one that was minimised.",
+    cause="what is minimised is not the recipe's objective; look at ratio, trust region, the signs of KL and entropy, "
+    "and the sum over microbatches",
+    unmeasured="it is read in the first step of a process and every checks.witness_every steps",
+)
+UPDATE_AS_ASKED = Invariant(
+    "witness: updates are as the recipe asks",
+    held="Each update had the learning rate of the recipe's schedule, and a gradient of no more than the norm that it "
+    "allows.",
+    cause="an update is not what the recipe asks for; look at the learning rate's schedule, at clip_norm, and at what "
+    "makes the gradient",
+    unmeasured="no update was applied",
+)
+DRAWS_ARE_NEW = Invariant(
+    "witness: draws are new and held-out problems are held out",
+    held="No two completions were drawn with one seed, problems came in the order of their draws, and what was "
+    "evaluated was not trained on.",
+    cause="random numbers or problems come again that must not; look at the seeds of requests, at the order of "
+    "problems, and at what is evaluated",
+    unmeasured="nothing was asked of the engine",
+)
+MODEL_IS_TRAINED = Invariant(
+    "witness: the model that trains is the one that samples",
+    held="A plain forward pass gave the log-probabilities that trained, and what the update moved is what it was to "
+    "move.",
+    cause="log-probabilities are not those of the model that trains, or other weights move than were to",
+    unmeasured="it is read in the first step of a process and every checks.witness_every steps",
+)
+
+#: What the witness reads a second time. When it does depends on when a process began, so that metrics.jsonl has these
+#: checks only if they fail, and machine.jsonl has all.
+WITNESSED = (
+    GROUPS_AS_SAMPLED,
+    CREDIT_BY_DEFINITION,
+    TRAINS_WHAT_WAS_SAID,
+    LOSS_BY_DEFINITION,
+    UPDATE_AS_ASKED,
+    DRAWS_ARE_NEW,
+    MODEL_IS_TRAINED,
+)
+
 INVARIANTS = (
     LIVE_IS_OLD,
     LEARNER_IS_ENGINE,
@@ -105,6 +171,7 @@ INVARIANTS = (
     ENGINE_IS_LOADED,
     REPLAYED_ARE_USED,
     AGE_IS_BOUNDED,
+    *WITNESSED,
 )
 
 

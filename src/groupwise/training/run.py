@@ -17,8 +17,10 @@ from groupwise.core.records import Batch, Evaluation, Group
 from groupwise.core.stream import RolloutResult, Sampled
 from groupwise.diagnostics.checks import Check, Probe, no_older, not_asked, require_passed
 from groupwise.diagnostics.groups import in_words
-from groupwise.diagnostics.step import StepLog, timeline
+from groupwise.diagnostics.step import StepLog, check_table, timeline
 from groupwise.diagnostics.tolerance import Limits
+from groupwise.diagnostics.witness.witness import Witness
+from groupwise.health.checks import WITNESSED
 from groupwise.health.symptoms.base import Finding
 from groupwise.journal.output import Output
 from groupwise.rollout.batches import AsynchronousBatches, Batches
@@ -39,6 +41,7 @@ class Components:
 
     batches          the rollout's, a step each
     limits           what numerical noise may do to the checks' comparisons
+    witness          reads each step a second time, by definitions of its own
     evaluate         samples the held-out problems, if there are any
     pad              the id that fills up rows
     other_reference  why the reference is not the starting policy, on purpose; "" if it is
@@ -52,6 +55,7 @@ class Components:
     critic: Critic | None
     probe: Probe
     limits: Limits
+    witness: Witness
     evaluate: Callable[[], tuple[Evaluation, Sequence[Group]]] | None
     state: RunState
     pad: int
@@ -89,6 +93,7 @@ class Training:
         parts.learner.optimizer.factor = self.progress.rate_factor
         parts.engine.load_weights(parts.learner.weights(), version=self.progress.step)
         parts.probe.restart()
+        parts.witness.restart(self.progress.step, self.progress.rate_factor)
 
     def way_back(self) -> Path | None:
         """Return the checkpoint to go back to from warnings of this step."""
@@ -161,7 +166,8 @@ def believed(run: Training, log: StepLog, result: RolloutResult) -> list[Check]:
     if any(check.failed for check in checks) and measured_again(run, result.groups):
         checks = log.checks(limits.tolerance)
     groups = (*result.generated, *result.groups) if run.settings.rollout.free is not None else result.generated
-    return [*checks, no_older(groups, newest=run.progress.step - 1, most=run.settings.most_age)]
+    age = no_older(groups, newest=run.progress.step - 1, most=run.settings.most_age)
+    return [*checks, age, *run.components.witness.checks()]
 
 
 def probed(run: Training) -> Check:
@@ -193,8 +199,21 @@ def report(run: Training, result: RolloutResult, batch: Batch, checks: list[Chec
     require_passed(checks, step)
 
 
-def machine_work(run: Training, sampled: Sampled) -> dict[str, Any]:
-    """Return what the machine did in the step that has ended: who worked when, and with which trouble."""
+def witnessed(run: Training, groups: Sequence[Group]) -> None:
+    """Show the answers of an evaluation to the witness; stop where they are not what they should be, or say so."""
+    step, checks = run.progress.step, run.components.witness.evaluated(run.progress.step, groups)
+    for check in checks:
+        if check.failed and not check.stops:
+            run.output.say(step, f"warning, {check.name}: {check.cause}")
+    require_passed(checks, step)
+
+
+def machine_work(run: Training, sampled: Sampled, checks: Sequence[Check]) -> dict[str, Any]:
+    """Return what the machine did in the step that has ended: who worked when, with which trouble, and what the witness
+    read.
+    """
     work = timeline(run.clock.take_extents(), beside=run.components.batches.take_extents())
+    read = [check for check in checks if check.invariant in WITNESSED]
+    witness = {"witness": check_table(read)} if read else {}
     ahead = {} if sampled.ahead_seconds is None else {"ahead_seconds": round(sampled.ahead_seconds, 6)}
-    return {"timeline": work, "engine_restarts": run.components.engine.restarts, **ahead}
+    return {"timeline": work, "engine_restarts": run.components.engine.restarts, **ahead, **witness}

@@ -34,6 +34,7 @@ from groupwise.commands.build.rollout import (
     selected,
     too_long,
 )
+from groupwise.commands.build.witness import unheard, witness_of
 from groupwise.config.plan import OWN_START, Plan
 from groupwise.config.recipe import dump
 from groupwise.config.resolve import resolved_recipe
@@ -44,6 +45,8 @@ from groupwise.core.machine.facts import count_peak_anew
 from groupwise.core.machine.free_memory import give_back
 from groupwise.core.processes.place import HERE, Place
 from groupwise.core.processes.stop import Stop
+from groupwise.diagnostics.checks import WitnessAction
+from groupwise.diagnostics.witness.requests import HeardEngine
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import Journal
 from groupwise.journal.output import Output
@@ -228,8 +231,9 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
     limits = run_limits(recipe, sides, policy, engine, learner, prompts, around.journal)
     for line in limits.tolerance.lines():
         around.view.note(f"tolerance    {line}")
-    episodes = episodes_of(plan.task, policy, asked.chat, engine, asked.environments)
-    rollout = rollout_of(recipe, row.filter, engine, beside.scorer, prompts, trained.judge, episodes)
+    heard = HeardEngine(engine, listens=recipe.checks.witness is not WitnessAction.OFF)
+    episodes = episodes_of(plan.task, policy, asked.chat, heard, asked.environments)
+    rollout = rollout_of(recipe, row.filter, heard, beside.scorer, prompts, trained.judge, episodes)
     other = reference is not None and reference.digest != beside.start
     why = f"reference.model = {recipe.reference.model!r} is another policy than the run starts from" if other else ""
     evaluate = evaluation_of(recipe, rollout.sample, beside.scorer, asked.selection, trained.judge)
@@ -242,7 +246,8 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
         critic=trained.critic,
         probe=make_probe(recipe, engine, learner, prompts, policy.pad, limits),
         limits=limits,
-        evaluate=evaluate if asked.selection.heldout else None,
+        witness=witness_of(plan, heard, learner, trained.critic, beside.scorer, asked.selection, limits, beside.judge),
+        evaluate=unheard(heard, evaluate) if asked.selection.heldout else None,
         state=_state(plan, policy, trained, reference),
         pad=policy.pad,
         other_reference=why,

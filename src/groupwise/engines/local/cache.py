@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from groupwise.engines.local.columns import ONE_KIND, Columns, LayerWindows
+from groupwise.engines.local.columns import ONE_KIND, LayerColumns, LayerWindows
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class RowCache:
         self.start = torch.zeros(0, dtype=torch.long)
         self._first = 0
         self._even = True
-        self._kinds = [Columns(kind) for kind in windows.kinds]
+        self._kinds = [LayerColumns(kind) for kind in windows.kinds]
         self._position = torch.zeros(1, 1, dtype=torch.long)
 
     @property

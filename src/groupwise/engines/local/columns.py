@@ -79,7 +79,7 @@ class LayerWindows:
 ONE_KIND = LayerWindows()
 
 
-class Columns:
+class LayerColumns:
     """Memory of the keys and values of one kind of layers; columns are counted from the first one ever used.
 
     window  tokens that a layer sees, its own among them

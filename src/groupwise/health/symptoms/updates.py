@@ -1,8 +1,9 @@
 """The updates: gradients, the trust region, the reference, stale rows, the critic, frozen parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from groupwise.health.checks import invariant
 from groupwise.health.symptoms.base import (
     BAD,
     NEUTRAL,
@@ -67,6 +68,29 @@ def updates_skipped(h: History) -> Seen | None:
         f"{many(count, 'update')} had a loss or gradient that was not finite and did not happen; the weights are "
         "sound.",
         smaller_updates(h),
+    )
+
+
+@symptom(
+    limit='a check failed in a run that goes on, as one with checks.witness = "warn" does',
+    why="what trains is not what the recipe says",
+)
+def check_failed(h: History) -> Seen | None:
+    failed = [
+        (row.get("step", 0), name, check)
+        for row in h.rows
+        if isinstance(table := row.get("checks"), Mapping)
+        for name, check in table.items()
+        if isinstance(check, Mapping) and check.get("verdict") == "fail"
+    ]
+    if not failed:
+        return None
+    step, name, check = failed[0]
+    times = f"at step {step}, and in {len({at for at, *_ in failed})} of {len(h.rows)} steps"
+    return Seen(
+        f"The check {name!r} failed {times}: {check.get('cause') or invariant(name).cause}.",
+        "the run is worth nothing before this is found; docs/checks.md says what the check reads",
+        tone=BAD,
     )
 
 

@@ -1,0 +1,1 @@
+"""The second reading of objective, models and gradients: plain definitions, a plain forward, plain autograd."""

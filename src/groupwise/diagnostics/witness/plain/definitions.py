@@ -1,0 +1,250 @@
+"""Ratio, trust region, KL and engine correction from the papers' equations, for a second reading of a loss.
+
+None of this is made from the parts that train (algorithms/parts): a slip in one of them is not here as well. It is
+plain and in float64; masked positions hold 0. Where a part is a user's own there is no second definition, and the part
+itself is asked.
+
+    z   log-ratio of live to old, nats      r = exp(z)      A advantage      k = pi_old / pi_engine
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.parts.kl import K1, K2, K3, K3Ratio
+from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
+from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
+from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, SequenceBand, TokenBand, Veto
+from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
+
+#: Nats beyond which a log-ratio is held, without gradient.
+FARTHEST = 60.0
+
+
+class Columns(NamedTuple):
+    """Columns that a loss is made of, [N,T] each, of one optimizer batch; None where nothing reads it.
+
+    correction  for the engine, where it is known; else it is made of `old` and `engine`
+    """
+
+    weight: Tensor
+    live: Tensor
+    old: Tensor
+    advantage: Tensor
+    mask: Tensor
+    ref: Tensor | None = None
+    engine: Tensor | None = None
+    entropy: Tensor | None = None
+    correction: Tensor | None = None
+
+    def exact(self) -> "Columns":
+        """Return the columns in float64, 0 where masked."""
+        wide = (x if x is None or x is self.mask else x.double().masked_fill(~self.mask, 0.0) for x in self)
+        return Columns(*wide)  # type: ignore[arg-type]
+
+
+class Terms(NamedTuple):
+    """The terms of a loss, [N,T] each; value = -(weight * (correction * surrogate - beta * kl + c * entropy)).sum()
+
+    size  the sum of the terms' absolute values, on which rounding depends
+    """
+
+    value: Tensor
+    size: Tensor
+    log_ratio: Tensor
+    share: Tensor
+    correction: Tensor
+    kl: Tensor | None
+
+
+def loss_terms(row: Algorithm, given: Columns) -> Terms:
+    """Compute a row's loss by its definition from columns, differentiable in `live`."""
+    c = given.exact()
+    z = log_ratio(row.ratio, c.live, c.old, c.mask)
+    surrogate, share = trust(row.trust, z, c.advantage, c.live, c.mask)
+    correct = correction(row, c.old, c.engine, c.mask) if c.correction is None else c.correction
+    term, size = correct * surrogate, (correct * surrogate).abs()
+    kl = None
+    if row.kl.beta > 0 and row.kl.place == "loss":
+        assert c.ref is not None
+        kl = divergence(row.kl.estimator, c.live, c.ref, held(c.live - c.old)).masked_fill(~c.mask, 0.0)
+        term, size = term - row.kl.beta * kl, size + row.kl.beta * (kl.abs() + 1)
+    if row.entropy_coefficient:
+        assert c.entropy is not None
+        bonus = row.entropy_coefficient * c.entropy
+        term, size = term + bonus, size + bonus.abs()
+    return Terms(-(c.weight * term).sum(), (c.weight.abs() * size).sum(), z, share, correct, kl)
+
+
+def held(log_ratio: Tensor) -> Tensor:
+    """Hold log-ratios within FARTHEST nats of 0."""
+    return log_ratio.clamp(-FARTHEST, FARTHEST)
+
+
+def log_ratio(part: Any, live: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """Compute z [N,T]; 0 where masked."""
+    define = RATIOS.get(type(part))
+    z = part(live, old, mask) if define is None else held(define(live, old, mask))
+    return z.masked_fill(~mask, 0.0)
+
+
+def trust(part: Any, z: Tensor, advantage: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute surrogate and share [N,T]; 0 where masked."""
+    define = TRUSTS.get(type(part))
+    value, share = part(z, advantage, live, mask) if define is None else define(part, z, advantage, live, mask)
+    return value.masked_fill(~mask, 0.0), share.masked_fill(~mask, 0.0)
+
+
+def divergence(part: Any, live: Tensor, ref: Tensor, token_log_ratio: Tensor) -> Tensor:
+    """Compute the estimate of KL(live || ref) [N,T], nats."""
+    define = ESTIMATORS.get(type(part))
+    return part(live, ref, token_log_ratio) if define is None else define(live, ref, token_log_ratio)
+
+
+def correction(row: Algorithm, old: Tensor, engine: Tensor | None, mask: Tensor) -> Tensor:
+    """Compute how much each token counts for an engine that is not the learner [N,T], without gradient."""
+    total = torch.ones_like(old)
+    for part in (row.mismatch, row.rejection):
+        if not part.reads_engine:
+            continue
+        assert engine is not None
+        define = CORRECTIONS.get(type(part))
+        log_k = (old - engine).detach().masked_fill(~mask, 0.0)
+        factor = part(old, engine, mask) if define is None else define(part, log_k, mask)
+        total = total * factor.double().masked_fill(~mask, 1.0)
+    return total
+
+
+def critic_loss(value: Tensor, old: Tensor, returns: Tensor, clip: float) -> Tensor:
+    """Compute the larger of two squares: of the value, and of the value held within `clip` of what it was."""
+    plain = (value - returns) ** 2
+    if not clip:
+        return plain / 2
+    near = old + (value - old).clamp(-clip, clip)
+    far = (near - returns) ** 2
+    return torch.where(far > plain, far, plain) / 2
+
+
+def means(x: Tensor, mask: Tensor) -> Tensor:
+    """Spread each row's mean over its trained tokens [N,T]."""
+    return (sums(x, mask) / mask.sum(1, keepdim=True).clamp(min=1)).expand(x.shape)
+
+
+def sums(x: Tensor, mask: Tensor) -> Tensor:
+    """Spread each row's sum over its trained tokens [N,T]."""
+    return x.masked_fill(~mask, 0.0).sum(1, keepdim=True).expand(x.shape)
+
+
+def _turn_means(x: Tensor, mask: Tensor) -> Tensor:
+    """Spread the mean of each run of trained tokens over it, run by run."""
+    turn, total = (mask & ~mask.roll(1, 1)).long(), torch.zeros_like(x)
+    turn[:, 0] = mask[:, 0].long()
+    number = turn.cumsum(1) * mask
+    for k in range(1, int(number.max()) + 1 if number.numel() else 1):
+        total = total + means(x, number == k).masked_fill(number != k, 0.0)
+    return total
+
+
+def _own_gradient(live: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """Give the sequence's mean in value and the token's own gradient (GSPO eq 14)."""
+    mean = means(live - old, mask).detach()
+    return mean + live - live.detach()
+
+
+def _plain(part: NoTrust, z: Tensor, a: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return z.exp() * a, torch.ones_like(z)
+
+
+def _clip(part: Clip, z: Tensor, a: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Give r A, held where r has gone beyond the side to which A pushes it (PPO; dual clip of 1912.09729)."""
+    high, low = 1 + part.epsilon_high, 1 - part.epsilon_low
+    r = z.exp()
+    above, below = (a > 0) & (r > high), (a < 0) & (r < low)
+    value = torch.where(above, high * a, torch.where(below, low * a, r * a))
+    passes = ~above & ~below
+    if part.dual_clip:
+        far = (a < 0) & (r > part.dual_clip)
+        value, passes = torch.where(far, part.dual_clip * a, value), passes & ~far
+    return value, passes.double()
+
+
+def _soft(part: SoftGate, z: Tensor, a: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Give f(r) A, f = 4 / tau sigmoid(tau (r - 1)) (SAPO eq 5, 6); its share is 1 / cosh^2(tau (r - 1) / 2), eq 16."""
+    tau = torch.full_like(z, part.tau_negative).masked_fill(a > 0, part.tau_positive)
+    x = tau * (z.exp() - 1)
+    value = 4 / tau * a / (1 + (-x).clamp(max=700.0).exp())
+    return value, 1 / (x / 2).clamp(-300.0, 300.0).cosh() ** 2
+
+
+def _cispo(part: Cispo, z: Tensor, a: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Give sg[min(r, c)] A log pi (MiniMax-M1 eq 4)."""
+    most = part.cap if part.cap else 1 + part.epsilon_high
+    r = z.detach().exp()
+    return torch.where(r > most, most, r) * a * live, torch.where(r > most, most / r, torch.ones_like(r))
+
+
+def _geometric(part: Geometric, z: Tensor, a: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the geometric mean of ratios that are held one by one, times A (GMPO)."""
+    above, below = (a > 0) & (z > part.epsilon_high), (a < 0) & (z < -part.epsilon_low)
+    kept = torch.where(above, part.epsilon_high, torch.where(below, -part.epsilon_low, z))
+    kept = torch.where(a == 0, 0.0, kept)
+    return means(kept, mask).exp() * a, (~above & ~below).double()
+
+
+def _inside(part: Any, log_weight: Tensor) -> Tensor:
+    """Find where floor <= exp(log_weight) <= cap, 1 or 0."""
+    weight = held(log_weight).exp()
+    return ((weight >= part.floor) & (weight <= part.cap)).double()
+
+
+def _capped(part: Any, log_weight: Tensor) -> Tensor:
+    """Give exp(log_weight), at most the cap."""
+    return held(log_weight).exp().clamp(max=part.cap)
+
+
+def _banded(part: Any, log_weight: Tensor) -> Tensor:
+    """Give exp(log_weight) from floor to cap, 0 elsewhere."""
+    return held(log_weight).exp() * _inside(part, log_weight)
+
+
+def _vetoed(part: Veto, log_k: Tensor, mask: Tensor) -> Tensor:
+    """Give 0 for a row that has a k below floor, else 1."""
+    return (held(log_k).amin(1, keepdim=True).exp() >= part.floor).double().expand(log_k.shape)
+
+
+RATIOS: Mapping[type, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    TokenRatio: lambda live, old, mask: live - old,
+    SequenceRatio: lambda live, old, mask: means(live - old, mask),
+    SequenceSum: lambda live, old, mask: sums(live - old, mask),
+    SequenceTokenRatio: _own_gradient,
+    TurnRatio: lambda live, old, mask: _turn_means(live - old, mask),
+}
+TRUSTS: Mapping[type, Callable[..., tuple[Tensor, Tensor]]] = {
+    NoTrust: _plain,
+    Clip: _clip,
+    SoftGate: _soft,
+    Cispo: _cispo,
+    Geometric: _geometric,
+}
+ESTIMATORS: Mapping[type, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    K1: lambda live, ref, z: held(live - ref),
+    K2: lambda live, ref, z: held(live - ref) ** 2 / 2,
+    K3: lambda live, ref, z: torch.expm1(held(ref - live)) - held(ref - live),
+    K3Ratio: lambda live, ref, z: z.exp() * (torch.expm1(held(ref - live)) - held(ref - live)),
+}
+CORRECTIONS: Mapping[type, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    NoMismatch: lambda part, log_k, mask: torch.ones_like(log_k),
+    NoRejection: lambda part, log_k, mask: torch.ones_like(log_k),
+    TIS: lambda part, log_k, mask: _capped(part, log_k),
+    SequenceTIS: lambda part, log_k, mask: _capped(part, sums(log_k, mask)),
+    MIS: lambda part, log_k, mask: _banded(part, log_k),
+    IcePop: lambda part, log_k, mask: _banded(part, log_k),
+    SequenceMIS: lambda part, log_k, mask: _banded(part, sums(log_k, mask)),
+    TokenBand: lambda part, log_k, mask: _inside(part, log_k),
+    SequenceBand: lambda part, log_k, mask: _inside(part, sums(log_k, mask)),
+    GeometricBand: lambda part, log_k, mask: _inside(part, means(log_k, mask)),
+    Veto: _vetoed,
+}

@@ -1,0 +1,222 @@
+"""A plain reading of a batch by a model: padded rows, positions and attention mask made by hand, the model's own
+forward and attention, log-probabilities by log_softmax; no packing, no layers of ours, no autocast.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from groupwise.core.records import Batch
+from groupwise.models.forward.adjustment import Adjustment
+from groupwise.models.forward.heads import halves
+from groupwise.models.moe.record import Router, record_routes, router_logits
+from groupwise.models.moe.replay import replay_routes
+
+#: Padded tokens of one forward at most, where a row that is longer is one by itself; and logits that are made at once.
+TOKENS, LOGITS = 4096, 1 << 24
+
+
+class RowPart(NamedTuple):
+    """A part of a batch's row that the model reads with nothing before it: tokens start to stop of row `row`."""
+
+    row: int
+    start: int
+    stop: int
+
+
+class Answer(NamedTuple):
+    """Log-probabilities and more that a model gives a batch's rows.
+
+    logp, entropy  [n,T] nats at the tokens in the mask, 0 elsewhere
+    routes         of each row [tokens run, L, K], the experts that computed; empty for a dense model
+    logits         the routers' [tokens run of all rows, E], a layer each, if they were asked for
+    """
+
+    logp: Tensor
+    entropy: Tensor
+    routes: tuple[Tensor, ...] = ()
+    logits: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A causal language model with what sampling does to its logits.
+
+    routers  of a mixture of experts whose routes are recorded
+    """
+
+    model: Any
+    temperature: float
+    adjustment: Adjustment
+    routers: Sequence[Router] = ()
+
+    def read(self, rows: Batch, router_losses: bool = False) -> Answer:
+        """Read a batch's rows in one forward, with gradient if it is on; on the routes of the batch if it has any."""
+        parts = parts_of(rows)
+        wanted = rows.mask.clone()
+        wanted[:, 0] = False
+        row, column = wanted.nonzero(as_tuple=True)
+        item_of = torch.zeros_like(rows.tokens)
+        for item, part in enumerate(parts):
+            item_of[part.row, part.start : part.stop] = item
+        item, starts = item_of[row, column], torch.tensor([part.start for part in parts])
+        place = column - 1 - starts[item]
+        backbone, head = halves(self.model)
+        with ExitStack() as stack:
+            recorded, logits = None, []
+            if self.routers:
+                if rows.routes is not None:
+                    stack.enter_context(replay_routes(backbone, *_placed(rows.routes, parts)))
+                recorded = stack.enter_context(record_routes(backbone))
+                if router_losses:
+                    logits = stack.enter_context(router_logits(self.routers))
+            out = run(backbone, rows, parts).last_hidden_state
+        device = out.device
+        logp, entropy = self._scored(head, out[item.to(device), place.to(device)], rows, wanted)
+        at_token = (row, column)
+        logp, entropy = (x.cpu().new_zeros(rows.mask.shape).index_put(at_token, x.cpu()) for x in (logp, entropy))
+        if recorded is None:
+            return Answer(logp, entropy)
+        chosen, places = recorded.chosen, _run_places(rows, parts)
+        routes = tuple(torch.cat([chosen[i, :stop] for i, stop in own]).cpu() for own in places)
+        flat = [i * chosen.shape[1] + t for own in places for i, stop in own for t in range(stop)]
+        index = torch.tensor(flat, device=device)
+        return Answer(logp, entropy, routes, tuple(layer[index] for layer in logits))
+
+    def _scored(self, head: nn.Module, states: Tensor, rows: Batch, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Map hidden states [W,H] of the wanted tokens -> their log-probability and entropy [W].
+
+        The logits of some tokens are made at once, and again in the backward pass.
+        """
+        targets = rows.tokens[wanted].to(states.device)
+        early = (rows.mask.cumsum(1) <= self.adjustment.least)[wanted].to(states.device)
+        ids = None if rows.support is None else _supports(rows, wanted).to(states.device)
+        size = max(1, LOGITS // max(1, self.model.config.get_text_config().vocab_size))
+        answers = [
+            checkpoint(
+                self._distribution,
+                *(head, states[at], targets[at], early[at], None if ids is None else ids[at]),
+                use_reentrant=False,
+            )
+            for at in (slice(start, start + size) for start in range(0, max(1, len(states)), size))
+        ]
+        logp, entropy = zip(*answers, strict=True)
+        return torch.cat(logp), torch.cat(entropy)
+
+    def _distribution(
+        self, head: nn.Module, states: Tensor, targets: Tensor, early: Tensor, ids: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Map hidden states [M,H] -> log-probability of their targets and entropy [M] of what was drawn from.
+
+        early  tokens that may not be an end
+        ids    [M,K] that sampling kept, -1 where it kept fewer; None: it left none out
+        """
+        x = head(states)
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        if self.adjustment.bias is not None:
+            x = x + self.adjustment.bias.to(x)
+        x = x / self.temperature
+        if self.adjustment.least and len(self.adjustment.ends):
+            barred = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
+            barred[self.adjustment.ends.to(x.device)] = True
+            x = x.masked_fill(early[:, None] & barred, -torch.inf)
+        own = x.gather(1, targets[:, None])[:, 0]
+        if ids is not None:
+            x = x.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, -torch.inf)
+        log_p = x.log_softmax(1)
+        entropy = -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0.0)).sum(1)
+        return own - x.logsumexp(1), entropy
+
+
+def values(model: Any, rows: Batch) -> Tensor:
+    """Map rows -> V(s_t) [n,T], what a token classifier says at the token before each trained one; 0 elsewhere."""
+    whole = [RowPart(i, 0, n) for i, n in enumerate(rows.length.tolist())]
+    out = run(model, rows, whole).logits[..., 0]
+    out = out.to(torch.promote_types(out.dtype, torch.float32)).cpu()
+    shifted = torch.cat([out.new_zeros(len(out), 1), out[:, :-1]], dim=1)
+    mask = rows.mask[:, : shifted.shape[1]].clone()
+    mask[:, 0] = False
+    return torch.nn.functional.pad(shifted.masked_fill(~mask, 0.0), (0, rows.mask.shape[1] - shifted.shape[1]))
+
+
+def last_values(model: Any, ids: Sequence[int]) -> float:
+    """Return what a sequence classifier says at the last token of one row, not padded."""
+    tokens = torch.tensor([list(ids)], device=next(model.parameters()).device)
+    there = torch.ones_like(tokens)
+    states = model.base_model(input_ids=tokens, attention_mask=there, use_cache=False).last_hidden_state
+    return float(model.score(states)[0, -1, 0])
+
+
+def run(model: Any, rows: Batch, parts: Sequence[RowPart]) -> Any:
+    """Run a model over parts of rows, padded on the right -> what it returns."""
+    device, width = next(model.parameters()).device, max(part.stop - part.start for part in parts)
+    ids, there = torch.zeros(2, len(parts), width, dtype=torch.long)
+    for item, (row, start, stop) in enumerate(parts):
+        ids[item, : stop - start] = rows.tokens[row, start:stop]
+        there[item, : stop - start] = 1
+    known = signature(model.forward).parameters
+    given = {"input_ids": ids, "attention_mask": there, "position_ids": torch.arange(width).expand(ids.shape)}
+    given = {name: x.to(device) for name, x in given.items() if name in known or name == "input_ids"}
+    return model(**given, use_cache=False)
+
+
+def parts_of(rows: Batch) -> list[RowPart]:
+    """Split rows where the model reads anew."""
+    if rows.read_from is None:
+        return [RowPart(i, 0, n) for i, n in enumerate(rows.length.tolist())]
+    parts: list[RowPart] = []
+    for i, n in enumerate(rows.length.tolist()):
+        starts = rows.read_from[i, :n].unique().tolist()
+        parts += [RowPart(i, a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
+    return parts
+
+
+def chunks(batch: Batch, tokens: int) -> Iterator[Tensor]:
+    """Yield row indices of a batch that are run together, short rows with short ones: half as many tokens as an update
+    runs at once, as a plain forward holds more of each.
+    """
+    most, part = min(tokens // 2, TOKENS), list[int]()
+    for i in batch.length.argsort(stable=True).tolist():
+        if part and (len(part) + 1) * int(batch.length[i]) > most:
+            yield torch.tensor(part)
+            part = []
+        part.append(i)
+    if part:
+        yield torch.tensor(part)
+
+
+def _run_places(rows: Batch, parts: Sequence[RowPart]) -> list[list[tuple[int, int]]]:
+    """Return of each row its parts and how many tokens of each are run: all but the row's last."""
+    places: list[list[tuple[int, int]]] = [[] for _ in range(len(rows))]
+    for item, part in enumerate(parts):
+        stop = min(part.stop, int(rows.length[part.row]) - 1)
+        places[part.row].append((item, stop - part.start))
+    return places
+
+
+def _placed(routes: Sequence[Tensor], parts: Sequence[RowPart]) -> tuple[Tensor, Tensor]:
+    """Lay routes of rows [tokens run, L, K] where the parts' tokens are run [parts,S,L,K], and say where there are
+    any.
+    """
+    width = max(part.stop - part.start for part in parts)
+    laid = routes[0].new_zeros(len(parts), width, *routes[0].shape[1:])
+    there = torch.zeros(len(parts), width, dtype=torch.bool)
+    for item, (row, start, stop) in enumerate(parts):
+        own = routes[row][start:stop]
+        laid[item, : len(own)], there[item, : len(own)] = own, True
+    return laid, there
+
+
+def _supports(rows: Batch, wanted: Tensor) -> Tensor:
+    """Return the ids that sampling kept for each wanted token [W,K], -1 where it has fewer."""
+    assert rows.support is not None
+    counts = wanted.sum(1).tolist()
+    each = [s.padded(0, n) for s, n in zip(rows.support, counts, strict=True) if n and s is not None]
+    width = max(ids.shape[1] for ids in each)
+    return torch.cat([torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=-1) for ids in each])
