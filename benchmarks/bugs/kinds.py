@@ -73,7 +73,7 @@ TWO_REWARDS: Mapping[str, Any] = {
 
 KINDS: Mapping[str, Kind] = {
     "tiny": Kind("quickstart", SUMS),
-    "cut": Kind("quickstart", {**SUMS, "learner.tokens_per_microbatch": 64}),
+    "cut": Kind("quickstart", {**SUMS, "learner.tokens_per_microbatch": 24}),
     "cool": Kind("quickstart", {**SUMS, "sampling.temperature": 0.7}),
     "nucleus": Kind("quickstart", {**SUMS, "sampling.top_p": 0.9}),
     "biased": Kind("quickstart", {**SUMS, "sampling.logit_bias": {"5": 1.0}}),
@@ -95,7 +95,7 @@ KINDS: Mapping[str, Kind] = {
     "walk": Kind("grid-world", {**ENVIRONMENT, "warm_start.steps": 100, "task.max_turns": 6}),
     "segments": Kind("quickstart", {**SUMS, "rollout.turn_tokens": 4}),
     "adapters": Kind("quickstart", {**SUMS, "adapter.rank": 4}),
-    "ranks": Kind("quickstart", {**SUMS, "learner.ranks": 2, "learner.tokens_per_microbatch": 64}),
+    "ranks": Kind("quickstart", {**SUMS, "learner.ranks": 2, "learner.tokens_per_microbatch": 24}),
     "resumed": Kind("quickstart", {**SUMS, "learner.schedule": "linear"}, stop_after=2),
     "resumed critic": Kind("quickstart", PPO, stop_after=2),
 }
