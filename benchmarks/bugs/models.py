@@ -19,6 +19,13 @@ MODELS = (
         "top-p that nobody hears of",
         "engine",
         SAMPLER,
+        "chance = torch.softmax(logits, -1)",
+        "chance = torch.softmax(logits.masked_fill(~support_mask(logits, 0, 0.9), -torch.inf), -1)",
+    ),
+    Bug(
+        "a top-p that the recipe does not ask for",
+        "engine",
+        SAMPLER,
         "support = support_mask(logits, *limits, looks=looks) if sampling.truncates else None",
         "support = support_mask(logits, 0, 0.9)",
     ),
@@ -170,6 +177,7 @@ MODELS = (
         "layer.enable_adapters(False)",
         "layer.enable_adapters(True)",
         kind="adapters",
+        first=2,
     ),
     Bug(
         "the adapters' rate factor is forgotten",
