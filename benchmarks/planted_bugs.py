@@ -52,7 +52,7 @@ IMPORTED = (
 #: Steps within which a bug is to be found, that of its first effect included.
 STEPS = 3
 #: Seconds after which a run hangs.
-DEADLINE = 900
+DEADLINE = 7200
 
 
 def planted(bug: Bug | None, folder: Path, source: Path = ROOT) -> Path:
@@ -240,7 +240,8 @@ def clean_runs(steps: int, runs: Path, file: Path) -> Iterator[str]:
         if (name, length) in done:
             continue
         own = {"steps": length, "name": f"clean-{name}-{length}", "runs": str(runs.absolute())}
-        found = run({"recipe": kind.recipe, "given": {**kind.given, **own}}, ROOT / "src")
+        with tempfile.TemporaryDirectory() as folder:  # the source may change while it runs
+            found = run({"recipe": kind.recipe, "given": {**kind.given, **own}}, planted(None, Path(folder) / "copy"))
         kept = {key: found[key] for key in ("by", "checks", "step", "words", "cpu_seconds") if key in found}
         row = {
             "kind": name,

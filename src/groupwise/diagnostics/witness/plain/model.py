@@ -15,6 +15,7 @@ from groupwise.core.records import Batch, UpdateResult
 from groupwise.diagnostics.checks import FLOAT32_LIMIT, MOST_TOKENS, OUTLIER
 from groupwise.diagnostics.tolerance import Limits, NumericalNoise
 from groupwise.diagnostics.witness.plain.forward import Plain, last_values
+from groupwise.diagnostics.witness.plain.gates import gates_under_replay
 from groupwise.diagnostics.witness.plain.slopes import (
     Found,
     ReadCritic,
@@ -27,6 +28,7 @@ from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, S
 from groupwise.health.checks import Invariant
 from groupwise.models.forward.heads import halves
 from groupwise.models.moe.record import routers
+from groupwise.models.moe.settings import ReplayFrom
 from groupwise.models.on_host import on_device
 
 #: Times the tokens of an update that a reading of the whole minibatch runs at most: its padded rows repeat what packed
@@ -83,7 +85,8 @@ class ModelReading(Reading):
     def _scored(self, seen: StepSeen) -> Said:
         """Read the reward model's scores of some completions."""
         pairs = [(g.prompt.tokens, c) for g in seen.result.groups for c in g.completions if c.learned is not None]
-        few = pairs[:: max(1, len(pairs) // SCORED)][:SCORED]
+        apart = max(1, 2 * len(pairs) // SCORED)
+        few = [*pairs[::apart], *pairs[::-apart]][:SCORED]  # first and last ones of groups
         with on_device(self._reward, self._learner.device), torch.no_grad():
             ours = [last_values(self._reward, (*prompt, *completion.tokens)) for prompt, completion in few]
         theirs = torch.tensor([float(completion.learned or 0.0) for _, completion in few])
@@ -115,6 +118,8 @@ class ModelReading(Reading):
         yield from self._compared(seen, self.policy)
         if full:
             yield from self._reference(plain, minibatch)
+            if plain.routers and learner.routing.replay is not ReplayFrom.NONE:
+                yield from gates_under_replay(plain.model, plain.routers, minibatch)
         if self._critic is not None:
             yield from self._valued(minibatch)  # whose rows the critic runs padded too
 
