@@ -4,9 +4,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from groupwise.config import elsewhere
 from groupwise.core import VERSION
@@ -14,8 +15,21 @@ from groupwise.core.code.trace import unexpected
 from groupwise.core.errors import LONGEST_MESSAGE, GroupwiseError, UsageError, shortened
 from groupwise.core.files.paths import from_here, location
 from groupwise.core.machine.terminal import Terminal, clean
+from groupwise.core.processes.stop import StoppedAtOnce, handled_by, interrupt
+
+
+class Commands(TyperGroup):
+    """The commands. An interrupt is said in a line, where typer would end in silence, and as by Ctrl-C."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupted:
+            raise StoppedAtOnce(interrupted) from None
+
 
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     help="Reinforcement learning for language models.",
@@ -210,11 +224,14 @@ def serve(
     python: Annotated[str | None, typer.Option(help="The engine's interpreter, such as .venv-vllm/bin/python.")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Of the engine.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Of the engine; as torch has them.")] = None,
+    key_file: Annotated[
+        str | None, typer.Option(help="A file with a key that a run must have; needed where other machines reach it.")
+    ] = None,
 ) -> None:
     """An engine for a run elsewhere, which says engine.address = "HOST:PORT"; one run at a time."""
     from groupwise.commands.serve import serve as serve_engine
 
-    serve_engine(address, python, device, threads, Terminal().print)
+    serve_engine(address, python, device, threads, key_file, Terminal().print)
 
 
 def _rows_place(text: str) -> Path:
@@ -331,15 +348,18 @@ def recipes() -> None:
         Terminal().print(f"{name:<{width}}  {first_comment(name)}")
 
 
+@handled_by(interrupt)
 def main() -> None:
     """Run the `groupwise` command."""
     try:
-        code = app(standalone_mode=False)
+        if code := app(standalone_mode=False):
+            _leave(code)
         _flush()
     except GroupwiseError as error:
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _fail("stopped at once; what was saved before is kept", 130)
+    except KeyboardInterrupt as interrupted:
+        error = StoppedAtOnce(interrupted)
+        _fail(str(error), error.exit_code)
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)
     except BrokenPipeError:  # whoever read the output has gone
@@ -355,7 +375,7 @@ def main() -> None:
             _fail(f"{shortened(message)}{near and '; '}{near}", 2)
         end = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error  # an EOFError
         _fail(unexpected(end, " ".join(sys.argv[1:])), 1)
-    sys.exit(code)
+    sys.exit(0)
 
 
 def _fail(message: str, code: int) -> NoReturn:

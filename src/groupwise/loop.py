@@ -114,7 +114,8 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
     with phase("journal"):
         run.output.rollouts(step, result, batch, columns)
         report(run, result, batch, checks)
-        metrics = log.metrics(generation_metrics(sampled, parts.rollout.measure, parts.rollout.tools))
+        generation = generation_metrics(sampled, parts.rollout.measure, parts.rollout.tools)
+        metrics = log.metrics(generation, parts.limits.tolerance)
     if run.settings.guard is Guard.ROLLBACK:
         metrics["rollbacks"] = len(run.progress.rollbacks)
     return step_row(step, metrics, checks, run.end_step()), machine_work(run, sampled, checks)
@@ -137,7 +138,7 @@ def annotate(run: Training, result: RolloutResult) -> Batch:
         mask_truncated=algorithm.filter.mask_truncated,
         steps=algorithm.needs_steps,
         states=algorithm.advantage.reads_states,
-        reward_names=tuple(rewards.weights) if rewards.each else (),
+        reward_names=tuple(rewards.training) if rewards.each else (),
     )
     old = (settings.updates_per_step > 1 or algorithm.needs_old) and not settings.old_from_engine
     batch = parts.learner.annotate(batch, old=old, ref=algorithm.needs_reference)
@@ -145,7 +146,7 @@ def annotate(run: Training, result: RolloutResult) -> Batch:
         batch = batch.add(logp_old=batch.logp_engine)
     if parts.critic is not None:
         batch = batch.add(value=parts.critic.values(batch))
-    return algorithm.credit(batch, tuple(rewards.weights.values()) if rewards.each else None)
+    return algorithm.credit(batch, tuple(rewards.training.values()) if rewards.each else None)
 
 
 def passes(batch: Batch, settings: RunSettings, step: int) -> Iterator[Batch]:

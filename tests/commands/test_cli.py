@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from tokenizers.processors import TemplateProcessing
 import groupwise
 from groupwise import cli
 from groupwise.core.errors import UsageError
+from groupwise.core.processes.stop import SIGNALS
 from groupwise.models.load import Policy, load_policy, prompt_ids
 from groupwise.models.tiny import ByteSpec, TinySpec
 
@@ -65,6 +68,24 @@ def test_wrong_use_is_one_line_and_exit_code_2(words, told, monkeypatch, capfd, 
     assert told in err
     assert len(err.strip().splitlines()) == 1
     assert not list(tmp_path.glob("runs/[!.]*")), "nothing was started, so nothing is left behind"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_a_command_does_not_obey_in_order_is_one_line_and_its_exit_code(
+    number: int, monkeypatch, capfd, tmp_path: Path
+) -> None:
+    """Before a run begins, and after its end while its page is made: as by Ctrl-C, and the handlers are put back."""
+    before = {each: signal.getsignal(each) for each in SIGNALS}
+
+    def signalled(*_: object) -> None:
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("groupwise.commands.train.train.plan_of", signalled)
+    told = call(monkeypatch, capfd, "train", "quickstart")
+    monkeypatch.setattr("groupwise.reports.make.make", signalled)
+    assert told == call(monkeypatch, capfd, "report", str(tmp_path))
+    assert told == (128 + number, "", "groupwise: stopped at once; what was saved before is kept\n")
+    assert before == {each: signal.getsignal(each) for each in SIGNALS}
 
 
 def test_an_evaluation_of_a_model_whose_answers_would_not_end(monkeypatch, capfd, tmp_path):

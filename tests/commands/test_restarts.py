@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import groupwise
 from groupwise.commands.train import train
+from groupwise.commands.train.callbacks import StepRecord
 from groupwise.commands.train.run import Run
 from groupwise.commands.train.train import with_restarts
 from groupwise.config import recipe
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import ProcessLost, RunError
 from groupwise.journal.journal import METRICS, Journal
+from groupwise.rewards.pool.dispatch import LOSSES
+from groupwise.rewards.zygote import Zygote
+from tests.runs.tiny_runs import own_processes, tiny_run
+
+WORKERS = "groupwise.rewards.pool.worker"
 
 LOSS, REMEDY = "rank 1 of 2 ended: killed by SIGKILL", "go on from the newest checkpoint"
 
@@ -97,3 +106,42 @@ def test_what_is_no_loss_is_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="learner = engine"):
         with_restarts(going.folder, first, going)
     assert going.reasons == [""]
+
+
+@pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_lost_maker_of_workers_ends_in_the_command_that_goes_on_or_is_gone_on_after(
+    restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool, which knows no folder, says how it was lost, and the run how it is gone on with."""
+    reward = tmp_path / "mine.py"
+    reward.write_text("def mine(sample, completion):\n    return 0.5\n")
+    own = {"rewards.mine.use": f"{reward}:mine", "scoring.workers": 1, "placement.restarts": restarts}
+    losses: list[bool] = []
+
+    def lost(record: StepRecord) -> None:
+        """From now on whatever makes workers dies as often as the pool takes it, with those that are there."""
+        if record.step == 1:
+            losses.extend([True] * (LOSSES + 2))
+            for pid in own_processes(WORKERS):
+                os.kill(pid, signal.SIGKILL)
+
+    def dying(self: Zygote, *given: object, **named: object) -> int:
+        if losses:
+            losses.pop()
+            os.kill(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        return spawn(self, *given, **named)
+
+    spawn = Zygote.spawn
+    monkeypatch.setattr(Zygote, "spawn", dying)
+    changes = {**tiny_run(tmp_path, name="run", steps=2), **own}
+    if restarts:
+        run = groupwise.train("quickstart", changes, callbacks=[lost], quiet=True)
+        assert run.finished
+        assert "restart 1 of 1 in a row" in (run.folder / "log.txt").read_text()
+        return
+    with pytest.raises(ProcessLost) as ended:
+        groupwise.train("quickstart", changes, callbacks=[lost], quiet=True)
+    command = f"groupwise train --resume {tmp_path}/runs/run"
+    assert str(ended.value).startswith("rewards: the processes that score do not start: the process that starts them")
+    assert str(ended.value).endswith(f"; resume the run to go on from its newest checkpoint: {command}")

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.files import jsonl
-from groupwise.core.files.atomic import make_folder, open_regular, open_to_append, require_place, whole_file
+from groupwise.core.files.atomic import (
+    make_folder,
+    open_regular,
+    open_to_append,
+    require_place,
+    temporary_folder,
+    whole_file,
+)
 
 
 def test_a_file_that_fails_half_way_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
@@ -23,6 +32,35 @@ def test_a_file_that_fails_half_way_leaves_the_old_one_and_nothing_else(tmp_path
         file.write(b"new")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["temporary", "beside"])
+def test_a_folder_of_a_killed_process_goes_with_the_next_and_one_in_use_stays(
+    beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not groupwise's stays, whatever it is called."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = tmp_path / "beside" if beside else None
+    where = place or tmp_path
+    where.mkdir(exist_ok=True)
+    start = ".partial-engine" if beside else "groupwise-engine"
+    others = [where / f"{start}-mine", where / f"{start}-12345678.bak", where / "groupwise-other-12345678"]
+    for other in others:
+        other.mkdir()
+    (where / f"{start}-87654321").write_text("a file")
+    killed = os.fork()
+    if not killed:
+        with temporary_folder("engine", place) as folder:
+            (folder / "weights").write_text("large")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(killed, 0)
+    (left,) = (path for path in where.glob(f"{start}-????????") if path.is_dir())
+    with temporary_folder("engine", place) as outer, temporary_folder("engine", place) as inner:
+        assert not left.exists()
+        assert outer.is_dir()
+        assert inner.is_dir()
+    assert not outer.exists()
+    assert {path for path in where.iterdir() if path.name != "beside"} == {*others, where / f"{start}-87654321"}
 
 
 def test_a_draft_is_never_a_file_that_was_there(tmp_path: Path) -> None:

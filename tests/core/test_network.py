@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import socket
@@ -25,16 +26,35 @@ def known(connection: socket.socket) -> str | None:
         return None
 
 
+class Aborting(socket.socket):
+    """A socket that listens, and of which every other connection has gone before it was accepted."""
+
+    tried = 0
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        self.tried += 1
+        if self.tried % 2:
+            raise ConnectionAbortedError(errno.ECONNABORTED, "aborted")
+        return super().accept()
+
+
 @pytest.fixture
-def place() -> Iterator[tuple[str, int]]:
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def place(notes: list[str]) -> Iterator[tuple[str, int]]:
     """Of a door that sends everyone their name."""
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = Aborting()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(200)
 
     def met(name: str, connection: socket.socket, _: tuple[str, int]) -> None:
         with connection:
             connection.sendall(name.encode())
 
-    door = Door(listening, known, met)
+    door = Door(listening, known, met, notes.append)
     thread = threading.Thread(target=door.serve, daemon=True)
     thread.start()
     yield listening.getsockname()
@@ -60,7 +80,14 @@ def test_many_that_wait_keep_nobody_out_and_the_oldest_go(place: tuple[str, int]
         connection.close()
 
 
-def test_a_lack_of_descriptors_is_no_end(place: tuple[str, int]) -> None:
+def test_a_connection_that_is_aborted_is_no_end_and_no_news(place: tuple[str, int], notes: list[str]) -> None:
+    for _ in range(3):
+        with socket.create_connection(place, timeout=5) as real:
+            assert is_served(real)
+    assert notes == []
+
+
+def test_a_lack_of_descriptors_is_no_end_and_is_said_once(place: tuple[str, int], notes: list[str]) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     made, held = [socket.socket() for _ in range(3)], []
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
@@ -78,6 +105,7 @@ def test_a_lack_of_descriptors_is_no_end(place: tuple[str, int]) -> None:
         for descriptor in held:
             os.close(descriptor)
     assert is_served(made[-1])
+    assert notes == ["no connection can be taken for now: too many open files (ulimit -n); it goes on listening"]
     for connection in made:
         connection.close()
 

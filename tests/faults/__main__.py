@@ -64,7 +64,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
     parser.add_argument("--mutants", type=int, default=10_000, help="of all kinds together")
-    parser.add_argument("--kinds", nargs="*", help="recipe, line, data, run, model")
+    parser.add_argument("--kinds", nargs="*", help="of hunt.KINDS; all of them if none is named")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--seconds", type=float, default=20.0, help="that a command may take")
     parser.add_argument("--workers", type=int, default=2)

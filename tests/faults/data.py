@@ -61,7 +61,9 @@ def _parquet(rows: Sequence[Any], **types: Any) -> bytes:
     return out.getvalue().to_pybytes()
 
 
-def _mutant(what: str, ending: str, content: Content, reading: dict[str, Any], **known: Any) -> Mutant:
+def _mutant(
+    what: str, ending: str, content: Content, reading: dict[str, Any], kind: str = "data", **known: Any
+) -> Mutant:
     task = {**DATA, **reading, "path": f"mutant{ending}"}
     recipe = merged(
         json.loads(json.dumps(RECIPE)), {"task": task, "model": "tiny-bytes", "evaluation": {"problems": 1}}
@@ -69,7 +71,7 @@ def _mutant(what: str, ending: str, content: Content, reading: dict[str, Any], *
     recipe["sampling"] = {"max_new_tokens": 64}
     words = ("check", "recipe.toml", "--no-model")
     return Mutant(
-        "data", f"{ending}: {what}", words, (("recipe.toml", toml(recipe)), (f"mutant{ending}", content)), **known
+        kind, f"{ending}: {what}", words, (("recipe.toml", toml(recipe)), (f"mutant{ending}", content)), **known
     )
 
 
@@ -254,3 +256,46 @@ def _trained(draw: st.DrawFn) -> Mutant:
         b"report = false", draw(one(b"report = false", b"report = false", b"report = true"))
     )
     return Mutant("data", mutant.what, ("train", "recipe.toml"), (("recipe.toml", recipe), mutant.files[1]))
+
+
+#: Bytes of texts of a file in memory above which it is refused, and below which it is not.
+TOO_MUCH, MODERATE = 1 << 29, 1 << 24
+
+
+@st.composite
+def parquet(draw: st.DrawFn, ground: Ground) -> Mutant:
+    """Small files that hold much: one value that comes often, in columns of every make; and damage to such a file."""
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import parquet as library
+
+    size, count = draw(one(1, 10, 10**3, 10**5, 10**6)), draw(one(1, 10, 10**3, 10**5, 10**6))
+    place = draw(one("a prompt", "a column", "a list", "records", "bytes", "bytes of one size", "numbers"))
+    if place == "bytes of one size":
+        count = max(1, min(count, (1 << 24) // size))  # the library that writes unpacks them
+    value: Any = b"7" * size if "bytes" in place else 7 if place == "numbers" else "7" * size
+    kind = pa.binary(size) if place == "bytes of one size" else None
+    column: Any = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int8)), pa.array([value], kind))
+    rows = count if place in ("a prompt", "a column", "bytes", "bytes of one size") else 12
+    if place == "records":
+        column = pa.StructArray.from_arrays([column], ["content"])
+    if place in ("a list", "records", "numbers"):
+        column = pa.ListArray.from_arrays(pa.array([0] + [count] * rows, pa.int32()), column)
+    other = [f"{i}+2=" for i in range(rows)] if rows <= 1000 else ["1+2="]
+    prompts: Any = pa.DictionaryArray.from_arrays(pa.array(np.arange(rows) % len(other), pa.int32()), pa.array(other))
+    table = {"question": column if place == "a prompt" else prompts, "answer": prompts}
+    table |= {} if place == "a prompt" else {"more": column}
+    out = pa.BufferOutputStream()
+    library.write_table(
+        pa.table(table), out, compression=draw(one("none", "zstd", "snappy", "gzip")), store_schema=draw(st.booleans()),
+        row_group_size=draw(one(None, 1000, 10**5)) if rows < 10**6 else None,
+        data_page_version=draw(one("1.0", "2.0")),
+    )  # fmt: skip
+    content, held = out.getvalue().to_pybytes(), count * (size if place != "numbers" else 8) + 512 * rows
+    if draw(st.integers(0, 2)) == 0:
+        return _mutant("damaged", ".parquet", draw(damaged(content))[1], {}, "parquet", expects="either")
+    much = held > max(TOO_MUCH, 400 * len(content))
+    reading = {"limit": 100} if rows > 100 else {}
+    known: dict[str, Any] = {"expects": "refuse"} if much else {"expects": "either"}
+    return _mutant(f"{place}, {'much' if much else 'moderate' if held < MODERATE else 'some'}", ".parquet", content,
+                   reading, "parquet", **known)  # fmt: skip

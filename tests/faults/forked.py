@@ -29,7 +29,7 @@ from typing import Any
 _DEATH_SIGNAL, _SUBREAPER = 1, 36
 _MOST_OUTPUT = 4 << 20
 _GRACE = 2.0  # seconds for processes that a command started to end after it
-_ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/")
+_ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)(/[\w-]+/)")
 
 
 @dataclass(frozen=True)
@@ -175,17 +175,17 @@ def _follow(
                     selector.unregister(stream)
                 if len(texts[stream]) < _MOST_OUTPUT:
                     texts[stream] += piece
-            if watched and not replies and (port := _ADDRESS.search(texts[out].decode("utf-8", "replace"))):
-                replies = _visit(int(port[1]))
+            if watched and not replies and (address := _ADDRESS.search(texts[out].decode("utf-8", "replace"))):
+                replies = _visit(int(address[1]), address[2])
                 os.kill(pid, signal.SIGINT)
     os.close(ended)
     os.killpg(pid, signal.SIGKILL)
     return texts, True, replies
 
 
-def _visit(port: int) -> tuple[tuple[int, str], ...]:
+def _visit(port: int, root: str) -> tuple[tuple[int, str], ...]:
     replies = []
-    for target in ("/", "/fresh?step=-1&evaluation=-1&rollout=-1"):
+    for target in (root, f"{root}fresh?step=-1&evaluation=-1&rollout=-1"):
         try:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
             connection.request("GET", target)

@@ -50,7 +50,9 @@ NEEDS = {
     "line": ("recipe.toml", "model", "keep", "runs", "data.jsonl"),
     "data": ("model", "keep"),
     "run": ("model", "keep", "runs"),
-    "model": ("recipe.toml", "model", "keep"),
+    **dict.fromkeys(("model", "tokenizer", "index"), ("recipe.toml", "model", "keep")),
+    "parquet": ("model", "keep"),
+    **dict.fromkeys(("answer", "frame"), ("recipe.toml", "model", "keep")),
 }
 
 

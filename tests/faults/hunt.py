@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 
-from tests.faults import data, lines, models, oracle, recipes, runs
+from tests.faults import data, lines, models, oracle, recipes, runs, wire
 from tests.faults.forked import Limits, Outcome, command, run
 from tests.faults.ground import Ground
 from tests.faults.mutant import Mutant
@@ -30,6 +31,11 @@ KINDS: dict[str, Callable[[Ground], st.SearchStrategy[Mutant]]] = {
     "data": data.data,
     "run": runs.run_folder,
     "model": models.model,
+    "tokenizer": models.tokenizer,
+    "index": models.index,
+    "parquet": data.parquet,
+    "answer": wire.answer,
+    "frame": wire.frame,
 }
 
 
@@ -98,11 +104,12 @@ def tried(mutant: Mutant, ground: Ground, limits: Limits) -> Result:
 
 
 def in_box(
-    mutant: Mutant, box: Path, ground: Ground, limits: Limits = Limits(), entry: Callable[[], object] = command
+    mutant: Mutant, box: Path, ground: Ground, limits: Limits = Limits(), entry: Callable[[], object] | None = None
 ) -> Result:
     """The mutant's command in a box that was copied for it, judged; `entry` is what runs in place of groupwise."""
     mutant.lay(box)
     limits = limits if mutant.disk is None else replace(limits, file=mutant.disk)
+    entry = entry or (command if mutant.wire is None else partial(wire.act, mutant.wire))
     before, beside = snapshot(box), _beside(box)
     outcome = run(mutant.words, box, limits, entry)
     try:

@@ -53,9 +53,11 @@ def model(draw: st.DrawFn, ground: Ground) -> Mutant:
 
 
 @st.composite
-def _mutant(draw: st.DrawFn, what: str, files: tuple[tuple[str, Content], ...], expects: str) -> Mutant:
+def _mutant(
+    draw: st.DrawFn, what: str, files: tuple[tuple[str, Content], ...], expects: str, kind: str = "model"
+) -> Mutant:
     return Mutant(
-        "model", what, draw(st.sampled_from(COMMANDS)), tuple((f"model/{name}", c) for name, c in files), expects
+        kind, what, draw(st.sampled_from(COMMANDS)), tuple((f"model/{name}", c) for name, c in files), expects
     )
 
 
@@ -236,3 +238,119 @@ def _templates(draw: st.DrawFn, ground: Ground) -> Mutant:
     files = draw(one((("tokenizer_config.json", as_json(config)),), (("chat_template.jinja", template.encode()),)))
     fine = "nothing" in template or "__mro__" in template
     return draw(_mutant("a chat template", files, "either" if fine else "refuse"))
+
+
+#: What a tokenizer's rules look for, and what they put in its place.
+PATTERNS: list[dict[str, str]] = [
+    {"String": "1"}, {"String": ""}, {"String": "\u0f40"}, {"Regex": "(1|11)+$"}, {"Regex": "(.*)*x"}, {"Regex": "."},
+    {"Regex": ""}, {"Regex": "["}, {"Regex": r"\d{1,3}"}, {"Regex": r"(?=1)"}, {"Regex": "(?<!" + "a" * 3000 + ")"},
+]  # fmt: skip
+CONTENTS = ["", "1", "1" * 10, "1" * 1000, "\x00", "\u0f40" * 50]
+
+
+@st.composite
+def _rule(draw: st.DrawFn, place: str) -> Any:
+    pattern, content, kind = draw(st.sampled_from(PATTERNS)), draw(st.sampled_from(CONTENTS)), draw(one("A", "B", "X"))
+    piece = draw(one({"Sequence": {"id": kind, "type_id": 0}}, {"SpecialToken": {"id": "s", "type_id": 0}}))
+    special = {"s": {"id": "s", "ids": [1] * draw(one(0, 1, 10**5)), "tokens": ["<eos>"] * draw(one(1, 10**5))}}
+    replace = {"type": "Replace", "pattern": pattern, "content": content}
+    rules: dict[str, list[Any]] = {
+        "normalizer": [replace, replace, {"type": "Prepend", "prepend": content}, {"type": "ByteLevel"},
+                       {"type": "NFKD"}, {"type": "Precompiled", "precompiled_charsmap": "AAAA"}],
+        "pre_tokenizer": [{"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False},
+                          {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True},
+                          {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True, "trim_offsets": True}],
+        "post_processor": [{"type": "TemplateProcessing", "single": [piece] * draw(one(1, 2, 10**4)),
+                            "pair": [piece], "special_tokens": special}],
+        "decoder": [replace, replace, {"type": "Fuse"}, {"type": "Strip", "content": "1", "start": 2**31, "stop": 0}],
+    }  # fmt: skip
+    return draw(st.sampled_from(rules[place]) | odd_json())
+
+
+@st.composite
+def tokenizer(draw: st.DrawFn, ground: Ground) -> Mutant:
+    """Rules that grow a text, search without end or are none; ids and tokens that no model has."""
+    fields = json.loads(ground.files("model")["tokenizer.json"])
+    how = draw(one("rules", "rules", "rules", "tokens", "a further token", "a field"))
+    expects = "either"
+    if how == "rules":
+        place = draw(one("normalizer", "pre_tokenizer", "post_processor", "decoder"))
+        rules = [draw(_rule(place)) for _ in range(draw(st.integers(1, 3)))] * draw(one(1, 1, 5, 20))
+        inside = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}
+        fields[place] = {"type": "Sequence", inside.get(place, "decoders"): rules} if len(rules) > 1 else rules[0]
+        how = f"rules of the {place}"
+    elif how == "tokens":
+        text = draw(one("", "z", "z" * 5000, "\x1b[31m", "\x00", "1"))
+        fields["model"]["vocab"][text] = draw(one(0, 3, 14, 15, 2**31, 2**32 - 1))
+    elif how == "a further token":
+        flags = {name: draw(st.booleans()) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+        text = draw(one("", "1", "1+", "z" * 5000, "\x1b[31m", "\n"))
+        fields["added_tokens"].append({"id": draw(one(0, 3, 14, 15, 2**31)), "content": text, **flags})
+    else:
+        place = draw(one("truncation", "padding", "model", "version"))
+        values: dict[str, list[Any]] = {
+            "truncation": [{"direction": "Right", "max_length": n, "strategy": "LongestFirst", "stride": m}
+                           for n in (0, 1, 2**40) for m in (0, 5)],
+            "padding": [{"strategy": {"Fixed": n}, "direction": "Left", "pad_to_multiple_of": m, "pad_id": 0,
+                         "pad_type_id": 0, "pad_token": "<pad>"} for n in (0, 10**9) for m in (None, 0, 2**40)],
+            "model": [{"type": "BPE", "vocab": {"1": 3}, "merges": [["1", "x"]]}, {"type": "Unigram", "vocab": []},
+                      {"type": "WordPiece", "vocab": {}, "unk_token": "z", "continuing_subword_prefix": "#" * 10**6,
+                       "max_input_chars_per_word": 2**40}],
+            "version": ["2.0", 1],
+        }  # fmt: skip
+        fields[place], how = draw(st.sampled_from(values[place]) | odd_json()), f"its {place}"
+    return draw(_mutant(how, (("tokenizer.json", as_json(fields)),), expects, "tokenizer"))
+
+
+#: Names in an index that are none of a file in the folder.
+AWAY: list[Any] = [
+    "../keep/weights.bin", "/etc/passwd", "../model/a.safetensors", "./a.safetensors", "b" * 300, "", ".", "..",
+    "a.bin", "a\x00.safetensors", "gone.safetensors", "\x1b[31m.safetensors", 5, None, [], "\ud800",
+]  # fmt: skip
+
+
+@st.composite
+def index(draw: st.DrawFn, ground: Ground) -> Mutant:
+    """Weights in two files and an index, of which one thing is wrong; or nothing, and then the model is the same."""
+    named = tensors(ground.files("model")[WEIGHTS])
+    first = draw(st.sets(st.sampled_from(sorted(named)), min_size=1, max_size=len(named) - 1))
+    shards = {file: {n: t for n, t in named.items() if (n in first) == own} for file, own in
+              (("a.safetensors", True), ("b.safetensors", False))}  # fmt: skip
+    places: dict[str, Any] = {name: file for file, some in shards.items() for name in some}
+    how = draw(
+        one("nothing", "a file's name", "every file's name", "a missing file", "a weight in both", "a weight in none",
+            "a name of no weight", "another place", "no regular file", "a value", "bytes", "integers", "a further file")
+    )  # fmt: skip
+    name, expects, laid = draw(st.sampled_from(sorted(named))), "refuse", list[tuple[str, Content]]()
+    away = st.sampled_from(AWAY)
+    if how == "a file's name":
+        places[name] = draw(away)
+    elif how == "every file's name":
+        places = dict.fromkeys(places, draw(away))
+    elif how == "a weight in both":
+        shards["a.safetensors"][name] = shards["b.safetensors"][name] = named[name]
+    elif how == "a weight in none":
+        shards[places[name]].pop(name)
+    elif how == "integers":
+        entry, data = named[name]
+        shards[places[name]][name] = ({**entry, "dtype": draw(one("I32", "U32"))}, data)
+    elif how in ("a name of no weight", "another place", "a further file"):
+        expects = "either"
+        if how == "a further file":
+            laid.append(("c.safetensors", b"no weights"))
+        else:
+            key = "zz" if how == "a name of no weight" else name
+            places[key] = draw(one("a.safetensors", "b.safetensors"))
+    files: dict[str, Content] = {file: packed(some) for file, some in shards.items()}
+    text = as_json({"metadata": {"total_size": draw(one(0, 1, -1, 2**70))}, "weight_map": places})
+    if how == "a missing file":
+        del files["b.safetensors"]
+    elif how == "no regular file":
+        files["b.safetensors"] = draw(one(*NO_FILES))
+    elif how == "a value":
+        text, expects = as_json(draw(odd_table(json.loads(text)))[1]), "either"
+    elif how == "bytes":
+        text, expects = draw(damaged(text))[1], "either"
+    expects = "same" if how == "nothing" else expects
+    every = ((WEIGHTS, None), *laid, *files.items(), (INDEX, text))
+    return draw(_mutant(f"an index: {how}", every, expects, "index"))

@@ -22,7 +22,7 @@ Content = bytes | str | None
 class Mutant:
     """One command over a box whose files were changed.
 
-    kind     recipe | line | data | run | model
+    kind     of hunt.KINDS
     what     the mutation in words, without its details: failures are counted by it
     words    the command line after `groupwise`
     files    what is laid over the box, in this order
@@ -31,6 +31,7 @@ class Mutant:
     asked    the keys that a run must have taken over, where it is known
     rows     the rows that a reader must have counted, where it is known
     disk     bytes that a file may grow to, where the disk is full
+    wire     what the other end of a connection does, where the command has one
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Mutant:
     asked: Mapping[str, Any] | None = None
     rows: int | None = None
     disk: int | None = None
+    wire: Any = None
 
     @property
     def key(self) -> str:

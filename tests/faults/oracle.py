@@ -282,7 +282,7 @@ def _evaluated(mutant: Mutant, outcome: Outcome, ground: Ground) -> str:
         return f"rates {rates}"
     if mutant.expects != "same":
         return ""
-    newest = 0 if mutant.kind == "model" else 3 if "runs/done" in mutant.words else 2
+    newest = 0 if mutant.kind in ("model", "tokenizer", "index") else 3 if "runs/done" in mutant.words else 2
     said = without_place(outcome.out)
     if said == ground.evaluations[newest]:
         return ""

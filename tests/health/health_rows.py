@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from groupwise.health import watch
@@ -134,6 +134,10 @@ def evaluation(step: int, rate: float | None, **changes: Any) -> dict[str, Any]:
     return {"step": step, "evaluation": measures, "seconds": {"evaluate": 0.4}}
 
 
+def gap_from(begin: int, gap: float, of_limit: float, kind: str = "turn") -> dict[str, Any]:
+    return {f"engine_gap_from_{kind}.{begin}": gap, f"engine_gap_of_limit_from_{kind}.{begin}": of_limit}
+
+
 DAPO = recipe(algorithm__name="dapo", algorithm__filter={"kind": "drop-uniform", "max_rounds": 10})
 GSPO = recipe(
     algorithm__ratio={"level": "sequence"}, algorithm__trust={"kind": "clip", "epsilon_low": 3e-4, "epsilon_high": 4e-4}
@@ -142,6 +146,23 @@ WITH_FORMAT = recipe(rewards={"task": {}, "format": {"weight": 0.2}})
 JUDGED = recipe(preference={"pairs": 2000})
 #: A run that is measured by a reward of the recipe's own.
 OWN_REWARD = recipe(rewards={"mine": {"use": "mine.py:f", "weight": 1.0}}, evaluation__metric="reward")
+
+#: A reward of a file trains, and another one watches.
+WATCHED = recipe(rewards={"mine": {"use": "mine.py:f"}, "gold": {"use": "mine.py:gold", "weight": 0.0}})
+
+
+def watched(
+    gold: Callable[[int], float],
+    mine: Callable[[int], float] = lambda i: 0.2 + 0.01 * i,
+    last: int = 40,
+    **changes: Any,
+) -> Rows:
+    """Rows of WATCHED, with what both rewards were in the steps from 0 on, up and down a little."""
+    means = {"rewards.mine.mean": mine, "rewards.gold.mean": gold}
+    rows = planted(last, **{name: lambda i, at=at: at(i) + 0.01 * (-1) ** i for name, at in means.items()}, **changes)
+    spreads = {f"rewards.{name}.spread_within_groups": 0.3 for name in ("mine", "gold")}
+    return [spreads | row for row in rows]
+
 
 #: For each finding: rows and a recipe that must raise it, and words that must be in it.
 PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
@@ -160,6 +181,11 @@ PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
     ),
     "no entropy left": (planted(entropy_mean=0.002), RECIPE, "0.002 nats"),
     "engine gap": (planted(engine_probability_error=1.2), RECIPE, "factor of 1.2"),
+    "engine gap grows": (
+        planted(2, **{"engine_gap_from_token.0": 0.02, **gap_from(128, 0.16, 3.2, "token")}),
+        RECIPE,
+        "0.16 nats a token apart from token 128 of a completion on, 3.2 times what precision allows",
+    ),
     "few engine samples": (planted(engine_effective_sample_share=0.6), RECIPE, "60 %"),
     "sampling ahead gains little": (
         planted(seconds={"wait": 2.0, "annotate": 0.02, "update": 0.1}),
@@ -223,6 +249,11 @@ PLANTED: Mapping[str, tuple[Rows, dict[str, Any], str]] = {
     "falling": (planted(pass_rate=0.3), RECIPE, "to 0.3"),
     "held out apart": ([*healthy(), evaluation(0, 0.4), evaluation(40, 0.4)], RECIPE, "0.4, and 0.7"),
     "never measured": (everywhere(engine_gap_mean=None), RECIPE, "engine_gap_mean"),
+    "reward hacking": (
+        watched(gold=lambda i: 0.5 - 0.01 * i),
+        WATCHED,
+        "rose from 0.261 to 0.529, while gold, which only watches the same completions, fell from 0.441 to 0.169",
+    ),
 }
 
 

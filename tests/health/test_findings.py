@@ -20,6 +20,7 @@ from tests.health.health_rows import (
     OWN_REWARD,
     PLANTED,
     RECIPE,
+    WATCHED,
     WITH_FORMAT,
     Rows,
     drop_keys,
@@ -27,12 +28,14 @@ from tests.health.health_rows import (
     evaluation,
     everywhere,
     findings,
+    gap_from,
     healthy,
     named,
     planted,
     rates,
     recipe,
     rising_level,
+    watched,
 )
 
 
@@ -129,6 +132,10 @@ def entropy(end: float) -> Callable[[int], float]:
 FORMAT_FLAT = {"rewards.format.spread_within_groups": 0.0}
 
 
+#: A rule's reward trains, and the task's own score does not.
+BY_A_RULE = recipe(rewards={"mine": {"use": "mine.py:f"}})
+LATE_GAP: dict[str, Any] = {"engine_gap_from_turn.1": 0.004, **gap_from(2, 0.009, 1.1)}
+
 #: Just inside and just outside of each limit, and what excuses a finding: (finding, rows, recipe, whether it speaks).
 LIMITS: list[tuple[str, Rows, dict[str, Any], bool]] = [
     (
@@ -156,6 +163,25 @@ LIMITS: list[tuple[str, Rows, dict[str, Any], bool]] = [
     ("entropy cliff", planted(entropy_mean=entropy(0.1), pass_rate=lambda i: 0.5 + 0.03 * i), RECIPE, False),
     ("entropy cliff", planted(entropy_mean=entropy(0.5), pass_rate=0.6), RECIPE, False),
     ("entropy explosion", planted(entropy_mean=entropy(1.4), pass_rate=lambda i: 0.7 - 0.05 * i), RECIPE, False),
+    ("engine gap grows", planted(1, **LATE_GAP), RECIPE, False),
+    ("engine gap grows", planted(2, **LATE_GAP), RECIPE, True),
+    ("engine gap grows", planted(2, **{**LATE_GAP, "engine_gap_from_turn.1": 0.005}), RECIPE, False),
+    ("engine gap grows", planted(2, **gap_from(2, 0.009, 3.0)), RECIPE, False),
+    ("engine gap grows", planted(2, **{**LATE_GAP, **gap_from(2, 0.009, 0.9)}), RECIPE, False),
+    ("reward hacking", watched(gold=lambda i: 0.3), WATCHED, True),  # it stays
+    ("reward hacking", watched(gold=lambda i: 0.3, pass_rate=0.95), WATCHED, False),  # little is left to follow
+    ("reward hacking", watched(gold=lambda i: 0.3 + 0.005 * i), WATCHED, False),  # it follows, half as fast
+    ("reward hacking", watched(gold=lambda i: 0.3 + 0.2 * (i % 2)), WATCHED, False),  # too noisy to tell
+    (
+        "reward hacking",
+        watched(gold=lambda i: 0.5 - 0.01 * i, mine=lambda i: 0.4),
+        WATCHED,
+        False,
+    ),  # nothing was gained
+    ("reward hacking", watched(gold=lambda i: 0.5 - 0.01 * i)[-29:], WATCHED, False),  # too few steps
+    ("reward hacking", watched(gold=lambda i: 0.5 - 0.01 * i), WITH_FORMAT, False),  # another run's
+    ("reward hacking", rising_level(watched(gold=lambda i: 0.5 - 0.01 * i)), WATCHED, False),
+    ("reward hacking", watched(gold=lambda i: 0.9, score_mean=lambda i: 0.5 - 0.01 * i), BY_A_RULE, True),
     ("falling", rising_level(planted(pass_rate=0.3)), RECIPE, False),
     ("falling", rates((20, 0.6), (10, 0.55)), RECIPE, False),
     ("falling", rates((10, 0.56), (10, 0.42), spread=0.4), RECIPE, False),

@@ -222,13 +222,18 @@ def of_batch(rows: Sequence[Row], kl: dict[str, Any]) -> dict[str, float]:
 
 def of_engine(rows: Sequence[Row], newest: int) -> dict[str, float]:
     """Tokens that the newest weights sampled, against the log-probabilities of the learner with those weights."""
-    gaps = []
+    gaps, tokens, turns = [], [], []
     for row in (r for r in rows if "pieces" in r):
         new = versions(row) == newest
         if "logp_old" in row["per_token"]:
             gaps.append((given(row, "logp_old") - given(row, "logp_engine"))[new])
         elif any(u["update"] == 1 for u in row["updates"]):
             gaps.append((seen(row, 1, "logp_live") - given(row, "logp_engine"))[new])
+        else:
+            continue
+        (place,) = own(row).nonzero()
+        tokens.append(place[new])
+        turns.append(1 + (np.diff(place, prepend=place[:1] - 1) > 1).cumsum()[new])
     gap = together(gaps)
     if not len(gap):
         names = ("engine_gap_mean", "engine_probability_error", "engine_effective_sample_share")
@@ -238,6 +243,21 @@ def of_engine(rows: Sequence[Row], newest: int) -> dict[str, float]:
         "engine_gap_max": np.abs(gap).max(),
         "engine_probability_error": np.exp(np.abs(gap)).mean(),
         "engine_effective_sample_share": effective_share(np.exp(gap)),
+        **of_places("token", together(tokens) // 64, 64, np.abs(gap)),
+        **of_places("turn", together(turns), 1, np.abs(gap)),
+    }
+
+
+def of_places(kind: str, place: np.ndarray, unit: int, size: np.ndarray) -> dict[str, float]:
+    """Mean gaps of ranges that double, in float32: of the places 0, 1, 2 to 3, 4 to 7, ..."""
+    ranges = {0: place < 1} | {2**k: (place >= 2**k) & (place < 2 ** (k + 1)) for k in range(20)}
+    filled = {unit * begin: size[where].mean() for begin, where in ranges.items() if where.any()}
+    if len(filled) < 2:
+        return {}
+    counts = {unit * begin: where.sum() for begin, where in ranges.items()}
+    judged = {begin: mean / 1e-4 for begin, mean in filled.items() if counts[begin] >= 30}
+    return {f"engine_gap_from_{kind}.{begin}": mean for begin, mean in filled.items()} | {
+        f"engine_gap_of_limit_from_{kind}.{begin}": share for begin, share in judged.items()
     }
 
 

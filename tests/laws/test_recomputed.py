@@ -141,6 +141,7 @@ def test_the_runs_show_what_they_are_for(folders: dict[str, Path]):
     assert most("tis", "correction_mean") > 0
     assert most("turns", "token_age_max") > 1 > min(row["token_age_mean"] for row in steps(folders["turns"]))
     assert most("episodes", "turns.3.alive_share") > 0 < most("episodes", "answer_tokens_mean")
+    assert most("episodes", "engine_gap_of_limit_from_turn.2") > 0
     assert most("episodes", "turns.1.pass_rate") == 1, "only what is solved ends with the first turn"
     assert most("several", "rewards.repetition.spread_within_groups") >= 0
     assert most("learned", "learned_mean") != most("learned", "score_mean")

@@ -226,7 +226,8 @@ def test_shards_of_safetensors_load(folder: Path) -> None:
         ("./model.safetensors", "no name of a file in the folder"),
         ("a\0b.safetensors", r"'a\\x00b.safetensors', which is no name of a file in the folder"),
         ("a\nb.safetensors", "no name of a file in the folder"),
-        (5, "AttributeError"),
+        (5, "names 5, which is no name of a file in the folder"),
+        (["a"], "names .*, which is no name of a file in the folder"),
     ],
 )
 def test_an_index_names_files_of_its_folder_that_are_there(named: object, words: str, folder: Path) -> None:
@@ -236,6 +237,23 @@ def test_an_index_names_files_of_its_folder_that_are_there(named: object, words:
     (folder / "nowhere.safetensors").symlink_to("gone")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, named)}))
     assert re.search(rf"model\.safetensors\.index\.json.* {words}", refusal(folder))
+
+
+@pytest.mark.parametrize("index", [[], {}, {"weight_map": "x"}, {"weight_map": {"w": "x"}, "metadata": "x"}])
+def test_what_is_no_index_is_said_so(index: object, folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model.safetensors.index.json is no index: weight_map and metadata are tables" in refusal(folder)
+
+
+def test_a_weight_that_two_shards_hold_is_refused(folder: Path) -> None:
+    """Which of them is meant, nothing says."""
+    names = list(load_file(folder / WEIGHTS))
+    (folder / WEIGHTS).rename(folder / "one.safetensors")
+    save_file({NORM: torch.ones(16)}, folder / "two.safetensors", metadata={"format": "pt"})
+    places = {**dict.fromkeys(names, "one.safetensors"), NORM: "two.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert f"{NORM} is in one.safetensors and in two.safetensors; copy the whole folder again" in refusal(folder)
 
 
 def retyped(path: Path, kind: str, *names: str) -> None:

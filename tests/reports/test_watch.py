@@ -176,6 +176,35 @@ def test_any_other_path_and_what_is_no_number_are_one_line(target, code, words):
     assert body.count(b"\n") == 1
 
 
+def test_only_whoever_has_the_key_in_the_address_reads_a_page_that_has_one():
+    shown = []
+
+    def page(made: Page) -> str:
+        shown.append(made.live.url)
+        return html(made)
+
+    with served(Growing(1), page, key="s3cret-key") as address:
+        place, _, root = address.partition("/")
+        assert root == "s3cret-key"
+        for target in ("/", "/fresh", "/s3cret-ke/", "/s3cret-key", "/S3cret-key/", "/x3cret-key/fresh"):
+            answer, body = get(place, target)
+            assert answer.status == 404
+            assert b"the page is at the address that was printed where it is served" in body
+        assert get(place, "/s3cret-key/")[0].status == 200
+        assert shown == ["/s3cret-key/fresh"]
+        assert json.loads(get(place, shown[0])[1])["title"] == "after -1"
+
+
+def test_connections_that_ask_nothing_keep_nobody_out_and_the_oldest_go():
+    with served(Growing(1)) as address:
+        host, port = address.split(":")
+        idle = [socket.create_connection((host, int(port)), timeout=30) for _ in range(live.MOST_CONNECTIONS + 9)]
+        assert get(address, "/fresh")[0].status == 200
+        assert [connection.recv(1) for connection in idle[:9]] == [b""] * 9
+        for connection in idle:
+            connection.close()
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "HEAD", "get"])
 def test_only_get_is_answered(method):
     with served(Growing(1)) as address:

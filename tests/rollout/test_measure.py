@@ -142,6 +142,11 @@ class Silent(Length):
         return [None] * len(attempts)
 
 
+class Broken(Length):
+    def __call__(self, attempts):
+        return [NAN] * len(attempts)
+
+
 def scored(rewards: RewardWeights, prompts: tuple[str, ...] = ("1+1=", "3-1=")) -> tuple[list[Completion], Scorer]:
     scorer = Scorer(ARITHMETIC, lambda tokens: "=" * len(tokens), rewards)
     given = [Prompt(Sample(prompt, prompt, "2"), (3,)) for prompt in prompts]
@@ -170,6 +175,18 @@ def test_a_reward_that_never_votes_is_as_if_it_were_not_there() -> None:
     with_it, _ = scored(RewardWeights({"length": 1.0, "silent": 5.0}, {"length": Length(), "silent": Silent()}))
     without, _ = scored(RewardWeights({"length": 1.0}, {"length": Length()}))
     assert repr(with_it) == repr(without)
+
+
+@pytest.mark.parametrize("watcher", [Length(), Silent(), Broken()])
+def test_a_reward_of_weight_0_watches_and_changes_nothing_else(watcher: Length) -> None:
+    with_it, scorer = scored(RewardWeights({"length": 1.0, "gold": 0.0}, {"length": Length(), "gold": watcher}))
+    without, alone = scored(RewardWeights({"length": 1.0}, {"length": Length()}))
+    for watched, one in zip(with_it, without, strict=True):
+        parts = tuple(part for part in watched.reward_scores if part[0] != "gold")
+        assert repr(dataclasses.replace(watched, reward_scores=parts)) == repr(one)
+    known = alone.take_unshown()
+    told = [line for line in scorer.take_unshown() if line not in known]
+    assert told == ["nan in gold: returned nan"] * isinstance(watcher, Broken), "its first fault is said all the same"
 
 
 def test_a_fault_is_still_a_fault_whoever_else_votes() -> None:

@@ -19,6 +19,7 @@ import pytest
 import groupwise
 from groupwise.commands.evaluate import evaluate_policies
 from groupwise.core.errors import RunError
+from groupwise.core.samples import Sample
 from groupwise.journal.journal import read_metrics
 from groupwise.reports.page.page import page_of_run
 from tests.runs.tiny_runs import rollouts, step_rows
@@ -207,3 +208,24 @@ def test_a_task_with_answers_is_still_measured_by_what_trains_unless_the_recipe_
     assert by_score.summary["heldout_measure"] == "pass rate"
     assert 0 <= by_score.summary["heldout_after"] <= 1
     assert by_score.summary["heldout_by_reward"].keys() == {"repetition"}
+
+
+def contains(sample: Sample, completion: str) -> float:
+    """Reward 1.0 where the answer stands anywhere in the completion: a check with a hole."""
+    return float(sample.answer in completion)
+
+
+def exact(sample: Sample, completion: str) -> float:
+    return float(completion.rpartition("=")[2] == sample.answer)
+
+
+@pytest.mark.slow
+def test_a_policy_that_finds_the_hole_in_a_reward_is_told_of_by_the_reward_that_watches(tmp_path: Path) -> None:
+    rewards = {"contains": contains, "exact": {"use": exact, "weight": 0.0}}
+    own = {"steps": 32, "prompts_per_step": 16, "updates_per_batch": 1, "algorithm.kl.beta": 0.0, "threads": 1}
+    less = {"warm_start.steps": 200, "evaluation": {"problems": 0}, "checkpoint.every": 1000, "journal.report": False}
+    changes = {**own, **less, "learner.learning_rate": 1e-3, "runs": str(tmp_path)}
+    done = groupwise.train("quickstart", changes, rewards=rewards, quiet=True)
+    said = [line for line in (done.folder / "log.txt").read_text().splitlines() if "warning, reward hacking" in line]
+    assert len(said) == 1
+    assert "while exact, which only watches the same completions, fell" in said[0]

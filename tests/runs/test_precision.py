@@ -15,6 +15,7 @@ from groupwise.commands.build.engine import TOLERANCE
 from groupwise.commands.train.train import resume
 from groupwise.core.errors import CheckFailed
 from groupwise.diagnostics.tolerance import Tolerance
+from groupwise.engines.local.cache import RowCache
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.health.checks import GAP_IS_LEVEL, LEARNER_IS_ENGINE, RATIOS_AVERAGE_ONE
 from groupwise.journal.journal import read_metrics
@@ -119,3 +120,19 @@ def test_a_bf16_learner_leaves_the_probe_of_a_float32_engine_exact(small):
     assert probe["limit"] == 1e-4
     assert probe["value"] < 1e-5
     assert row["checks"][LEARNER_IS_ENGINE.name]["value"] > 1e-4
+
+
+@pytest.mark.slow
+def test_rotary_positions_that_are_wrong_far_into_a_completion_are_said(small, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = RowCache.prepare
+
+    def prepare(self: RowCache, ahead: int, last: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        positions, mask = real(self, ahead, last)
+        return (positions + 0.2 * (positions >= 150)).clamp(max=last), mask
+
+    monkeypatch.setattr(RowCache, "prepare", prepare)
+    long = {"sampling__max_new_tokens": 190, "sampling__min_new_tokens": 180, "prompts_per_step": 4}
+    changes = small(steps=5, learner__learning_rate=1e-5, learner__precision="bf16", engine__precision="bf16", **long)
+    folder = groupwise.train("quickstart", changes).folder
+    assert all(check["verdict"] != "fail" for row in step_rows(folder) for check in row["checks"].values())
+    assert "from token 128 of a completion on" in (folder / "log.txt").read_text()

@@ -25,6 +25,7 @@ from groupwise.journal.kept import create_recipe, whole_recipe
 from groupwise.training import checkpoint
 from tests.reports.test_report_place import full_disk, snapshot
 from tests.runs.test_run import weights
+from tests.runs.tiny_runs import tiny_run
 
 
 def test_a_full_disk_while_the_recipe_is_written_leaves_the_name_free(small) -> None:
@@ -157,8 +158,8 @@ def test_a_run_that_has_lost_its_checkpoints_is_not_made_again_over_its_rows(sma
         resume(run.folder, {"steps": 3})
     assert rows_of(run.folder) == {name: data for name, data in whole.items() if name != "summary.json"}
     # As far as a run can come that is killed inside its first save.
-    rows = (run.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run.folder / "metrics.jsonl").write_text("".join(rows[:2]))
+    with closing(Journal(run.folder)) as book:
+        book.cut_back(1)
     words = log.read_text()
     for saved in ("stopped after step 1, saved; go on with: ", "error: an early warning of collapse. Saved: step-1"):
         log.write_text(f"{words}{saved}\n")
@@ -168,6 +169,61 @@ def test_a_run_that_has_lost_its_checkpoints_is_not_made_again_over_its_rows(sma
     assert resume(run.folder).finished
     assert "was ended before its first checkpoint: the 1 steps in metrics.jsonl are made again" in log.read_text()
     assert (run.folder / "rollouts.jsonl").read_bytes() == whole["rollouts.jsonl"]
+
+
+def test_whatever_says_that_a_run_had_steps_keeps_it_from_being_made_again_over_them(tmp_path: Path) -> None:
+    """A copy that was cut off lacks any of its files; what is left of its steps is refused for, and not touched."""
+    run = groupwise.train("quickstart", tiny_run(tmp_path)).folder
+    rows = ("metrics.jsonl", "rollouts.jsonl", "heldout.jsonl", "heldout_problems.jsonl", "machine.jsonl")
+    lacks = {
+        "rollouts.jsonl": ("metrics.jsonl", "summary.json", "log.txt", "checkpoints"),
+        "summary.json": (*rows, "log.txt", "checkpoints"),
+        "machine.jsonl": (*(name for name in rows if name != "machine.jsonl"), "summary.json", "checkpoints"),
+        "metrics.jsonl": ("about.json", "summary.json", "log.txt", "checkpoints"),
+        "checkpoints": (*rows, "summary.json", "log.txt"),
+    }
+    for where, names in lacks.items():
+        copy = shutil.copytree(run, tmp_path / where)
+        for name in names:
+            shutil.rmtree(copy / name) if name == "checkpoints" else (copy / name).unlink()
+        for state in (copy / "checkpoints").glob("*/state.json"):
+            state.write_text("{")
+        left = rows_of(copy)
+        with pytest.raises(UsageError, match=rf"all 2 steps in {re.escape(where)} would be made again") as told:
+            resume(copy, {"checkpoint.every": 50})
+        assert "put a copy of checkpoints/ back, or begin a new run: groupwise train " in str(told.value)
+        assert rows_of(copy) == left
+
+
+def test_every_sign_of_a_checkpoint_that_is_gone_is_seen_whatever_the_recipe_says_now(tmp_path: Path) -> None:
+    """With checkpoint.every far beyond its steps, which says of itself that the run has not come to a first one."""
+    run = groupwise.train("quickstart", tiny_run(tmp_path)).folder
+    resume(run, {"checkpoint.every": 50, "steps": 3})
+    shutil.rmtree(run / "checkpoints")
+    for name in ("summary.json", "log.txt"):
+        (run / name).unlink()
+    about, metrics = (run / "about.json").read_text(), (run / "metrics.jsonl").read_text()
+    unsaved = [json.loads(line) for line in metrics.splitlines()]
+    for row in unsaved:
+        row["seconds"].pop("save", None)
+    never = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in unsaved)
+    for about_of, rows in ((about, never), ("{}", metrics)):
+        (run / "about.json").write_text(about_of)
+        (run / "metrics.jsonl").write_text(rows)
+        with pytest.raises(UsageError, match="its checkpoints are gone"):
+            resume(run)
+    (run / "metrics.jsonl").write_text(never)
+    assert resume(run).finished
+    assert "was ended before its first checkpoint: the 3 steps" in (run / "log.txt").read_text()
+
+
+def test_steps_that_rows_lack_and_a_checkpoint_has_are_said(tmp_path: Path, capfd) -> None:
+    run = groupwise.train("quickstart", tiny_run(tmp_path, steps=3)).folder
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(rows[:2]))
+    assert resume(run).finished
+    words = "metrics.jsonl has no row of 2 steps from 2 to 3: the run goes on from its checkpoint"
+    assert words in capfd.readouterr().err
 
 
 def test_a_run_whose_rows_are_damaged_sums_up_what_is_whole(small, capfd) -> None:

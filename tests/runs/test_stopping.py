@@ -4,6 +4,7 @@ never stopped; asked twice, it ends at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -21,7 +22,8 @@ from groupwise import loop
 from groupwise.commands.build import build, rollout
 from groupwise.commands.train.train import resume
 from groupwise.core.environment import Conversation, Reply
-from groupwise.core.processes.stop import Stop, Stopped
+from groupwise.core.machine.terminal import Terminal
+from groupwise.core.processes.stop import SIGNALS, Stop, Stopped
 from groupwise.core.samples import Sample
 from groupwise.environments.live import InlineEnvironments
 from groupwise.journal.journal import read_metrics
@@ -40,11 +42,11 @@ WHOLE: dict[str, Any] = {**PREFERENCE, "steps": 3, "evaluation.every": 2, "check
 MOMENTS: dict[str, tuple[ModuleType, str, int, signal.Signals]] = {
     "loading": (build, "base_policy", 1, signal.SIGTERM),
     "warm start": (warm_start, "backward", 7, signal.SIGINT),
-    "pairs": (cached_reward_model, "scored_groups", 1, signal.SIGTERM),
+    "pairs": (cached_reward_model, "scored_groups", 1, signal.SIGHUP),
     "reward model": (reward_model, "gradients", 3, signal.SIGINT),
     "engine": (build, "training_engine", 1, signal.SIGTERM),
     "first evaluation": (rollout, "measured", 1, signal.SIGINT),
-    "evaluation after step 2": (rollout, "measured", 2, signal.SIGTERM),
+    "evaluation after step 2": (rollout, "measured", 2, signal.SIGHUP),
     "step 3": (loop, "train_step", 1, signal.SIGINT),
 }
 
@@ -131,6 +133,38 @@ def test_a_stop_that_other_code_has_kept_is_obeyed_at_the_end_of_the_work() -> N
     assert said == ["stopping now, with everything saved; Ctrl-C again stops at once", "kept"]
 
 
+def test_a_run_begun_by_nohup_goes_on_without_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stop = Stop()
+        with stop.listening(lambda line: None):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop.asked
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_is_gone_does_not_keep_a_run_from_being_saved(small, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel refuses whatever is printed once the window is closed, whose end is the signal."""
+    real, gone = Terminal.print, []
+
+    def printed(terminal: Terminal, *parts: Any) -> None:
+        if gone:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(terminal, *parts)
+
+    def closed(record: Any) -> None:
+        gone.append(True)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    monkeypatch.setattr(Terminal, "print", printed)
+    run = groupwise.train("quickstart", small(steps=3, checkpoint__every=9), callbacks=[closed])
+    assert (run.finished, run.stopped_by) == (False, signal.SIGHUP)
+    assert checkpoint.steps(run.folder / "checkpoints") == [1]
+    assert "stopped after step 1, saved; go on with: " in (run.folder / "log.txt").read_text().splitlines()[-1]
+
+
 # Thirty random moments, in processes of their own.
 
 
@@ -194,7 +228,7 @@ def test_a_signal_at_thirty_random_moments_of_the_start_of_a_run(whole, tmp_path
     while len(told) < 30:
         number = len(told)
         changes = {**whole, "name": "cut", "runs": str(tmp_path / str(number))}
-        folder, sent = tmp_path / str(number) / "cut", (signal.SIGINT, signal.SIGTERM)[number % 2]
+        folder, sent = tmp_path / str(number) / "cut", SIGNALS[number % len(SIGNALS)]
         process = start(changes, threads=1)
         after = length * float(torch.rand((), generator=generator))
         children, seconds = stopped_after(process, folder, after, sent)

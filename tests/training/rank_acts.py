@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from groupwise.core.errors import UsageError, disk_words
+from groupwise.core.processes.network import _listening
 from groupwise.training.mesh import Mesh, connect, rendezvous
 from groupwise.training.ranks.parts import write_parts
 from tests.training.made import told
@@ -57,6 +58,7 @@ def acts(mesh: Mesh, folder: Path) -> dict[str, object]:
         "all_agree": [mesh.all_agree(True), mesh.all_agree(leads), mesh.all_agree(False)],
         "dealt": list(mesh.dealt([10, 11, 12])),
         "of_each": mesh.of_each({"rank": mesh.rank, "text": "é" * (1 + mesh.rank)}),
+        "listens": sorted(_listening()),
         "refused": refused(mesh, folder),
         "late": waits(mesh),
     }

@@ -110,6 +110,20 @@ def test_parameters_of_another_shape_are_not_spread_over_the_model(tmp_path: Pat
         checkpoint.read_parameters(tmp_path, model, "critic")
 
 
+def test_integers_are_no_parameters_and_no_moments(tmp_path: Path) -> None:
+    """As in a stranger's checkpoint, whose hashes are right."""
+    model = torch.nn.Linear(3, 2)
+    kept = copy.deepcopy(model.state_dict())
+    ones = torch.ones(2, 3, dtype=torch.int32)
+    save_file({"weight": ones, "bias": torch.ones(2)}, tmp_path / "critic")
+    with pytest.raises(ValueError, match=r"critic holds weight as torch\.int32"):
+        checkpoint.read_parameters(tmp_path, model, "critic")
+    assert all(torch.equal(model.state_dict()[name], kept[name]) for name in kept)
+    save_file({"weight/exp_avg": ones, "weight/step": torch.tensor(1)}, tmp_path / "optimizer")
+    with pytest.raises(ValueError, match=r"optimizer holds weight/exp_avg as torch\.int32"):
+        checkpoint.read_optimizer(tmp_path, model, torch.optim.AdamW(model.parameters()), "optimizer")
+
+
 SAVED = {
     "step": 3,
     "reference": "",

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from groupwise.core.errors import UsageError
-from groupwise.training.mesh import ALONE, ENDS_WORK, NCCL_ERRORS, connect, rendezvous
+from groupwise.training.mesh import ALONE, ENDS_WORK, INTERFACES, NCCL_ERRORS, connect, rendezvous
 from tests import two_ranks
 from tests.training.rank_acts import DEADLINE, TENSORS
 
@@ -38,6 +38,7 @@ SEEN = {
     "all_agree": lambda rank: [True, False, False],
     "dealt": lambda rank: ([10, 12], [11, None])[rank],
     "of_each": lambda rank: [{"rank": 0, "text": "é"}, {"rank": 1, "text": "éé"}],
+    "listens": lambda rank: [],
     "refused": lambda rank: "Is a directory (rank 1)",
 }
 
@@ -99,16 +100,19 @@ def test_a_rank_takes_its_card_before_it_meets_the_others_over_nccl_or_gloo(card
 
     def starts(name, **options):
         asked.append((name, options["device_id"], options["rank"]))
+        asked.append([os.environ.get(name) for name in INTERFACES])
         raise RuntimeError("no GPU here")
 
     monkeypatch.setenv(NCCL_ERRORS, "")  # so that it is gone again behind this test
     monkeypatch.delenv(NCCL_ERRORS)
+    monkeypatch.setenv(INTERFACES[1], "eth7")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=cards[1]))
     monkeypatch.setattr(torch.cuda, "set_device", asked.append)
     monkeypatch.setattr(dist, "init_process_group", starts)
     store = dist.HashStore()
     store.set("rank 0", cards[0])
     with pytest.raises(UsageError, match=r"^rank 1 of 2 did not find the others: no GPU here"):
-        connect(store, 1, 2, "cuda:1", seconds=5)
-    assert asked == ["cuda:1", (backend, bound, 1)]
+        connect(store, 1, 2, "cuda:1", seconds=5, interface="lo")
+    assert asked == ["cuda:1", (backend, bound, 1), ["lo", "eth7"]], "what the environment says is not changed"
+    assert [os.environ.get(name) for name in INTERFACES] == [None, "eth7"]
     assert os.environ[NCCL_ERRORS] == ENDS_WORK

@@ -11,6 +11,7 @@ from typing import Any
 
 from groupwise.core import VERSION
 from groupwise.core.channel import Channel
+from groupwise.core.processes.handshake import greeted, introduce, name_and_key
 from groupwise.core.processes.network import keep_alive
 
 #: Seconds in which the actor must have said whom to call, and the run be reached.
@@ -25,7 +26,7 @@ def main(actor: Channel, module: str, options: Mapping[str, Any]) -> None:
     call = actor.receive(PATIENCE)
     connection = socket.create_connection((call["host"], call["port"]), timeout=PATIENCE)
     keep_alive(connection)
-    connection.sendall(call["token"].encode())
     run = Channel(connection)
+    introduce(run, greeted(run, PATIENCE).challenge, *name_and_key(call["token"]), PATIENCE)
     run.send({"groupwise": VERSION, "node": call["node"], "pid": os.getpid()})
     importlib.import_module(module).main(run, **options)

@@ -6,7 +6,6 @@
 What a process is asked goes over its connection; how it ended comes through Ray.
 """
 
-import hmac
 import importlib.util
 import itertools
 import os
@@ -28,6 +27,7 @@ from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import UsageError
 from groupwise.core.peer import Peer, PeerLost
 from groupwise.core.processes.children import Child, Tail, ending
+from groupwise.core.processes.handshake import Refused, meet, name_and_key
 from groupwise.core.processes.network import Address, Door, keep_alive
 from groupwise.core.processes.place import (
     AUTO,
@@ -40,8 +40,8 @@ from groupwise.core.processes.place import (
     resources_in_words,
 )
 
-#: Characters of a caller's token, and seconds in which it must have come.
-TOKEN, SPEAKS = 32, 10.0
+#: Characters of a caller's token, seconds in which it must have spoken, and bytes of what it then says of itself.
+TOKEN, SPEAKS, FACTS = 64, 10.0, 4096
 
 #: (token, what the process says of itself, its connection)
 Arrived = Callable[[str, dict[str, Any], Channel], None]
@@ -290,7 +290,7 @@ class RayPlace:
 class Listener:
     """The port at which processes that a run has started elsewhere call back, each known by a token of its own.
 
-    It accepts connections until it is closed. A caller without an expected token is sent away unread.
+    It accepts connections until it is closed. A caller without an expected token is sent away, and told nothing.
 
     address  of the port
     Raises OSError if it cannot listen at the host.
@@ -298,7 +298,7 @@ class Listener:
 
     def __init__(self, host: str, arrived: Arrived) -> None:
         self._arrived = arrived
-        self._expected: set[str] = set()
+        self._expected: dict[str, str] = {}  # token by the name in it
         place = Address(host, 0)
         listening = socket.create_server(place, family=place.family)
         self.address = Address(host, listening.getsockname()[1])
@@ -308,32 +308,38 @@ class Listener:
     def expect(self) -> str:
         """Make a new token, good for one connection."""
         token = secrets.token_hex(TOKEN // 2)
-        self._expected.add(token)
+        self._expected[name_and_key(token)[0]] = token
         return token
 
     def forget(self, token: str) -> None:
         """Take back a token."""
-        self._expected.discard(token)
+        self._expected.pop(name_and_key(token)[0], None)
 
     def close(self) -> None:
         """Stop listening. A second call does nothing."""
         self._door.close()
 
     def _known(self, connection: socket.socket) -> str | None:
-        """Read a caller's token; None if it is not one that is expected."""
+        """Return a caller's token, once it has shown to have it; None if it is not one that is expected."""
+        channel = Channel(connection)
         try:
-            given = bytes(Channel(connection).receive_raw(TOKEN, SPEAKS))
-        except (OSError, EOFError):
+            caller = meet(channel, self._key_of, SPEAKS, {})
+            token = self._expected.pop(caller.name, None)  # None: it was taken back meanwhile, or used
+            if token is not None:
+                channel.send({"proof": caller.proof}, seconds=SPEAKS)
+        except (Refused, OSError, EOFError, FrameError):
             return None
-        token = next((one for one in list(self._expected) if hmac.compare_digest(one.encode(), given)), None)
-        self._expected.discard(token or "")
         return token
+
+    def _key_of(self, name: str) -> bytes | None:
+        token = self._expected.get(name)
+        return None if token is None else name_and_key(token)[1]
 
     def _meet(self, token: str, connection: socket.socket, _: tuple[str, int]) -> None:
         channel = Channel(connection)
         try:
             keep_alive(connection)
-            facts = channel.receive(SPEAKS)
+            facts = channel.receive(SPEAKS, limit=FACTS)
         except (OSError, EOFError, FrameError):
             channel.close()
         else:

@@ -1,4 +1,4 @@
-"""Rewards that train, from a recipe's tables [rewards.NAME]: what goes together, and what a run is measured by."""
+"""Rewards from a recipe's tables [rewards.NAME]: what goes together, and what a run is measured by."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,14 +23,14 @@ OF_THE_RUN = {TASK: "the task's own score", LEARNED: "the reward model's score"}
 class RewardTable(Settings):
     """Keys that every table [rewards.NAME] may hold; the fields of the reward's own class stand beside it.
 
-    weight  rewards are multiplied by it and added
+    weight  rewards are multiplied by it and added; one of weight 0 only watches those that train
     """
 
     weight: float = Field(default=1.0, ge=-1e6, le=1e6)
 
 
 def read_reward_weights(tables: Mapping[str, Any] | None, each: bool, files: Files = NO_FILES) -> RewardWeights:
-    """Make the rewards that train from their tables by name; `files` are those that a run keeps.
+    """Make the rewards from their tables by name; `files` are those that a run keeps.
 
     Raises UsageError for a kind, key or weight that is none, or if nothing would train.
     """
@@ -112,9 +112,9 @@ def with_whole_paths(tables: Mapping[str, Any] | None, rewards: RewardWeights) -
 
 
 def describe_weights(rewards: RewardWeights) -> list[str]:
-    """Say what trains, a line for each reward."""
+    """Say what trains and what watches, a line for each reward."""
     lines = [
-        f"{weight:g} x {name}: {OF_THE_RUN.get(name) or repr(rewards.own[name])}"
+        f"{f'{weight:g} x' if weight else 'watched by'} {name}: {OF_THE_RUN.get(name) or repr(rewards.own[name])}"
         for name, weight in rewards.weights.items()
     ]
     if rewards.each:

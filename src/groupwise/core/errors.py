@@ -34,11 +34,11 @@ class ProcessLost(RunError):
     """A process that a run cannot do without was lost. What is saved is sound, so that the run can go on from it.
 
     loss    which process, and how it was lost
-    remedy  what a person can do
+    remedy  what a person can do; the run, which knows its folder, adds the command
     final   whether the run is not to go on by itself, because a person has asked it to stop
     """
 
-    def __init__(self, loss: str, remedy: str) -> None:
+    def __init__(self, loss: str, remedy: str = "resume the run to go on from its newest checkpoint") -> None:
         super().__init__(f"{loss}; {remedy}")
         self.loss, self.remedy, self.final = loss, remedy, False
 

@@ -25,12 +25,18 @@ class Transport(Protocol):
 class PeerLost(Exception):
     """Loss of the other process, which is of no further use; the message says why, in words.
 
-    late  it runs, and did not answer in time
+    late    it runs, and did not answer in time
+    killed  a signal ended it, as far as is known here
     """
 
-    def __init__(self, why: str, late: bool = False) -> None:
+    def __init__(self, why: str, late: bool = False, killed: bool = False) -> None:
         super().__init__(why)
-        self.late = late
+        self.late, self.killed = late, killed
+
+    @property
+    def remedy(self) -> str:
+        """The end of a message about a process that did not start: what to do, if it was no doing of its own."""
+        return "; give the same command again" if self.late or self.killed else ""
 
 
 class Peer:
@@ -83,13 +89,17 @@ class Peer:
     def _gone(self) -> str:
         return "it closed its connection"
 
+    def _killed(self) -> bool:
+        return False
+
     @contextlib.contextmanager
     def _says_why(self, seconds: float | None) -> Iterator[None]:
         try:
             yield
         except (EOFError, OSError, FrameError) as error:
             self.lost = True
-            raise PeerLost(self._why(error, seconds), late=isinstance(error, TimeoutError)) from None
+            words = self._why(error, seconds)
+            raise PeerLost(words, late=isinstance(error, TimeoutError), killed=self._killed()) from None
         except BaseException:  # an interrupt: the answer to what was asked would be taken for the next one's
             self.lost = True
             raise

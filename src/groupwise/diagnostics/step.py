@@ -22,6 +22,7 @@ from groupwise.diagnostics.checks import (
     weights_reach_total,
     worst,
 )
+from groupwise.diagnostics.places import PlacedGap
 from groupwise.diagnostics.tolerance import Tolerance
 from groupwise.diagnostics.updates import (
     age_metrics,
@@ -128,6 +129,7 @@ class StepLog:
         self._routing = RoutingLog(batch, replay, routers)
         self._updates: list[Metrics] = [] if batch.value is None else [value_metrics(batch)]
         self._compare: Callable[[Tolerance], list[Check]] | None = None
+        self._gap: PlacedGap | None = None
         self._checks: list[Check] = []
 
     def critic_updated(self, metrics: Metrics) -> None:
@@ -176,21 +178,23 @@ class StepLog:
         self._compare = compare
         if learner is not None:
             self._updates.append(engine_gap(learner, rows.logp_engine, fresh))
+            self._gap = PlacedGap.of(learner, rows.logp_engine, rows.mask, fresh)
 
     def checks(self, tolerance: Tolerance) -> list[Check]:
         """Make the checks, the worst of each name; `tolerance` is the numerical noise that they may have."""
         compared = self._compare(tolerance) if self._compare else []
         return worst([*compared, *self._checks, *self._routing.checks])
 
-    def metrics(self, generation: Metrics) -> dict[str, float]:
-        """Read the whole step's metrics, after those of what it generated."""
+    def metrics(self, generation: Metrics, tolerance: Tolerance) -> dict[str, float]:
+        """Read the whole step's metrics, after those of what it generated; `tolerance` is as for the checks."""
         newest = self._expected.newest
+        placed = self._gap.metrics(tolerance.engine) if self._gap else {}
         trained = {
             **batch_metrics(self._batch),
             **age_metrics(self._batch, newest),
             **reward_kl_metrics(self._batch, self._algorithm.kl),
         }
-        return read(merge([generation, trained, *self._updates, self._routing.metrics(newest)]))
+        return read(merge([generation, trained, *self._updates, placed, self._routing.metrics(newest)]))
 
 
 def sampled_by(batch: Batch, version: int) -> Tensor:

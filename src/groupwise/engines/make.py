@@ -48,7 +48,8 @@ def _outside(
     """Start the engine's processes; `note` hears what samples there if it is not what the run itself has."""
     settings.require_device(policy.device.type)
     if settings.address:
-        reaches = [reach_address(address, settings.start_deadline) for address in addresses_of(settings.address)]
+        key, seconds = settings.key, settings.start_deadline
+        reaches = [reach_address(address, seconds, key) for address in addresses_of(settings.address)]
     else:
         reaches = [reach_place(place, settings.python, settings.start_deadline)] * settings.count
     each = devices or [str(policy.device)] * len(reaches)

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from groupwise.core.errors import UsageError
 from groupwise.core.machine.free_memory import card_memory
+from groupwise.core.processes.handshake import key_in
 from groupwise.core.settings import Changeable, Location, Settings
 from groupwise.engines.kinds import KINDS, LOCAL, EngineKind, Sleep, sleeps
 from groupwise.engines.outside.connection import AddressText, addresses_of, connect
@@ -49,6 +50,8 @@ class EngineSettings(Settings):
                     vLLM .venv-vllm/bin/python, which docs/engines.md says how to make
     address         "HOST:PORT" of an engine that another machine runs, where `groupwise serve` listens; of several
                     engines "HOST:PORT, HOST:PORT"
+    key_file        file with the key of `groupwise serve --key-file`, which nobody else may read: both ends show that
+                    they have it, and it never travels; without this key any server at the address is taken
     deadline        seconds without a sign of progress after which a child counts as stalled
     start_deadline  seconds in which a child must have started, or an address be reached again
     restarts        how often in a row a child is started again; 0: the run stops instead
@@ -69,6 +72,7 @@ class EngineSettings(Settings):
     count: int = Field(default=1, ge=1, le=64)
     python: Location | None = None
     address: Changeable[AddressText | None] = None
+    key_file: Changeable[Location | None] = None
     deadline: Changeable[float] = Field(default=120.0, ge=0.1, le=86_400)
     start_deadline: Changeable[float] = Field(default=600.0, ge=0.1, le=86_400)
     restarts: Changeable[int] = Field(default=2, ge=0, le=1000)
@@ -105,7 +109,7 @@ class EngineSettings(Settings):
         if self.address:
             return of_others | OF_THIS_MACHINE
         in_child = self.process == "child" or not self.kind.build_inside
-        return of_others if in_child else of_others | OF_A_CHILD
+        return of_others | {"key_file"} | (set() if in_child else OF_A_CHILD)
 
     @property
     def place(self) -> Lives:
@@ -118,6 +122,16 @@ class EngineSettings(Settings):
         if self.address:
             return f"engine.address = {self.address!r}"
         return f"engine.python = {self.python!r}" if self.python else f"engine.process = {self.process!r}"
+
+    @property
+    def key(self) -> bytes | None:
+        """Key of the servers at its address, read from its file. Raises UsageError if that holds no secret key."""
+        if self.key_file is None:
+            return None
+        try:
+            return key_in(self.key_file)
+        except ValueError as error:
+            raise UsageError(f"engine.key_file = {self.key_file!r}: {error}") from None
 
     def sleeps(self, on_gpu: bool, beside: bool) -> bool:
         """Decide if it sleeps while the learner trains.
@@ -172,7 +186,7 @@ class EngineSettings(Settings):
         """Raise UsageError if no program `python` has the engine's library, or no engine answers at the address."""
         if self.address:
             for address in addresses_of(self.address):
-                connect(address).close()
+                connect(address, self.key).channel.close()
         if self.python is None or self.address:
             return
         if shutil.which(self.python) is None:

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from groupwise.health.symptoms import policy, progress, signal, updates
+from groupwise.health.symptoms import policy, progress, signal, updates, watchers
 from groupwise.health.symptoms.base import BAD, GOOD, NEUTRAL, RECENT, WARN, Finding, History, Row, Symptom
 
 #: Every symptom there is, in the order in which the modules define them.
 SYMPTOMS: tuple[Symptom, ...] = tuple(
     symptom
-    for module in (policy, updates, signal, progress)
+    for module in (policy, updates, signal, progress, watchers)
     for symptom in vars(module).values()
     if isinstance(symptom, Symptom)
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from groupwise.core.errors import RunError, UsageError, disk_remedy
 from groupwise.core.files import jsonl
-from groupwise.core.files.atomic import open_regular, open_to_append, whole_file
+from groupwise.core.files.atomic import open_regular, open_to_append, temporary_folder, whole_file
 from groupwise.core.machine.facts import machine_row
 from groupwise.core.machine.terminal import clean
 from groupwise.core.settings import Changeable, Settings
@@ -25,6 +24,8 @@ from groupwise.journal.kept import CODE, RECIPE, create_recipe, replace_recipe
 METRICS, ROLLOUTS, HELDOUT, MACHINE = "metrics.jsonl", "rollouts.jsonl", "heldout.jsonl", "machine.jsonl"
 #: Of each evaluation: what it measured of each problem.
 PROBLEMS = "heldout_problems.jsonl"
+#: The files whose rows belong to steps.
+STEP_FILES = (METRICS, ROLLOUTS, HELDOUT, PROBLEMS, MACHINE)
 LOG, ABOUT, SUMMARY, LOCK = "log.txt", "about.json", "summary.json", ".lock"
 
 
@@ -80,8 +81,8 @@ class Journal:
             )
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as beside:
-                partial = Path(beside) / folder.name
+            with temporary_folder("groupwise", folder.parent) as beside:
+                partial = beside / folder.name
                 partial.mkdir()
                 create_recipe(partial, recipe)
                 (partial / LOCK).touch()
@@ -109,7 +110,7 @@ class Journal:
 
         Raises RunError if the disk refuses.
         """
-        self._cut((METRICS, ROLLOUTS, HELDOUT, PROBLEMS, MACHINE), step)
+        self._cut(STEP_FILES, step)
         for listener in self._cut_listeners:
             listener(step)
 
@@ -249,6 +250,14 @@ def read_problems(folder: Path) -> list[dict[str, Any]]:
 def sound_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read the rows of a run's metrics.jsonl whose numbers and tables are of the kind that a run writes."""
     return [row for row in read_metrics(folder) if _is_sound(row)]
+
+
+def last_step(path: Path) -> int:
+    """Return the last step that a row of a file belongs to; 0 if there is no such file, or it cannot be read."""
+    try:
+        return max(jsonl.steps(path), default=0)
+    except OSError:
+        return 0
 
 
 def read_about(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -55,7 +56,9 @@ class View:
             self.note(f"{what} {step}/{steps}  loss {loss:.3f}")
 
     def note(self, text: str) -> None:
-        self.terminal.print(text)
+        """Say a line. A terminal or a pipe that has gone is no reason for a run to end: its log has the line too."""
+        with suppress(OSError):
+            self.terminal.print(text)
 
     def step(self, row: Row) -> None:
         signal = f"signal {_number(row['groups_signal_share'])}  " if self.compares_within_group else ""
@@ -117,10 +120,12 @@ class LiveView(View):
 
     def show(self) -> None:
         """Begin to show the panel, which is then made anew several times a second."""
-        self.live.start()
+        with suppress(OSError):
+            self.live.start()
 
     def close(self) -> None:
-        self.live.stop()
+        with suppress(OSError):
+            self.live.stop()
 
     def render(self) -> Panel:
         text = self.terminal.text

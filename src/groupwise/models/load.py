@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
+from groupwise.core.files.atomic import temporary_folder
 from groupwise.core.numbers.reproducible import prepare
 from groupwise.models.context import positions
 from groupwise.models.files.folder import (
@@ -28,16 +28,20 @@ from groupwise.models.files.folder import (
     quiet,
     read_config,
     read_generation,
+    read_tokenizer,
     require_finite,
     require_floating,
-    require_printable,
     require_room,
     require_whole,
     weight_files,
 )
 from groupwise.models.files.gguf import how_to_make
+from groupwise.models.files.tokenizer_trial import excess
 from groupwise.models.forward.heads import check_halves, check_runs
 from groupwise.models.unread import Weights, device_of, is_unread, parameters_without_memory, running, unread_model
+
+#: Characters of a token: a completion of tokens that are longer fills memory.
+LONGEST_TOKEN = 4096
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,12 @@ def load_policy(
     unread = _unread(folder, what, config, dtype) if in_files else None
     model = from_pretrained(AutoModelForCausalLM, folder, what, config, dtype)[0] if unread is None else unread
     embeddings = model.get_input_embeddings().weight.shape[0]
-    ids = max([len(tokenizer), *(i + 1 for i in (*tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]))])
+    vocabulary = tokenizer.get_vocab()
+    if (longest := max(map(len, vocabulary), default=0)) > LONGEST_TOKEN:
+        raise UsageError(
+            f"{where}: its tokenizer has a token of {longest:,} characters; {LONGEST_TOKEN:,} are the most"
+        )
+    ids = max([len(tokenizer), *(i + 1 for i in (*vocabulary.values(), *tokenizer("")["input_ids"]))])
     if ids > embeddings:
         raise UsageError(
             f"{where}: the tokenizer has {ids} ids but the model only {embeddings} embeddings; they do not "
@@ -126,7 +135,7 @@ def load_policy(
         if unread is None:
             (check_runs if sampled_only else check_halves)(model.to(device))
     if training:
-        with loading(f"{where}: cannot be saved again"), TemporaryDirectory() as trial:
+        with loading(f"{where}: cannot be saved again"), temporary_folder("trial") as trial:
             model.save_pretrained(trial, state_dict={})  # no weights: they are what is sure to be saved as it loads
             tokenizer.save_pretrained(trial)
     pad = tokenizer.pad_token_id
@@ -234,7 +243,9 @@ def reading(where: str) -> Iterator[None]:
     """Raise UsageError, `where` first, for whatever a tokenizer raises over a text."""
     try:
         yield
-    except Exception as error:  # tokenizers raises bare Exception, say for a character it does not have
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a bare Exception for a character it does not have; a panic in Rust is not even one
         raise UsageError(f"{where}the model's tokenizer cannot read it: {error_line(error)}") from None
 
 
@@ -283,7 +294,8 @@ def load_tokenizer(folder: Path, config: Any) -> Any:
     require_tokenizer(folder)
     what = f"model = {str(folder)!r}: its tokenizer does not load"
     with loading(what):
-        require_printable(folder, what)
+        if wrong := excess(read_tokenizer(folder, what)):
+            raise UsageError(f"{what}: the rules of its tokenizer.json {wrong}; take another tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
         tokenizer.decode(tokenizer("")["input_ids"])
         # How long a prompt may be is checked, and said, where prompts are chosen.

@@ -2,8 +2,9 @@
 
 import gzip
 import hashlib
+import hmac
 import re
-import signal
+import socket
 import socketserver
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.processes.stop import handled_by
 from groupwise.reports.folder.read import (
     HELDOUT,
     LOCK,
@@ -40,6 +42,8 @@ SECONDS = 2.0
 #: Names by which a browser may call this server. Any other is a foreign name that was made to point here, by whoever
 #: wants to read the page from a site of their own. The port may differ: ssh -L gives it another one.
 LOCAL = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.IGNORECASE)
+#: What is new, below the path of the page.
+FRESH = "fresh"
 #: Smaller answers are sent as they are.
 WORTH_PACKING = 1400
 HEADERS = {
@@ -50,6 +54,8 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Vary": "Accept-Encoding",
 }
+#: Connections at a time; for one more the oldest goes. Seconds after which one that could not be had is tried again.
+MOST_CONNECTIONS, PAUSE = 64, 0.05
 #: Groups that are kept for pages that ask late.
 MOST_GROUPS = 200
 #: Groups that one look adds at most, and their bytes.
@@ -111,14 +117,17 @@ def watch(
     ready: Callable[[str], None],
     stop: threading.Event | None = None,
     seconds: float = SECONDS,
+    key: str = "",
 ) -> None:
-    """Serve the page on 127.0.0.1 until `stop` is set, Ctrl-C or SIGTERM; `ready` gets the address.
+    """Serve the page on 127.0.0.1 until `stop` is set, or a signal asks to stop; `ready` gets the address.
 
-    Port 0 is any free one. Raises UsageError if the port is taken or not allowed.
+    Port 0 is any free one. With a key the page is shown to whoever has it: it is part of the address.
+    Raises UsageError if the port is taken or not allowed.
     """
     stopped = stop or threading.Event()
-    with _listen(port, Desk(source, seconds)) as server, _signals() as signals:
-        ready(f"http://{HOST}:{server.server_port}/")
+    desk = Desk(source, seconds, f"/{key}/" if key else "/")
+    with _listen(port, desk) as server, _signals() as signals:
+        ready(f"http://{HOST}:{server.server_port}{desk.root}")
         while not signals and not stopped.is_set():
             server.handle_request()
 
@@ -134,28 +143,33 @@ class HttpReply:
 
 
 class Desk:
-    """The answers to requests, one at a time; knows nothing of sockets."""
+    """The answers to requests, one at a time; knows nothing of sockets.
 
-    def __init__(self, source: Watched, seconds: float) -> None:
-        self.source, self.seconds = source, seconds
+    root  the path of the page, which nobody is told
+    """
+
+    def __init__(self, source: Watched, seconds: float, root: str = "/") -> None:
+        self.source, self.seconds, self.root = source, seconds, root
         self._one_at_a_time = threading.Lock()
 
     def reply(self, target: str) -> HttpReply:
         """Answer a request's target. An error, as of a folder that is gone, is one line of text."""
         path, _, query = target.partition("?")
-        if path not in ("/", "/fresh"):
-            return line(404, f"{path[:80]}: there is nothing here; the page is at /")
+        root, name = path[: len(self.root)], path[len(self.root) :]
+        if not hmac.compare_digest(root.encode(), self.root.encode()) or name not in ("", FRESH):
+            where = "at /" if self.root == "/" else "at the address that was printed where it is served"
+            return line(404, f"{path[:80]}: there is nothing here; the page is {where}")
         try:
             # Also while it is written out: a source may go on with the lists that it handed over.
             with self._one_at_a_time:
-                return self._fresh(query) if path == "/fresh" else self._page()
+                return self._fresh(query) if name else self._page()
         except (GroupwiseError, OSError) as error:
             return line(503, str(error))
         except Exception as error:  # the server outlives whatever one answer ran into, and the page says what it was
             return line(500, f"{type(error).__name__}: {error}")
 
     def _page(self) -> HttpReply:
-        page = replace(self.source.page(), live=Live("/fresh", self.seconds))
+        page = replace(self.source.page(), live=Live(self.root + FRESH, self.seconds))
         return HttpReply(200, "text/html; charset=utf-8", html(page).encode("utf-8", "replace"))
 
     def _fresh(self, query: str) -> HttpReply:
@@ -169,10 +183,12 @@ class Desk:
 
 class _Server(ThreadingHTTPServer):
     allow_reuse_port = False  # else a second server would take the port without a word
+    request_queue_size = MOST_CONNECTIONS
     timeout = 0.2  # of handle_request: how soon a stop is noticed
 
     def __init__(self, port: int, desk: Desk) -> None:
         self.desk = desk
+        self._lock, self._open = threading.Lock(), dict[socket.socket, None]()  # the oldest first
         super().__init__((HOST, port), _Handler)
 
     def server_bind(self) -> None:
@@ -180,9 +196,35 @@ class _Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = HOST, self.server_address[1]
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; what the system has no room for now is tried again a moment later."""
+        try:
+            connection, address = super().get_request()
+        except OSError:
+            self._send_oldest_away(MOST_CONNECTIONS // 2)
+            time.sleep(PAUSE)
+            raise
+        self._send_oldest_away(MOST_CONNECTIONS - 1)
+        with self._lock:
+            self._open[connection] = None
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection that has its answer."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def _send_oldest_away(self, most: int) -> None:
+        with self._lock:
+            for connection in list(self._open)[: max(0, len(self._open) - most)]:
+                del self._open[connection]
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Pass over a browser that left in the middle."""
-        if not isinstance(sys.exception(), OSError):
+        """Pass over a browser that left in the middle, and one for which there is no thread."""
+        if not isinstance(sys.exception(), OSError | RuntimeError):  # RuntimeError: the system has no thread for it
             super().handle_error(request, client_address)
 
 
@@ -247,19 +289,10 @@ def _listen(port: int, desk: Desk) -> _Server:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM in a list that is looked at; nothing is done inside a signal handler."""
+    """Collect Ctrl-C and its like in a list that is looked at; nothing is done inside a signal handler."""
     signals: list[int] = []
-    try:
-        before = {
-            n: signal.signal(n, lambda number, _: signals.append(number)) for n in (signal.SIGINT, signal.SIGTERM)
-        }
-    except ValueError:  # not in the main thread: whoever owns it decides about signals
-        before = {}
-    try:
+    with handled_by(lambda number, _: signals.append(number)):
         yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:

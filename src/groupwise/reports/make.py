@@ -1,6 +1,7 @@
 """Run folders in, a page out: what the commands call."""
 
 import os
+import secrets
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -73,8 +74,11 @@ def report(*runs: str | os.PathLike[str], out: str | os.PathLike[str] | None = N
 
 
 def watched(run: Path, port: int, ready: Callable[[str], None]) -> None:
-    """Serve a run's page until Ctrl-C. Raises UsageError if the folder is none of a run, or the port is taken."""
-    watch(Watched(run), port, ready)
+    """Serve a run's page until Ctrl-C, to whoever has its address.
+
+    Raises UsageError if the folder is none of a run, or the port is taken.
+    """
+    watch(Watched(run), port, ready, key=secrets.token_urlsafe(16))
 
 
 def place(runs: Sequence[Path]) -> Path:

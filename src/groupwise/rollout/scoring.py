@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,9 +45,9 @@ class ScoringSettings(Settings):
 
 @dataclass(frozen=True)
 class RewardWeights:
-    """The rewards that train, by name: reward = sum of weight x score.
+    """The rewards of a recipe, by name: reward = sum of weight x score. One of weight 0 only watches.
 
-    weights  of every reward, the task's own ("task") and a reward model's ("learned") included where they train
+    weights  of every reward, the task's own ("task") and a reward model's ("learned") included where they are named
     own      those that are functions of a completion
     each     advantages are computed for each reward by itself and then added, weighted; else scores are added first
     """
@@ -56,17 +56,27 @@ class RewardWeights:
     own: Mapping[str, Reward] = field(default_factory=dict)
     each: bool = False
 
-    def combine(self, parts: Mapping[str, float]) -> float | None:
-        """Return the weighted sum over the rewards that vote, which are those in `parts`; NaN if a part is, or where
-        none votes. None if the recipe names no rewards.
+    @property
+    def training(self) -> Mapping[str, float]:
+        """The weights of the rewards that train."""
+        return {name: weight for name, weight in self.weights.items() if weight}
 
-        >>> rewards = RewardWeights({"task": 1.0, "tags": 0.2})
-        >>> rewards.combine({"task": 1.0, "tags": 0.5}), rewards.combine({"tags": 0.5}), rewards.combine({})
+    @property
+    def watching(self) -> Set[str]:
+        """The names of the functions that watch and train nothing."""
+        return self.own.keys() - self.training.keys()
+
+    def combine(self, parts: Mapping[str, float]) -> float | None:
+        """Return the weighted sum over the rewards that train and vote, which are those in `parts`; NaN if a part is,
+        or where none votes. None if the recipe names no rewards.
+
+        >>> rewards = RewardWeights({"task": 1.0, "tags": 0.2, "gold": 0.0})
+        >>> rewards.combine({"task": 1.0, "tags": 0.5}), rewards.combine({"tags": 0.5}), rewards.combine({"gold": 1.0})
         (1.1, 0.1, nan)
         """
         if not self.weights:
             return None
-        votes = [weight * parts[name] for name, weight in self.weights.items() if name in parts]
+        votes = [weight * parts[name] for name, weight in self.training.items() if name in parts]
         return math.fsum(votes) if votes else math.nan
 
 
@@ -109,9 +119,9 @@ class Scorer:
                 self._note_once(_named(result.cause, name, completion), result.detail)
             elif result.detail:
                 self._note_once(f"{name}, called again for each completion alone", result.detail)
-        voting = [results[name] for name in self.rewards.weights if name in results]
+        voting = [results[name] for name in self.rewards.training if name in results]
         if voting and LEARNED not in self.rewards.weights and not any(r.votes or r.cause is not None for r in voting):
-            functions = ", ".join(self.rewards.own)
+            functions = ", ".join(name for name in self.rewards.own if name not in self.rewards.watching)
             self._note_once("no vote", f"{functions} gave no score (None) on {sample.key}, so it trains nothing")
         for turn in completion.turns:
             if turn.fault:
@@ -152,7 +162,7 @@ class Scorer:
     @property
     def by_score(self) -> bool:
         """True if the task's own score is all that trains."""
-        return self.has_answers and {name for name, weight in self.rewards.weights.items() if weight} <= {TASK}
+        return self.has_answers and self.rewards.training.keys() <= {TASK}
 
     @property
     def slow(self) -> list[str]:
@@ -259,7 +269,7 @@ class ScoringRound:
             # a reward model's score comes later, in `with_learned`
             combined=None if LEARNED in scorer.rewards.weights else scorer.rewards.combine(scores),
             logged=tuple(columns),
-            fault=fault(results, completion),
+            fault=fault({name: r for name, r in results.items() if name not in scorer.rewards.watching}, completion),
         )
         if scorer.reads_steps and isinstance(scorer.task, ScoresSteps) and completion.ended is None:
             steps = scorer.task.steps(attempt.sample, attempt.completion)

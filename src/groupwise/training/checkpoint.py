@@ -105,7 +105,7 @@ def steps(root: Path) -> list[int]:
     try:
         inside = list(root.iterdir()) if os.path.lexists(root) else []
     except OSError as error:
-        raise RunError(f"{root}: cannot be read: {error.strerror}") from None
+        raise RunError(f"{root}: cannot be read: {error.strerror}; put the run's checkpoints back there") from None
     folders = {path.name for path in inside if path.is_dir() and not path.is_symlink()}
     numbers = {int(match[1]) for match in map(_NAME.fullmatch, folders) if match}
     return sorted(step for step in numbers if folder_of(root, step).name in folders)
@@ -144,13 +144,18 @@ def write_parameters(folder: Path, model: nn.Module, name: str, mesh: Mesh = ALO
 
 
 def read_parameters(folder: Path, model: nn.Module, name: str) -> None:
-    """Put a model's parameters back as they were saved, bit for bit. Raises ValueError if the model has others."""
+    """Put a model's parameters back as they were saved, bit for bit. Raises ValueError if the model has others, or they
+    are integers.
+    """
     parameters = dict(model.named_parameters())
     with stored(folder, name) as saved, torch.no_grad():
         if {k: place.shape for k, place in saved.places.items()} != {k: tuple(p.shape) for k, p in parameters.items()}:
             raise ValueError(f"{name} holds other parameters than the model has")
         for key, parameter in parameters.items():
-            parameter.copy_(saved.like(key, parameter))
+            value = saved.like(key, parameter)
+            if not value.is_floating_point():
+                raise ValueError(f"{name} holds {key} as {value.dtype}, which is no floating-point number")
+            parameter.copy_(value)
 
 
 def write_optimizer(
@@ -165,7 +170,10 @@ def write_optimizer(
 
 
 def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = OPTIMIZER) -> None:
-    """Put the optimizer back as it was saved, bit for bit, whatever updates it has had."""
+    """Put the optimizer back as it was saved, bit for bit, whatever updates it has had.
+
+    Raises ValueError if its moments are integers.
+    """
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
     with stored(folder, name) as saved:
@@ -175,6 +183,8 @@ def read_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
             # The fused AdamW counts its steps on the parameter's device, too; the count is no part of any shard.
             like = place.shape == tuple(parameter.shape)
             value = saved.like(key, parameter) if like else saved.whole(key).to(parameter.device)
+            if not (value.is_floating_point() or value.dtype == torch.uint8 or not value.dim()):  # 8-bit ones, a count
+                raise ValueError(f"{name} holds {key} as {value.dtype}, which is no number of an optimizer's")
             if isinstance(optimizer, HostAdamW):
                 optimizer.keep(parameter, entry, value)
             else:  # an 8-bit AdamW counts its steps as a number of Python

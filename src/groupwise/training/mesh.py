@@ -15,7 +15,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from groupwise.core.errors import UsageError, one_line, shortened
 from groupwise.core.files.tensor_layout import DTYPES
 from groupwise.core.machine.cards import identity
-from groupwise.core.processes.network import Address
+from groupwise.core.processes.network import Address, heard_only_inside
 from groupwise.core.records import Batch, Support
 
 T = TypeVar("T")
@@ -43,6 +43,8 @@ FOREVER = 3650
 #: What torch reads before it makes a group over NCCL, and the value under which it ends what waits for a rank that is
 #: late, and not this process: the next sum over gloo says which rank it is.
 NCCL_ERRORS, ENDS_WORK = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
+#: What gloo and NCCL read for the interface that they listen at.
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 #: A tensor's type by the name under which it passes from rank to rank.
 _NAMED = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -232,8 +234,13 @@ def rendezvous(host: str, port: int, size: int, leads: bool, seconds: float = DE
         raise UsageError(f"the ranks' meeting point {host}:{port} {what}: {shortened(one_line(error))}") from None
 
 
-def connect(store: Store, rank: int, size: int, device: str = "cpu", seconds: float = DEADLINE) -> Mesh:
+def connect(
+    store: Store, rank: int, size: int, device: str = "cpu", seconds: float = DEADLINE, interface: str = ""
+) -> Mesh:
     """Join the mesh of `size` processes that meet at a store, once every one of them is there.
+
+    They reach one another through a network interface, which torch chooses where no name is given, unless the
+    environment names one. Over gloo they listen until they have met, and from then on none of them does.
 
     From then on a rank that waits for another longer than `seconds` gets a RuntimeError from torch, but where it waits
     for what rank 0 says, which samples meanwhile. A process has one mesh at a time, because torch keeps its group of
@@ -252,12 +259,14 @@ def connect(store: Store, rank: int, size: int, device: str = "cpu", seconds: fl
         backend = backend_of([store.get(name).decode() for name in names])
         card = torch.device(device) if "nccl" in backend else None
         limit = timedelta(seconds=seconds)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=card)
+        patience = limit if rank == 0 else timedelta(days=FOREVER)
+        # NCCL listens for what its cards say later: it does not tell which sockets are whose.
+        with _through(interface), heard_only_inside() if backend == "gloo" else nullcontext():
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=card)
+            waiting = dist.new_group(backend="gloo", timeout=patience)
     except RuntimeError as error:
         raise UsageError(f"rank {rank} of {size} did not find the others: {shortened(one_line(error))}") from None
     shards = DeviceMesh.from_group(dist.group.WORLD, torch.device(device).type)  # type: ignore[arg-type]
-    patience = timedelta(seconds=seconds) if rank == 0 else timedelta(days=FOREVER)
-    waiting = dist.new_group(backend="gloo", timeout=patience)
     return Mesh(rank, size, device, shards, waiting if isinstance(waiting, ProcessGroup) else None)
 
 
@@ -270,6 +279,18 @@ def backend_of(cards: Sequence[str]) -> str:
     ('cpu:gloo,cuda:nccl', 'gloo', 'gloo')
     """
     return "cpu:gloo,cuda:nccl" if all(cards) and len(set(cards)) == len(cards) else "gloo"
+
+
+@contextmanager
+def _through(interface: str) -> Iterator[None]:
+    """Let gloo and NCCL listen at this interface inside, unless somebody has said another; torch has no argument."""
+    added = [name for name in INTERFACES if interface and name not in os.environ]
+    os.environ.update(dict.fromkeys(added, interface))
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _prepare(device: str) -> None:

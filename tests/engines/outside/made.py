@@ -7,6 +7,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,8 @@ SAMPLINGS = {
     "greedy with biases": Sampling(max_new_tokens=9, temperature=0, logit_bias={5: -100.0, 7: 0.1}),
     "penalised": Sampling(max_new_tokens=9, repetition_penalty=1.3),
 }
+#: A key, as a file with a line has it.
+KEY = b"a key of thirty-two characters.."
 MANY = [Request((2 + i, 5, 6 + i % 4), samples=1 + i % 3, seed=i) for i in range(11)]
 
 
@@ -76,10 +79,10 @@ def assert_alike(some: Any, others: Any) -> None:
 
 
 @contextlib.contextmanager
-def listening(port: int = 0) -> Iterator[SimpleNamespace]:
+def listening(port: int = 0, key: bytes | None = None) -> Iterator[SimpleNamespace]:
     """A server, and what it has noted."""
     notes: list[str] = []
-    server = EngineServer(Address("127.0.0.1", port), None, "cpu", torch.get_num_threads(), notes.append)
+    server = EngineServer(Address("127.0.0.1", port), None, "cpu", torch.get_num_threads(), notes.append, key)
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     try:
@@ -88,6 +91,13 @@ def listening(port: int = 0) -> Iterator[SimpleNamespace]:
         server.close()
         thread.join(5)
         assert not thread.is_alive()
+
+
+def made_key(file: Path) -> Path:
+    """A file with the key that nobody else can read."""
+    file.touch(0o600)
+    file.write_bytes(KEY + b"\n")
+    return file
 
 
 def process_of(server: EngineServer) -> int:

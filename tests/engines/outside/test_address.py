@@ -35,20 +35,33 @@ from groupwise.engines.outside.serving import EngineServer
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 from tests.command_process import CommandProcess
-from tests.engines.outside.made import ENDLESS, LONG, REQUESTS, SAMPLINGS, assert_same, listening, noted, process_of
+from tests.engines.outside.made import (
+    ENDLESS,
+    KEY,
+    LONG,
+    REQUESTS,
+    SAMPLINGS,
+    assert_same,
+    listening,
+    made_key,
+    noted,
+    process_of,
+)
 from tests.runs.test_run import assert_same_run
 from tests.runs.tiny_runs import cut_back, tiny_run
 
 
 @pytest.fixture(scope="module")
-def both(experts: Policy) -> Iterator[Any]:
-    """The engine inside, the one at an address, what the run has noted, and the server."""
+def both(experts: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The engine inside, the one at an address with a key, its settings, what the run has noted, and the server."""
     notes: list[str] = []
-    with listening() as there:
+    with listening(key=KEY) as there:
         inside = make_engine(policy=experts, settings=EngineSettings(), routes=True)
-        settings = EngineSettings(address=there.address)
+        key_file = made_key(tmp_path_factory.mktemp("key") / "key")
+        settings = EngineSettings(address=there.address, key_file=str(key_file))
+        settings.require_place()
         remote = make_engine(policy=experts, settings=settings, routes=True, note=notes.append)
-        yield SimpleNamespace(inside=inside, remote=remote, notes=notes, there=there)
+        yield SimpleNamespace(inside=inside, remote=remote, settings=settings, notes=notes, there=there)
         remote.close()
 
 
@@ -66,9 +79,8 @@ def test_an_engine_that_stalls_there_is_named_within_its_deadline(both: Any, mon
 
 
 def test_one_run_at_a_time_and_the_next_when_it_has_gone(both: Any, policy: Policy) -> None:
-    settings = EngineSettings(address=both.there.address)
     with pytest.raises(UsageError) as error:
-        make_engine(policy=policy, settings=settings)
+        make_engine(policy=policy, settings=both.settings)
     assert str(error.value) == (
         f"engine.address = '{both.there.address}': another run has the engine there; wait for its end, or start a "
         "second server"
@@ -149,6 +161,15 @@ def test_a_server_that_does_not_come_back_ends_the_run_in_one_line(
     remote.close()
 
 
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    return made_key(tmp_path / "key")
+
+
+#: Stands in a command's words for the path of a key.
+KEY_FILE = "FILE"
+
+
 @contextlib.contextmanager
 def answering(answer: Callable[[socket.socket], None]) -> Iterator[int]:
     """Something else that listens -> its port."""
@@ -221,9 +242,9 @@ def test_keys_of_this_machine_are_not_for_an_engine_elsewhere(key: str, tmp_path
 
 
 def test_a_stranger_that_only_looks_or_talks_nonsense_leaves_the_server_as_it_was(both: Any, policy: Policy) -> None:
-    connect(both.there.server.address).close()
-    for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", pack({"walk": 1}), pack({"run": 1})[:7]):
-        channel = connect(both.there.server.address)
+    connect(both.there.server.address, KEY).channel.close()
+    for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", pack({"walk": 1}), pack({"name": "x"})[:7]):
+        channel = connect(both.there.server.address, KEY).channel
         channel.send_raw(nonsense)
         channel.close()
     assert_same(both.remote.generate(REQUESTS, SAMPLINGS["plain"]), both.inside.generate(REQUESTS, SAMPLINGS["plain"]))
@@ -251,7 +272,7 @@ def test_the_command_says_where_it_listens_and_ends_with_an_interrupt() -> None:
             time.sleep(0.05)
         listens = re.fullmatch(r"listens at (\S+:\d+); a run takes --set engine.address=\1; Ctrl-C ends\n", said)
         assert listens
-        connect(Address.of(listens[1])).close()
+        connect(Address.of(listens[1])).channel.close()
         taken = CommandProcess("serve", listens[1])
         assert taken.communicate() == (
             f"groupwise: cannot listen at {listens[1]}: address already in use; take another port, or 0 for any that "
@@ -265,14 +286,21 @@ def test_the_command_says_where_it_listens_and_ends_with_an_interrupt() -> None:
         process.kill()
 
 
-def test_a_server_for_everyone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_for_everyone_asks_for_a_key_and_says_so(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EngineServer, "serve", lambda self: None)
     for host, shown, warned in (("0.0.0.0", "HOST", True), ("localhost", "localhost", False), ("", "127.0.0.1", False)):
-        lines: list[str] = []
-        serve(f"{host}:0".removeprefix(":"), None, "cpu", 1, lines.append)
-        port = lines[0].split(";")[0].rpartition(":")[2]
-        assert f"engine.address={shown}:{port};" in lines[0]
-        assert any("nothing on the way is encrypted" in line for line in lines) == warned
+        for key in (None, str(key_file)):
+            lines: list[str] = []
+            address = f"{host}:0".removeprefix(":")
+            if warned and not key:
+                with pytest.raises(UsageError, match=r"^'0.0.0.0:0': other machines reach it, .* with --key-file FILE"):
+                    serve(address, None, "cpu", 1, key, lines.append)
+                continue
+            serve(address, None, "cpu", 1, key, lines.append)
+            port = lines[0].split(";")[0].split(" and ")[0].rpartition(":")[2]
+            named = " and engine.key_file with the same key" if key else ""
+            assert f"engine.address={shown}:{port}{named};" in lines[0]
+            assert any("nothing on the way is encrypted" in line for line in lines) == warned
 
 
 @pytest.mark.parametrize(
@@ -280,14 +308,15 @@ def test_a_server_for_everyone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["x"], "'x': an address is HOST:PORT, such as 127.0.0.1:7001, or a port of this machine"),
         (["0", "--python", "/no/python"], "--python /no/python: there is no such program"),
-        (["no.such.host.invalid:0"], "cannot listen at no.such.host.invalid:0: "),
+        (["no.such.host.invalid:0", "--key-file", KEY_FILE], "cannot listen at no.such.host.invalid:0: "),
+        (["0", "--key-file", "/no/key"], "--key-file /no/key: no such file or directory; a key is made by: (umask 077"),
         (["0", "--device", "cuda"], "--device cuda: torch finds no GPU here"),
     ],
 )
-def test_what_cannot_be_served_is_one_line(arguments: list[str], words: str) -> None:
+def test_what_cannot_be_served_is_one_line(arguments: list[str], words: str, key_file: Path) -> None:
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    refused = CommandProcess("serve", *arguments)
+    refused = CommandProcess("serve", *(str(key_file) if argument == KEY_FILE else argument for argument in arguments))
     said = refused.communicate()
     assert refused.returncode == 2
     assert said.startswith(f"groupwise: {words}")

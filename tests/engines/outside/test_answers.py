@@ -60,6 +60,18 @@ WRONG: dict[str, tuple[Change, str]] = {
     "the future": (span(version=4), "sampled by version 4 of the weights, which has version 3"),
     "before the start": (span(version=-1), "version -1"),
     "an environment's": (span(own=False), "span"),
+    "a mark that is a number": (span(own=1), "spans that are no engine's"),
+    "a start that is half a number": (span(start=0.0), "spans that are no engine's"),
+    "what a terminal obeys": (span(version="\x1b[2J"), "spans that are no engine's"),
+    "a count below 0": (field(groups=[2, -1]), "ValueError|islice"),
+    "supports of a type that torch half knows": (
+        lambda c, a: (c.update(support_ids=[3, None], support_start=[4, None]),
+                      a.update(support_ids=np.array([1, 2, 14], np.uint64), support_start=np.arange(4))),
+        "sampling supports are not ids",
+    ),
+    "experts below 0": (
+        lambda c, a: (c.update(routes=[4, None]), a.update(routes=np.full((4, 1, 1), -1, np.int16))), "experts of shape"
+    ),
     "a gap": (span(start=1), "without gaps"),
     "an unknown origin": (span(whence=1), "KeyError"),
     "work not to be done": (field(tokens_run=10**30), "tokens were computed"),
@@ -118,6 +130,13 @@ def test_what_is_no_answer_is_refused_in_one_line_that_names_the_engine(name: st
     change, words = WRONG[name]
     with pytest.raises(RunError, match=rf"^engine.address = 'gpu-1:7001': what came back is no answer .*({words})"):
         asked([answer(change)])
+
+
+def test_what_is_repeated_of_an_answer_holds_nothing_that_a_terminal_obeys() -> None:
+    for name in ("tokens_run", "finish", "stop"):
+        with pytest.raises(RunError) as error:
+            asked([answer(field(**{name: "\x1b[2J" if name == "tokens_run" else ["\x1b[2J", "stop"]}))])
+        assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(

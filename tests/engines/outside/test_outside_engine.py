@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from groupwise.core.engine import Finished, Request, Sampling
-from groupwise.core.errors import RunError, UsageError
+from groupwise.core.errors import ProcessLost, RunError, UsageError
 from groupwise.core.processes.place import HERE
 from groupwise.engines.local import engine as local_engine
 from groupwise.engines.make import make_engine
@@ -264,6 +264,34 @@ def test_a_child_that_stalls_is_named_within_its_deadline(child: Any, monkeypatc
     assert ended(pid)
 
 
+def test_one_that_stalls_as_it_starts_again_is_waited_for_no_longer_than_it_once_took(
+    child: Any, engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for the ten minutes that a first start may take; and the run says how long it waits."""
+    reach, again = child._reach, []
+
+    def stopped(is_again: bool) -> Any:
+        reached = reach(is_again)
+        os.kill(reached.line.pid, signal.SIGSTOP)
+        again.append(time.monotonic())
+        return reached
+
+    child.generate(LONG, ENDLESS)
+    assert 0 < child._silence < 60
+    monkeypatch.setattr(child, "_settings", child._settings.replace(deadline=1.0, restarts=1, start_deadline=600))
+    monkeypatch.setattr(child, "_silence", 0.3)
+    monkeypatch.setattr(child, "_reach", stopped)
+    engines.notes.clear()
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(ProcessLost, match=r"it gave no sign of progress for 1\.5 seconds"):
+        child.generate(LONG, ENDLESS)
+    assert time.monotonic() - again[0] < 10
+    (note,) = engines.notes
+    assert (
+        "; the run waits, up to 1.5 seconds without a sign of progress; it is started again (1 of 1 in a row)" in note
+    )
+
+
 def test_a_listener_that_fails_ends_the_question_and_not_the_engine(child: Any) -> None:
     class Broken(Exception):
         pass
@@ -337,6 +365,7 @@ def test_an_interpreter_that_does_not_start_an_engine_is_one_line(
     said = str(error.value)
     assert said.startswith(f"engine.python = {str(python)!r}: the engine's process did not start: {words}")
     assert "\n" not in said
+    assert said.endswith("; give the same command again") == ("exit code" not in words)
 
 
 def test_an_engine_that_slept_gives_the_same_completions(pair: Any) -> None:

@@ -179,3 +179,15 @@ def test_only_targets_are_adapted_and_their_matrices_are_loaded_by_name(build):
     other = adapt(build("dense"), seed=5, targets=("v_proj",))
     other.load({name: matrix.detach() for name, matrix in adapters.matrices.items()})
     assert all(torch.equal(matrix, adapters.matrices[name]) for name, matrix in other.matrices.items())
+
+
+@pytest.mark.parametrize("value", [7, float("nan"), float("inf")])
+def test_matrices_of_integers_or_not_finite_are_refused_and_nothing_is_changed(build, value):
+    adapters = adapt(build("dense"), targets=("v_proj",))
+    before = {name: matrix.detach().clone() for name, matrix in adapters.matrices.items()}
+    wrong = {**before, next(iter(before)): torch.full_like(next(iter(before.values())), value)}
+    if value == 7:
+        wrong = {name: matrix.int() for name, matrix in wrong.items()}
+    with pytest.raises(ValueError, match="hold integers, NaN or infinity"):
+        adapters.load(wrong)
+    assert all(torch.equal(matrix, before[name]) for name, matrix in adapters.matrices.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,13 +19,13 @@ import pytest
 
 from groupwise.commands.check.findings import Level
 from groupwise.commands.check.trials import Kind, TrialScores, repeated_findings
-from groupwise.core.errors import RunError, UsageError
+from groupwise.core.errors import ProcessLost, RunError, UsageError
 from groupwise.core.records import Completion
 from groupwise.core.samples import Attempt, Cause, Sample, ScoreResult
 from groupwise.rewards import isolation as isolate
 from groupwise.rewards.functions.form import Format, TaskScore, User
 from groupwise.rewards.isolation import Isolation
-from groupwise.rewards.pool.dispatch import Dispatcher
+from groupwise.rewards.pool.dispatch import LOSSES, Dispatcher
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.slot import Clock
 from groupwise.rewards.pool.work import Limits
@@ -444,6 +445,65 @@ def test_a_process_that_makes_workers_is_killed_and_every_completion_has_its_sco
         assert dispatcher.maker is not maker
 
 
+#: Whom a signal hits, which, and when: as the reward is loaded, in the first score of a process, or at its death.
+STRUCK = {
+    "worker, loading": ("worker", signal.SIGKILL, "loading"),
+    "worker, first score": ("worker", signal.SIGKILL, "score"),
+    "keeper, loading": ("keeper", signal.SIGKILL, "loading"),
+    "keeper, first score": ("keeper", signal.SIGKILL, "score"),
+    "worker, stopped for good": ("worker", signal.SIGSTOP, "score"),
+}
+
+
+@linux
+@pytest.mark.parametrize("name", STRUCK)
+def test_whatever_is_killed_or_stopped_from_outside_costs_no_completion_its_score(name: str, tmp_path: Path) -> None:
+    """Also the first that a process scores, which nothing before it can have harmed."""
+    who, number, moment = STRUCK[name]
+    begun = {at: tmp_path / at for at in ("loading", "score")}
+    waits = "import pathlib, time\ndef at(name):\n    pathlib.Path(name).touch()\n    time.sleep(0.15)\n"
+    code = f"{waits}at({str(begun['loading'])!r})\ndef f(attempt):\n    at({str(begun['score'])!r})\n    return 0.5\n"
+    with Pool({"mine": own(tmp_path, code)}, Limits(workers=1, seconds=0.6)) as pool:
+        tickets = pool.submit("mine", attempts("good", "good"))
+        end = time.monotonic() + 20
+        while not begun[moment].exists() and time.monotonic() < end:
+            time.sleep(0.001)
+        (slot,) = pool._dispatcher.slots
+        pid = slot.clock.pid if who == "worker" else int(isolate.stat_fields(slot.clock.pid)[1])
+        os.kill(pid, number)
+        assert [(r.value, r.cause) for r in pool.wait(tickets)] == [(0.5, None)] * 2
+
+
+@linux
+def test_what_makes_workers_and_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groupwise.rewards.pool.dispatch.FAREWELL", 0.2)
+    start, started = Dispatcher._zygote, list[Zygote]()
+
+    def first_stopped(self: Dispatcher) -> Zygote:
+        started.append(start(self))
+        if len(started) == 1:
+            os.kill(started[0].process.pid, signal.SIGSTOP)
+        return started[-1]
+
+    monkeypatch.setattr(Dispatcher, "_zygote", first_stopped)
+    with Pool({"mine": ONE}, Limits(workers=2, load=2.5)) as pool:
+        assert [r.value for r in score(pool, "mine", attempts("good", "good"))] == [1.0, 1.0]
+        assert len(started) == 2
+        assert started[0].process.returncode == -signal.SIGKILL
+
+
+@linux
+def test_a_worker_that_dies_again_and_again_as_it_starts_is_a_lost_process(tmp_path: Path) -> None:
+    """As where the system kills for memory: it is tried again, and not for ever."""
+    code = f"import os\nwith open({str(tmp_path / 'starts')!r}, 'a') as f: f.write('1')\nos.kill(os.getpid(), 9)\n"
+    with (
+        Pool({"mine": own(tmp_path, code)}) as pool,
+        pytest.raises(UsageError, match="cannot be loaded: killed by SIG"),
+    ):
+        score(pool, "mine", attempts("good"))
+    assert (tmp_path / "starts").read_text() == "1" * (LOSSES + 1)
+
+
 def test_a_worker_whose_two_connections_end_in_one_moment_is_removed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its leash may be seen to end before its line."""
 
@@ -468,8 +528,9 @@ def test_a_lost_process_that_starts_workers_is_said_in_words(monkeypatch: pytest
     child.process.wait()
     monkeypatch.setattr(Dispatcher, "_zygote", lambda self: child)
     words = "do not start: the process that starts them is lost: it ended: exit code 1$"
-    with Pool({"mine": ONE}) as pool, pytest.raises(RunError, match=words):
+    with Pool({"mine": ONE}) as pool, pytest.raises(ProcessLost) as told:
         score(pool, "mine", attempts("good"))
+    assert re.search(words, told.value.loss)
 
 
 def test_check_tells_the_forms_and_tries_the_columns(tmp_path: Path) -> None:

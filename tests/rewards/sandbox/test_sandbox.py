@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from groupwise.core.errors import RunError, UsageError
 from groupwise.rewards.sandbox import ACCEPTED, Kind, Limits, Sandbox
 from groupwise.rewards.sandbox import box as box_module
+from groupwise.rewards.sandbox.judge import parse, passed
 from tests.rewards.sandbox import escapes
 from tests.rewards.sandbox.escapes import Case, Outside
 
@@ -192,6 +194,26 @@ def test_a_lost_zygote_is_replaced(box: Sandbox) -> None:
     before.wait()
     assert box.run("print(1)").stdout == "1\n"
     assert box._zygote.process is not before
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["with what makes them", "alone"])
+def test_a_program_that_is_killed_from_outside_is_judged_all_the_same(whole: bool) -> None:
+    """It runs once more, and is no slower for it than its sandbox allows twice."""
+    program = "import time\ndef f(x):\n    time.sleep(0.4)\n    return x + 1\n"
+
+    def kill(zygote: int) -> None:
+        time.sleep(0.2)
+        for pid in (zygote, *escapes.descendants(zygote)) if whole else escapes.descendants(zygote)[-1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    with Sandbox() as made:
+        made.run("print(1)")
+        killer = threading.Thread(target=kill, args=(made._zygote.process.pid,))
+        killer.start()
+        assert passed(made, program, parse([{"call": "f", "args": [1], "expected": 2}])) == [True]
+        killer.join()
+        assert made.struck == 1
 
 
 def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

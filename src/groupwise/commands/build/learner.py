@@ -29,8 +29,9 @@ from groupwise.models.scalar_heads import RewardModel
 from groupwise.rollout.collect import Judge
 from groupwise.training.critic import Critic
 from groupwise.training.learner import AdaptedLearner, Learner
-from groupwise.training.mesh import ALONE, Mesh, Message, Verb, connect, rendezvous
+from groupwise.training.mesh import ALONE, Mesh, Message, Verb
 from groupwise.training.ranks.followers import LOST_OTHERS, given_ranks, lead, lead_given, of_ranks
+from groupwise.training.ranks.meeting import Meeting
 from groupwise.training.ranks.sharded import RewardScorer, require_decoder_layers
 
 MODULE = "groupwise.commands.build.learner"
@@ -147,11 +148,11 @@ def _started(recipe: Recipe, folder: Path, place: Place, cards: Cards | None) ->
     return lead(MODULE, {}, devices, settings.rank_deadline, go_on, place)
 
 
-def main(channel: Channel, rank: int, size: int, host: str, port: int, seconds: float, device: str) -> None:
-    """Live as another rank (core/processes/place.py), on a device; the ranks meet at `host` and `port`."""
+def main(channel: Channel, rank: int, size: int, meeting: Mapping[str, Any], seconds: float, device: str) -> None:
+    """Live as another rank (core/processes/place.py), on a device; `meeting` says where the ranks meet."""
     channel.send({"ready": True})
     try:
-        mesh = connect(rendezvous(host, port, size, leads=False), rank, size, device, seconds=seconds)
+        mesh = Meeting(**meeting).joined(rank, size, device, seconds)
     except GroupwiseError as error:
         sys.exit(f"error: {error}")
     take_part(mesh)

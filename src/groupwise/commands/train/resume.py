@@ -5,6 +5,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -18,9 +19,20 @@ from groupwise.config.resolve import resolved_recipe
 from groupwise.core.errors import UsageError, shortened
 from groupwise.core.machine.facts import where
 from groupwise.core.settings import Fixed, MayChange
-from groupwise.journal.journal import METRICS, SUMMARY, Journal, read_log, sound_metrics
+from groupwise.journal.journal import (
+    METRICS,
+    STEP_FILES,
+    SUMMARY,
+    Journal,
+    last_step,
+    read_about,
+    read_log,
+    read_metrics,
+    read_summary,
+    sound_metrics,
+)
 from groupwise.journal.kept import COPY, RECIPE, as_written, whole_recipe
-from groupwise.training.checkpoint import CHECKPOINTS
+from groupwise.training.checkpoint import CHECKPOINTS, steps
 from groupwise.training.optimizer import learning_rate
 from groupwise.training.settings import Guard
 from groupwise.training.state import Rollback, rate_after
@@ -89,17 +101,47 @@ def made_again(run: Path, every: int, damaged: Sequence[str]) -> list[str]:
     damaged  a line about each checkpoint that is no good
     Raises UsageError if it had a checkpoint: nothing is then thrown away that could not be had again.
     """
-    last = max((row["step"] for row in sound_metrics(run)), default=0)
+    last, where = _farthest(run)
     if not last:
         return []
-    if damaged or last > every or (run / SUMMARY).exists() or SAVED.search(read_log(run)):
+    if damaged or last > every or _has_saved(run):
         bad = f"no checkpoint of it is good ({damaged[0].partition(';')[0]})" if damaged else ""
         raise UsageError(
-            f"{run}: {bad or 'its checkpoints are gone'}, and all {last} steps in {METRICS} would be made again from "
+            f"{run}: {bad or 'its checkpoints are gone'}, and all {last} steps in {where} would be made again from "
             f"the start; put a copy of {CHECKPOINTS}/ back, or begin a new run: "
             f"groupwise train {quote(str(run / RECIPE))} --set name=NEW"
         )
-    return [f"{run} was ended before its first checkpoint: the {last} steps in {METRICS} are made again"]
+    return [f"{run} was ended before its first checkpoint: the {last} steps in {where} are made again"]
+
+
+def _farthest(run: Path) -> tuple[int, str]:
+    """Return the last step that a run is known to have made, and what in its folder says so; 0 if nothing does."""
+    told = [(last_step(run / name), name) for name in STEP_FILES]
+    told.append((max(steps(run / CHECKPOINTS), default=0), CHECKPOINTS))
+    summary = read_summary(run).get("steps")
+    told.append((summary if isinstance(summary, int) else 0, SUMMARY))
+    return max(told, key=itemgetter(0))
+
+
+def _has_saved(run: Path) -> bool:
+    """Tell if anything in a run's folder says that it had a checkpoint."""
+    resumed_after = [entry.get("step") for entry in read_about(run).get("resumed", []) if isinstance(entry, dict)]
+    return (
+        (run / SUMMARY).exists()
+        or SAVED.search(read_log(run)) is not None
+        or any(resumed_after)
+        or any("save" in row.get("seconds", {}) for row in sound_metrics(run))
+    )
+
+
+def missing_rows(run: Path, step: int) -> list[str]:
+    """Say which steps up to that of a checkpoint have no row, as after a copy that was cut off."""
+    have = {row.get("step") for row in read_metrics(run)}
+    missing = [each for each in range(1, step + 1) if each not in have]
+    if not missing:
+        return []
+    which = f"step {missing[0]}" if len(missing) == 1 else f"{len(missing)} steps from {missing[0]} to {missing[-1]}"
+    return [f"{run / METRICS} has no row of {which}: the run goes on from its checkpoint, and what they were is lost"]
 
 
 def require_as_written(path: Path, table: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from groupwise.config import recipe as recipes
 from groupwise.config.recipe import Recipe
 from groupwise.core import VERSION
 from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.processes.stop import SIGNALS
 from groupwise.training.ranks.followers import given_ranks, join_given
 
 #: Seconds that a rank which has nothing to say waits for the end of rank 0, so that torchrun does not end that first.
@@ -44,7 +45,7 @@ def follows(recipe: str | None, resume: Path | None, overrides: Mapping[str, obj
         return False
     _agree(store, given.rank, asked)
     mesh = join_given(given)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         with suppress(ValueError):  # not in the main thread
             signal.signal(number, signal.SIG_IGN)  # rank 0 hears it too, ends its step, and says when to stop
     take_part(mesh)

@@ -19,7 +19,7 @@ from groupwise.commands.build.build import build
 from groupwise.commands.build.machine import plan_of, threads, with_threads
 from groupwise.commands.build.policy import pinned
 from groupwise.commands.train.callbacks import Callback, Callbacks, require_callbacks
-from groupwise.commands.train.resume import continuation, made_again, record_changes, resumed
+from groupwise.commands.train.resume import continuation, made_again, missing_rows, record_changes, resumed
 from groupwise.commands.train.run import Run, evaluations_of, summary_of
 from groupwise.commands.train.torchrun import with_given_ranks
 from groupwise.config import recipe as recipes
@@ -156,6 +156,7 @@ def _resumed(
     send_to = tracker(plan.recipe.journal.tracker)
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about(plan, path.stat().st_mtime)
+    damaged += missing_rows(folder, step)
     if step and plan.evaluated and 0 not in evaluations_of(folder):
         damaged.append(f"{folder / journal.METRICS} has no evaluation before step 1: the summary will lack it")
     for line in [*([lost] if lost else []), *damaged, *kept.differences(folder)]:
@@ -239,20 +240,33 @@ def _finished(plan: Plan, run: Training, book: Journal) -> dict[str, Any]:
 
 @contextmanager
 def _logged(folder: Path, book: Journal, stop: Stop) -> Iterator[None]:
-    """Log whatever ends a run. After a loss it is not resumed by itself if a person wanted it to stop."""
+    """Log whatever ends a run. After a loss it says how it is gone on with; it is not resumed by itself if a person
+    wanted it to stop.
+    """
     try:
         yield
-    except GroupwiseError as error:
+    except GroupwiseError as raised:
+        error = _with_command(raised, folder) if isinstance(raised, ProcessLost) else raised
         for line in (f"error: {error}", *getattr(error, "__notes__", ())) if folder.is_dir() else ():
             book.log(line)
         if isinstance(error, ProcessLost):
             error.final = stop.asked
-        raise
+        raise error from None
     except Exception as error:
         save_traceback(error, folder / journal.LOG)
         if failed := failure_of(error):
             raise RunError(f"rank 0's GPU failed: {failed}; {_way_on(folder)}") from None
         raise
+
+
+def _with_command(lost: ProcessLost, folder: Path) -> ProcessLost:
+    """Return the loss with the command that goes on after it, once."""
+    command = f"groupwise train --resume {shlex.quote(str(folder))}"
+    if lost.remedy.endswith(command):
+        return lost
+    whole = ProcessLost(lost.loss, f"{lost.remedy}: {command}").with_traceback(lost.__traceback__)
+    whole.__notes__ = getattr(lost, "__notes__", [])
+    return whole
 
 
 def _stopped(folder: Path) -> str:
@@ -265,7 +279,7 @@ def _way_on(folder: Path) -> str:
     """Say what is left of a run whose process cannot go on, and how it is taken up in another."""
     saved = checkpoint.steps(folder / checkpoint.CHECKPOINTS)
     if not saved:
-        return "no step was saved yet"
+        return f"no step was saved yet; begin again with: groupwise train --resume {shlex.quote(str(folder))}"
     return f"step {saved[-1]} is saved; go on with: groupwise train --resume {shlex.quote(str(folder))}"
 
 

@@ -1,13 +1,14 @@
 """Files and folders that appear whole or not at all, and files that are opened only where they are files."""
 
 import errno
+import fcntl
 import os
 import secrets
 import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +30,57 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def temporary_folder(purpose: str, place: Path | None = None) -> Iterator[Path]:
+    """Make a folder that goes at the end of the block. One that a killed process has left goes when the next for the
+    same purpose is made at the same place: the kernel gives the lock on a folder back with the process that held it.
+
+    place  where it is made; None is the system's place for temporary files
+    """
+    own = Path(tempfile.gettempdir())
+    place, prefix = place or own, f"groupwise-{purpose}-" if place in (None, own) else f".partial-{purpose}-"
+    for left in [*place.glob(f"{prefix}????????")]:
+        with suppress(OSError):
+            handle = _lock(left)
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(handle)
+    beside, handle = _new(place, prefix)
+    with beside:
+        try:
+            yield Path(beside.name)
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+
+def _new(place: Path, prefix: str) -> tuple[tempfile.TemporaryDirectory[str], int | None]:
+    """Make a folder -> it, and the lock on it; None where the disk has no locks, and so nobody takes it for left."""
+    while True:
+        beside = tempfile.TemporaryDirectory(dir=place, prefix=prefix, ignore_cleanup_errors=True)
+        try:
+            handle = _lock(Path(beside.name))
+        except (BlockingIOError, FileNotFoundError):  # another process was faster, and has taken it for left
+            beside.cleanup()
+        except OSError:
+            return beside, None
+        else:
+            if os.path.isdir(beside.name):
+                return beside, handle
+            os.close(handle)
+            beside.cleanup()
+
+
+def _lock(folder: Path) -> int:
+    """Lock a folder -> its descriptor. Raises BlockingIOError where another process has, OSError where none can."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
 
 
 def open_regular(path: Path) -> IO[bytes]:
@@ -74,14 +126,15 @@ def remove(path: Path) -> None:
 def make_folder(folder: Path, write: Callable[[Path], object], what: str) -> None:
     """Let `write` fill a folder beside its place, and move it there; a folder that exists already stays as it is.
 
-    A kill in the middle leaves a folder of another name. Raises RunError, naming `what`, if the disk refuses.
+    A kill in the middle leaves a folder of another name, until the next is made there. Raises RunError, naming `what`,
+    if the disk refuses.
     """
     if folder.is_dir():
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as beside:
-            partial = Path(beside) / folder.name
+        with temporary_folder("groupwise", folder.parent) as beside:
+            partial = beside / folder.name
             write(partial)
             # Another process may have written the same one meanwhile: the first one stays.
             if not folder.is_dir():

@@ -40,6 +40,12 @@ def rows(path: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
                 yield row
 
 
+def steps(path: Path) -> Iterator[int]:
+    """Yield the step of each whole row of a file that has one."""
+    with open_regular(path) as file:
+        yield from (step for line in file if (step := step_of(line)) is not None)
+
+
 def step_of(line: bytes) -> int | None:
     """Return the step of a line that is a whole row; None if it is not, or has no step.
 

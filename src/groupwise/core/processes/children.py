@@ -117,6 +117,9 @@ class Child(Peer):
         """Kill the process and its group, and wait for its end. Again, or in a fork of this process, does nothing."""
         self._end()
 
+    def _killed(self) -> bool:
+        return (self.process.returncode or 0) < 0
+
     def _gone(self) -> str:
         try:
             return f"it ended: {ending(self.process.wait(_REAP))}"
@@ -147,6 +150,7 @@ def _end(process: subprocess.Popen[bytes], channel: Channel, lifeline: IO[bytes]
     if owner == os.getpid():
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses a group that has ended
             os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # where it has no group of its own yet
         process.wait()
     else:
         process.returncode = 0  # another process's child: there is nothing to wait for here

@@ -2,11 +2,12 @@
 
 import contextlib
 import errno
+import os
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 #: This machine alone.
@@ -49,12 +50,47 @@ def keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
+def loopback() -> str:
+    """Return the name of the interface that this machine alone hears; "" if none has such a name."""
+    return next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*", name)), "")
+
+
+@contextlib.contextmanager
+def heard_only_inside() -> Iterator[None]:
+    """Stop listening, behind the block, at each socket that began to inside: a library's, which would go on for good.
+
+    Its descriptor becomes that of a socket that nothing has been done with, for the library closes the number itself.
+    """
+    before = _listening()
+    yield
+    for descriptor in _listening() - before:
+        with socket.socket() as unused:
+            os.dup2(unused.fileno(), descriptor, inheritable=False)
+
+
+def _listening() -> set[int]:
+    """Find the descriptors of this process at which it listens for connections of other machines or users."""
+    found = set()
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):  # no socket
+            one = socket.socket(fileno=descriptor)
+            try:
+                internet = one.family in (socket.AF_INET, socket.AF_INET6)
+                if internet and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.add(descriptor)
+            finally:
+                one.detach()  # it is whose it was
+    return found
+
+
 T = TypeVar("T")
 
 #: Connections that may be about to say who they are; for one more the oldest of them goes.
 WAITING = 64
 #: Seconds after which it is tried again where the system has no descriptor or no memory for a connection.
 PAUSE = 0.05
+#: What says that the system has no room for a connection.
+FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 #: What says that the socket was closed here. Whatever else goes wrong is a connection's, and the next one may be had.
 CLOSED = (errno.EBADF, errno.EINVAL)
 
@@ -65,6 +101,7 @@ class Door:
     listening  the socket
     known      (connection) -> who is there, within a bounded time, whatever they send; None sends them away
     met        (who is there, connection, host and port): what happens then
+    note       hears, once, that the system has no room for a connection
     """
 
     def __init__(
@@ -72,8 +109,10 @@ class Door:
         listening: socket.socket,
         known: Callable[[socket.socket], T | None],
         met: Callable[[T, socket.socket, tuple[str, int]], None],
+        note: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._listening, self._known, self._met = listening, known, met
+        self._listening, self._known, self._met, self._note = listening, known, met, note
+        self._full = False
         self._lock = threading.Lock()
         self._waiting: dict[socket.socket, None] = {}  # the oldest first
 
@@ -82,9 +121,12 @@ class Door:
         while True:
             try:
                 connection, peer = self._listening.accept()
+            except ConnectionAbortedError:  # whoever it was has gone: the next one need not wait for that
+                continue
             except OSError as error:
                 if self._listening.fileno() < 0 or error.errno in CLOSED:
                     return
+                self._say_full(error)
                 self._send_oldest_away(most=WAITING // 2)
                 time.sleep(PAUSE)
                 continue
@@ -111,6 +153,12 @@ class Door:
             connection.close()
         else:
             self._met(who, connection, (peer[0], peer[1]))
+
+    def _say_full(self, error: OSError) -> None:
+        if error.errno in FULL and not self._full:
+            self._full = True
+            why = os.strerror(error.errno or 0).lower()
+            self._note(f"no connection can be taken for now: {why} (ulimit -n); it goes on listening")
 
     def _send_oldest_away(self, most: int) -> None:
         """Send the oldest away until `most` are waiting. Their threads see the end of the connection, and close it."""

@@ -6,14 +6,57 @@ waits; elsewhere the step ends first.
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
-#: What asks a run to stop: Ctrl-C, and what a cluster sends before it kills.
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from groupwise.core.errors import GroupwiseError
+
+#: What asks a run to stop: Ctrl-C, what a cluster sends before it kills, and the end of the terminal of the run.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Handler = Callable[[int, Any], object]
 
 
 class Stopped(KeyboardInterrupt):
     """A request to stop, raised in work of which nothing is half done where it is left."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interrupt by whichever of the signals, `number`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class StoppedAtOnce(GroupwiseError):
+    """End of a command by an interrupt that it does not obey in an order of its own."""
+
+    def __init__(self, interrupted: KeyboardInterrupt) -> None:
+        super().__init__("stopped at once; what was saved before is kept")
+        self.exit_code = 128 + getattr(interrupted, "number", signal.SIGINT)
+
+
+def interrupt(number: int, frame: object = None) -> NoReturn:
+    """Raise Interrupted: a handler that makes the other signals what Ctrl-C is."""
+    raise Interrupted(number)
+
+
+@contextmanager
+def handled_by(handler: Handler) -> Iterator[None]:
+    """Inside, the handler gets the signals; in another thread than the main one nothing is changed.
+
+    A run that was begun by nohup, which has it ignore the end of its terminal, goes on ignoring that.
+    """
+    before: dict[int, Any] = {}
+    with suppress(ValueError):  # not in the main thread: whoever owns it decides about signals
+        for number in SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
 
 
 class Stop:
@@ -49,23 +92,16 @@ class Stop:
 
     @contextmanager
     def listening(self, note: Callable[[str], None]) -> Iterator[None]:
-        """Inside, SIGINT and SIGTERM ask to stop, and `note` says how it is obeyed; a second one interrupts at once."""
+        """Inside, a signal asks to stop, and `note` says how it is obeyed; a second one interrupts at once."""
 
         def hear(number: int, frame: object) -> None:
             if self.number:
-                raise KeyboardInterrupt
+                raise Interrupted(number)
             self.asked, self.number = True, number
             when = "now" if self._leaves else "after this step"
             note(f"stopping {when}, with everything saved; Ctrl-C again stops at once")
             if self._leaves:
                 raise Stopped
 
-        try:
-            before = {number: signal.signal(number, hear) for number in SIGNALS}
-        except ValueError:  # not in the main thread: whoever owns it decides about signals
-            before = {}
-        try:
+        with handled_by(hear):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

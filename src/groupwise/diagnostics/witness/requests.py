@@ -34,6 +34,10 @@ class HeardEngine:
         return self._engine.restarts
 
     @property
+    def remark(self) -> str:
+        return self._engine.remark
+
+    @property
     def tokens_run(self) -> int:
         return self._engine.tokens_run
 

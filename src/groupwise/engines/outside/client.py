@@ -29,6 +29,8 @@ from groupwise.engines.settings import EngineSettings
 from groupwise.models.load import Policy
 
 T = TypeVar("T")
+#: How much slower than before the process of an engine may start again, on a machine that is busier by now.
+SLOWER = 5.0
 #: Says a line to whoever watches the run.
 Note = Callable[[str], None]
 
@@ -62,11 +64,11 @@ class RemoteEngine:
         self._weights, self._owns_weights = weights, owns_weights
         self._process: EngineProcess | None = None
         self._closed = self._asleep = False
-        self.version, self.restarts, self.tokens_run = 0, 0, 0
+        self.version, self.restarts, self.tokens_run, self._silence = 0, 0, 0, 0.0
         try:
             declared = self._start(again=False)
         except PeerLost as lost:
-            words = f"{settings.place_key}: the engine's process did not start: {lost}"
+            words = f"{settings.place_key}: the engine's process did not start: {lost}{lost.remedy}"
             raise _with_notes(UsageError(words), lost) from None
         finally:
             if self._process is None:
@@ -158,11 +160,11 @@ class RemoteEngine:
         most = self._settings.restarts
         if lost_before < most:
             again = f"it is started again ({lost_before + 1} of {most} in a row) and asked the same"
-            self._note(f"engine       its process is lost: {lost}; {again}")
+            waits = f"the run waits, up to {self._start_seconds(again=True):g} seconds without a sign of progress"
+            self._note(f"engine       its process is lost: {lost}; {waits}; {again}")
             return
         times = f"{most + 1} times in a row" if most else "and engine.restarts = 0"
-        remedy = "resume the run to go on from its newest checkpoint"
-        gone = ProcessLost(f"the engine's process is lost, {times}: {lost}", remedy)
+        gone = ProcessLost(f"the engine's process is lost, {times}: {lost}")
         raise _with_notes(gone, lost) from None
 
     def _start(self, again: bool) -> Declared:
@@ -170,13 +172,21 @@ class RemoteEngine:
         line, explained = self._reach(again)
         process = EngineProcess(line, self._settings.place_key, explained)
         try:
-            seconds = self._settings.start_deadline
+            seconds = self._start_seconds(again)
             declared = process.start(self._spec, self._write_folder, self._weights, seconds)
         except BaseException:
             process.close()
             raise
+        self._silence = max(self._silence, process.longest_silence)
         self._process = process
         return declared
+
+    def _start_seconds(self, again: bool) -> float:
+        """Return the seconds without a sign of progress after which a start counts as stalled: of one that has been
+        seen to start, the engine's own, or as many times as long as it was silent then, if that is more.
+        """
+        longest = self._settings.start_deadline
+        return min(longest, max(self._settings.deadline, SLOWER * self._silence)) if again else longest
 
     def _end(self) -> None:
         if self._process is not None:

@@ -11,8 +11,9 @@ from pydantic import AfterValidator
 
 from groupwise.core import VERSION
 from groupwise.core.channel import Channel, FrameError
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, shortened
 from groupwise.core.peer import Peer, PeerLost, Transport
+from groupwise.core.processes.handshake import Refused, greeted, introduce
 from groupwise.core.processes.network import Address, keep_alive
 from groupwise.core.processes.place import REST, Place, Process, Role
 
@@ -22,8 +23,14 @@ SERVER = "groupwise.engines.outside.server"
 PAUSE = 1.0
 #: Seconds that a connection may take, and the first words on it.
 PATIENCE = 10.0
-#: The first words of a server.
+#: The first words of a server, before its challenge.
 GREETING: Mapping[str, str] = {"groupwise": VERSION}
+#: The remedies where one end alone has a key.
+NO_KEY_HERE = "it asks for a key; set engine.key_file to a file with the key of its --key-file"
+NO_KEY_THERE = (
+    "it asks for no key, so it may be anybody, and engine.key_file is set; start it with --key-file, or take "
+    "engine.key_file out"
+)
 
 
 def addresses_of(text: str) -> tuple[Address, ...]:
@@ -44,8 +51,18 @@ def addresses_of(text: str) -> tuple[Address, ...]:
 AddressText = Annotated[str, AfterValidator(lambda text: ", ".join(map(str, addresses_of(text))))]
 
 
-def connect(address: Address) -> Channel:
-    """Return a connection to a server that has greeted. Raises UsageError if there is none of this version."""
+class Greeted(NamedTuple):
+    """A connection to a server that has greeted, and its challenge; "" if it asks for no key."""
+
+    channel: Channel
+    challenge: str
+
+
+def connect(address: Address, key: bytes | None = None) -> Greeted:
+    """Connect to a server that asks for a key if there is one here, and hear its greeting.
+
+    Raises UsageError if there is none of this version.
+    """
     try:
         connection = socket.create_connection(address, timeout=PATIENCE)
     except (OSError, UnicodeError) as error:
@@ -53,8 +70,9 @@ def connect(address: Address) -> Channel:
     keep_alive(connection)
     channel = Channel(connection)
     try:
-        version = channel.receive(PATIENCE).get("groupwise")
-        if version is None:
+        challenge, said = greeted(channel, PATIENCE)
+        version = said.get("groupwise")
+        if not isinstance(version, str):
             raise FrameError
     except (OSError, EOFError, FrameError):
         channel.close()
@@ -62,9 +80,21 @@ def connect(address: Address) -> Channel:
         raise UsageError(f"engine.address = '{address}': {words} {address.port}") from None
     if version != VERSION:
         channel.close()
-        words = f"groupwise {version} serves there, and this is {VERSION}: install the same at both ends"
+        words = f"groupwise {printable(version)} serves there, and this is {VERSION}: install the same at both ends"
         raise UsageError(f"engine.address = '{address}': {words}")
-    return channel
+    if bool(challenge) != (key is not None):
+        channel.close()
+        raise UsageError(f"engine.address = '{address}': {NO_KEY_HERE if challenge else NO_KEY_THERE}")
+    return Greeted(channel, challenge)
+
+
+def printable(text: object) -> str:
+    """Return what another process said as a message repeats it: short, and nothing that a terminal obeys.
+
+    >>> printable("a\\x1b[2Jb\\n")
+    'a?[2Jb?'
+    """
+    return shortened("".join(letter if letter.isprintable() else "?" for letter in str(text)))
 
 
 def _unreachable(error: Exception, address: Address) -> str:
@@ -122,7 +152,7 @@ def _with_last_line(process: Process, lost: PeerLost) -> PeerLost:
     how = process.exit()
     failed = how is not None and (how.code or 0) > 0
     last = printed.strip().rpartition("\n")[2].strip()
-    words = PeerLost(f"{lost} ({last})" if failed and last else str(lost), late=lost.late)
+    words = PeerLost(f"{lost} ({last})" if failed and last else str(lost), lost.late, lost.killed)
     if printed:
         words.add_note(printed)
     return words
@@ -135,8 +165,8 @@ class AddressLine(Peer):
     shares_memory = False
 
 
-def reach_address(address: Address, seconds: float) -> Reach:
-    """Return what connects to the server at an address, in the name of one run.
+def reach_address(address: Address, seconds: float, key: bytes | None = None) -> Reach:
+    """Return what connects to the server at an address, in the name of one run, with the key that it asks for.
 
     It raises UsageError if no process can be had at once, or PeerLost if none is there `seconds` after a loss.
     """
@@ -144,13 +174,13 @@ def reach_address(address: Address, seconds: float) -> Reach:
 
     def explained(lost: PeerLost) -> PeerLost:
         where = "" if lost.late else f"; groupwise serve at {address} has printed why"
-        return PeerLost(f"{lost}{where}", late=lost.late)
+        return PeerLost(f"{lost}{where}", lost.late, killed=not lost.late)
 
     def reach(again: bool) -> Reached:
         end = time.monotonic() + seconds
         while True:
             try:
-                return Reached(_process_at(address, run), explained)
+                return Reached(_process_at(address, run, key), explained)
             except UsageError as error:
                 if not again:
                     raise
@@ -161,14 +191,15 @@ def reach_address(address: Address, seconds: float) -> Reach:
     return reach
 
 
-def _process_at(address: Address, run: str) -> AddressLine:
-    channel = connect(address)
+def _process_at(address: Address, run: str, key: bytes | None) -> AddressLine:
+    channel, challenge = connect(address, key)
     try:
-        channel.send({"run": run}, seconds=PATIENCE)
-        answer = channel.receive(PATIENCE)
-    except (OSError, EOFError, FrameError):
+        answer = introduce(channel, challenge, run, key, PATIENCE)
+    except (OSError, EOFError):
         answer = {"refused": "it closed the connection"}
+    except (FrameError, Refused) as error:
+        answer = {"refused": str(error)}
     if refused := answer.get("refused"):
         channel.close()
-        raise UsageError(f"engine.address = '{address}': {refused}")
+        raise UsageError(f"engine.address = '{address}': {printable(refused)}")
     return AddressLine(channel)

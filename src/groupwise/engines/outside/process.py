@@ -4,7 +4,6 @@ What it answers has to be an answer, whatever process wrote it: as much as was a
 """
 
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,14 +12,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
+import torch
+from torch import Tensor
+
 from groupwise.core.engine import Finished, OnFinish, Request, Sampling
-from groupwise.core.errors import RunError, UsageError, one_line, shortened
+from groupwise.core.errors import RunError, UsageError, one_line
+from groupwise.core.files.atomic import temporary_folder
 from groupwise.core.files.dataclass_json import to_json
 from groupwise.core.numbers.precision import Precision
 from groupwise.core.peer import PeerLost
 from groupwise.core.records import Completion, Support
 from groupwise.engines.outside import wire
-from groupwise.engines.outside.connection import EngineLine
+from groupwise.engines.outside.connection import EngineLine, printable
 from groupwise.engines.outside.newest import NewestWeights
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.outside.wire import Arrays, Generated, Message
@@ -30,6 +33,8 @@ MOST_IDS = 2**19
 #: How far above 0 a log-probability may be rounded, nats.
 ROUNDING = 1e-3
 FINISHES = ("stop", "length")
+#: Types that ids of experts and of the vocabulary have.
+INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 #: Seconds that one look for a message may take.
 LOOK = 0.5
 #: What is raised over an answer that has not the form of one.
@@ -73,7 +78,8 @@ class Asked(NamedTuple):
 
     def _wrong(self, request: Request, completion: Completion) -> str:
         """Tell what is wrong with a completion of the request; "" if nothing is."""
-        own = all(span.own for span in completion.spans)
+        numbers = [n for span in completion.spans for n in (span.start, span.stop, span.version)]
+        marks = [(span.own, span.anew) for span in completion.spans]
         versions = [span.version for span in completion.spans]
         support, routes, run = completion.support, completion.routes, len(request.tokens) + len(completion.tokens) - 1
         if wrong := self._wrong_ids(completion.tokens, self._limit(request)) or self._wrong_end(completion.finish):
@@ -82,11 +88,13 @@ class Asked(NamedTuple):
             return f"a log-probability of {bad[0]:g}"
         if completion.stop not in ("", *self.sampling.stop):
             return "it ends with a stop string that was not asked for"
-        if not own or any(type(version) is not int or not 0 <= version <= self.version for version in versions):
+        if any(type(n) is not int for n in numbers) or any(own is not True or type(a) is not bool for own, a in marks):
+            return "spans that are no engine's"
+        if any(not 0 <= version <= self.version for version in versions):
             return f"sampled by version {versions[-1]} of the weights, which has version {self.version}"
         if support is not None and not self._is_support(support):
             return f"its sampling supports are not ids from 0 to {self.vocabulary - 1} for each token"
-        if routes is not None and (routes.dim() != 3 or len(routes) != run or routes.is_floating_point()):
+        if routes is not None and (routes.dim() != 3 or len(routes) != run or not _counts(routes)):
             return f"experts of shape {tuple(routes.shape)} for {run} tokens"
         return ""
 
@@ -104,7 +112,7 @@ class Asked(NamedTuple):
 
     def _is_support(self, support: Support) -> bool:
         ids, start = support.ids, support.start
-        if ids.dim() != 1 or start.dim() != 1 or ids.is_floating_point() or start.is_floating_point():
+        if ids.dim() != 1 or start.dim() != 1 or not _counts(ids) or not _counts(start):
             return False
         inside = not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary
         return inside and int(start[0]) == 0 and int(start[-1]) == len(ids) and bool((start.diff() > 0).all())
@@ -138,6 +146,7 @@ class EngineProcess:
     explained  adds to a loss what is known of its cause
     pid        of the process, where it is one of this machine's
     answered   whether it owes nothing
+    longest_silence  seconds that it was heard nothing of at most while it owed an answer
     """
 
     def __init__(
@@ -150,7 +159,7 @@ class EngineProcess:
         self._vocabulary, self._version = MOST_IDS, 0
         self._gone: Callable[[], None] = lambda: None
         self.pid = line.pid
-        self.answered = True
+        self.answered, self.longest_silence = True, 0.0
 
     def start(
         self,
@@ -160,9 +169,9 @@ class EngineProcess:
         seconds: float,
     ) -> Declared:
         """Make the engine. Raises PeerLost, and what the engine refuses; RunError where its answer is none."""
-        with tempfile.TemporaryDirectory(prefix="groupwise-engine-") as folder:
-            write_folder(Path(folder))
-            files = wire.files_in(Path(folder))
+        with temporary_folder("engine") as folder:
+            write_folder(folder)
+            files = wire.files_in(folder)
         answer = self._ask_with({"verb": "start", "spec": to_json(spec)}, weights, seconds, files)
         with self._no_answer():
             declared = Declared(**{**answer.content, "options": tuple(answer.content["options"])})
@@ -262,6 +271,7 @@ class EngineProcess:
         silent = 0.0
         while not self._line.speaks(look):
             silent += look
+            self.longest_silence = max(self.longest_silence, silent)
             if silent >= seconds:
                 raise PeerLost(f"it gave no sign of progress for {seconds:g} seconds", late=True)
         with self._no_answer():
@@ -277,5 +287,10 @@ class EngineProcess:
 
 
 def in_words(error: Exception) -> str:
-    """Tell what is wrong with an answer that could not be read."""
-    return shortened(one_line(error)) if isinstance(error, ValueError) else f"{type(error).__name__}: {one_line(error)}"
+    """Tell what is wrong with an answer that could not be read, which may repeat what was in it."""
+    return printable(one_line(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {one_line(error)}")
+
+
+def _counts(ids: Tensor) -> bool:
+    """Tell whether a tensor is of ids: whole numbers from 0 on, of a type that all of torch knows."""
+    return ids.dtype in INTEGERS and (ids.dtype is torch.uint8 or not len(ids) or int(ids.min()) >= 0)

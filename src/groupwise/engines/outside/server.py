@@ -4,11 +4,9 @@ import dataclasses
 import os
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +17,7 @@ from torch import Tensor
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.engine import Engine, Finished
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, listed, one_line
+from groupwise.core.files.atomic import temporary_folder
 from groupwise.core.files.dataclass_json import from_json
 from groupwise.core.machine.cards import alone_on, failure_of
 from groupwise.core.machine.free_memory import give_back_card
@@ -99,9 +98,9 @@ class Server:
         self._parameters, self._device = spec.parameters, torch.device(spec.device)
         weights = self._arrived(question, descriptors, stamp)
         kind = KINDS[spec.settings["name"]]
-        with tempfile.TemporaryDirectory(prefix="groupwise-engine-") as folder:
-            wire.write_files(Path(folder), question.arrays)
-            self._engine = resolve_name(kind.build)(spec, Path(folder), weights, self._progress)
+        with temporary_folder("engine") as folder:
+            wire.write_files(folder, question.arrays)
+            self._engine = resolve_name(kind.build)(spec, folder, weights, self._progress)
         engine = self._started
         engine.load_weights(weights.items(), stamp.version)
         settle(self._device)

@@ -12,13 +12,14 @@ from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.peer import PeerLost
 from groupwise.core.processes.children import Child, ending
+from groupwise.core.processes.handshake import Caller, Refused, meet
 from groupwise.core.processes.network import Address, Door, keep_alive
 from groupwise.engines.outside.connection import GREETING, PATIENCE, SERVER
 
+#: The words for a run with another key than the server's.
+WRONG_KEY = "its --key-file holds another key than engine.key_file"
 #: Seconds in which a process whose connection has ended is seen to have ended too.
 GRACE = 2.0
-#: Bytes that the message may have in which a run says its name: nothing is known yet of whoever sends it.
-NAME = 256
 
 
 class EngineServer:
@@ -28,14 +29,22 @@ class EngineServer:
     device   of the engine
     threads  of torch there
     note     hears a line of what happens
+    key      that a run must have; None asks for none
     address  at which it listens, with the port that it was given
     Raises UsageError if it cannot listen.
     """
 
     def __init__(
-        self, address: Address, python: str | None, device: str, threads: int, note: Callable[[str], None]
+        self,
+        address: Address,
+        python: str | None,
+        device: str,
+        threads: int,
+        note: Callable[[str], None],
+        key: bytes | None = None,
     ) -> None:
-        self._python, self._note = python, note
+        self._python, self._note, self._key = python, note, key
+        self._strangers = False
         self._options = {"machine": [device, threads]}
         self._lock = threading.Lock()
         self._run, self._child = "", None
@@ -46,7 +55,7 @@ class EngineServer:
             words = f"cannot listen at {address}: {_in_words(error)}"
             raise UsageError(f"{words}; take another port, or 0 for any that is free") from None
         self.address = Address(address.host, listening.getsockname()[1])
-        self._door = Door(listening, self._run_of, self._answer)
+        self._door = Door(listening, self._run_of, self._answer, note)
 
     def serve(self) -> None:
         """Serve until it is closed, from another thread or by an interrupt."""
@@ -58,7 +67,7 @@ class EngineServer:
         with self._lock:
             self._end_process()
 
-    def _answer(self, run: str, connection: socket.socket, peer: tuple[str, int]) -> None:
+    def _answer(self, run: Caller, connection: socket.socket, peer: tuple[str, int]) -> None:
         name = str(Address(*peer))
         with connection:
             child = self._process_for(run, connection, name)
@@ -76,22 +85,33 @@ class EngineServer:
             how = "has gone" if code == 0 else f"has lost its engine: {ending(code)}"
             self._note(f"{name} {how}, after {time.monotonic() - began:.0f} s")
 
-    def _run_of(self, connection: socket.socket) -> str | None:
-        """Read the name that a run gives itself; None of whoever only looks for a server, or is no run."""
+    def _run_of(self, connection: socket.socket) -> Caller | None:
+        """Hear the name that a run gives itself; None of whoever only looks for a server, is no run, or has no key."""
         channel = Channel(connection)
         try:
             keep_alive(connection)
-            channel.send(GREETING, seconds=PATIENCE)
-            run = channel.receive(PATIENCE, limit=NAME).get("run")
+            return meet(channel, lambda _: self._key, PATIENCE, GREETING, asks=self._key is not None)
         except (OSError, EOFError, FrameError):
             return None
-        return run if isinstance(run, str) else None
+        except Refused:
+            with contextlib.suppress(OSError):
+                channel.send({"refused": WRONG_KEY}, seconds=PATIENCE)
+        self._say_stranger(connection)
+        return None
 
-    def _process_for(self, run: str, connection: socket.socket, name: str) -> Child | None:
+    def _say_stranger(self, connection: socket.socket) -> None:
+        with self._lock:
+            first, self._strangers = not self._strangers, True
+        if first:
+            with contextlib.suppress(OSError):
+                name = Address(*connection.getpeername()[:2])
+                self._note(f"{name} is refused: it has another key; further ones are refused without a word")
+
+    def _process_for(self, run: Caller, connection: socket.socket, name: str) -> Child | None:
         """Return a process that has the connection; None if another run has one."""
         channel = Channel(connection)
         with self._lock:
-            if self._child is not None and run != self._run:
+            if self._child is not None and run.name != self._run:
                 refused = "another run has the engine there; wait for its end, or start a second server"
                 with contextlib.suppress(OSError):
                     channel.send({"refused": refused}, seconds=PATIENCE)
@@ -101,12 +121,12 @@ class EngineServer:
             try:
                 command = [self._python, "-P"] if self._python else ()
                 child = Child(SERVER, self._options, command=command, alone=self._python is not None, stderr=None)
-                channel.send({"welcome": run}, seconds=PATIENCE)
+                channel.send({"welcome": run.name, "proof": run.proof}, seconds=PATIENCE)
                 child.send({}, [connection.fileno()], PATIENCE)
             except (OSError, PeerLost) as error:
                 self._note(f"{name}: no process can be started for it: {_in_words(error)}")
                 return None
-            self._run, self._child = run, child
+            self._run, self._child = run.name, child
         self._note(f"{name} has an engine now, in process {child.process.pid}")
         return child
 

@@ -6,6 +6,7 @@ each. Shapes: N completions, T tokens of all of them, L routers, K experts a tok
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def answer_of(message: Message) -> Generated:
         )
 
     every = map(completion, range(sum(content["groups"])))
-    groups = [tuple(next(every) for _ in range(count)) for count in content["groups"]]
+    groups = [tuple(islice(every, count)) for count in content["groups"]]
     return Generated(groups, content["tokens_run"])
 
 

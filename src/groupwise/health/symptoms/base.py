@@ -185,9 +185,18 @@ class History:
     @property
     def rewards(self) -> Mapping[str, float]:
         """The weights of the recipe's rewards that train; those that only watch have none."""
+        return {name: weight for name, weight in self._weights.items() if weight}
+
+    @property
+    def watchers(self) -> Sequence[str]:
+        """The names of the recipe's rewards that only watch."""
+        return [name for name, weight in self._weights.items() if not weight]
+
+    @property
+    def _weights(self) -> Mapping[str, float]:
         tables = {name: table for name, table in self.setting("rewards", {}).items() if isinstance(table, Mapping)}
         weights = {name: table.get("weight", 1.0) for name, table in tables.items()}
-        return {name: weight for name, weight in weights.items() if is_number(weight) and weight}
+        return {name: weight for name, weight in weights.items() if is_number(weight)}
 
     @property
     def drops(self) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from statistics import fmean, median
+from typing import NamedTuple
 
 from groupwise.health.checks import LEARNER_IS_ENGINE
 from groupwise.health.symptoms.base import (
@@ -26,6 +27,10 @@ ENGINE_ERROR = 1.05
 CLIFF, CLIFF_FROM, GAIN = 0.2, 0.05, 0.02
 RISE, RISE_BY = 2.0, 0.3
 ENTROPY_LOW = 0.01
+#: Times the gap of the first tokens, or of the first turn, that a later one is when it has grown.
+GROWN = 2.0
+#: Where the first range of tokens, and of turns, begins.
+FIRST = {"token": "0", "turn": "1"}
 #: Of a step's time that is waiting: then sampling beside training saves less than a tenth.
 MOSTLY_WAITING = 0.9
 #: Steps that are looked at, at least: the first wait is for a batch that nothing ran beside.
@@ -165,6 +170,30 @@ def engine_gap(h: History) -> Seen | None:
 
 
 @symptom(
+    limit=f"in {AGAIN} of the last ten steps engine_gap_of_limit of a later range of tokens or turns above 1, and its "
+    f"engine_gap_from above {GROWN:g} times that of the first range",
+    why="the limit is that of the check 'learner = engine' for as many tokens as the range has; chance passes it in "
+    "single steps, and noise that grows while a policy learns grows in the first range too",
+)
+def engine_gap_grows(h: History) -> Seen | None:
+    grown = [later for kind in FIRST for later in _grown(h, kind) if len(later.gaps) >= AGAIN]
+    if not grown:
+        return None
+    worst = max(grown, key=lambda later: fmean(later.of_limit))
+    token = worst.kind == "token"
+    where = f"from {worst.kind} {worst.begin} of {'a completion' if token else 'an episode'} on"
+    gap, times, first = (short(fmean(values)) for values in (worst.gaps, worst.of_limit, worst.first))
+    return Seen(
+        f"In {len(worst.gaps)} of {h.over}, learner and engine were {gap} nats a token apart {where}, {times} times "
+        f"what precision allows for so many tokens, and {first} in the first {'tokens' if token else 'turn'}. The gap "
+        "grows, and a mean over all tokens hides it.",
+        "Compare what depends on the place on both sides: rotary positions and their scaling, a sliding window, the "
+        "length of a cache, the ids of earlier turns",
+        tone=BAD,
+    )
+
+
+@symptom(
     limit=f"median of engine_effective_sample_share below {SAMPLES_LOW:g}",
     why="as for the effective samples, between sampler and learner",
     early=True,
@@ -216,6 +245,28 @@ def engine_restarted(h: History) -> Seen | None:
         "sampled again, with the same completions; log.txt has the cause of each.",
         "engine.deadline, if it only was slow; more memory or a smaller engine.max_rows, if it was killed",
     )
+
+
+class _Later(NamedTuple):
+    """A later range of tokens or turns: its gap, as times of its limit too, and the first range's, step by step."""
+
+    kind: str
+    begin: str
+    gaps: list[float]
+    of_limit: list[float]
+    first: list[float]
+
+
+def _grown(h: History, kind: str) -> list[_Later]:
+    """Gather for each later range the recent steps in which its gap is beyond its limit and has grown."""
+    gap, of_limit = f"engine_gap_from_{kind}.", f"engine_gap_of_limit_from_{kind}."
+    found = []
+    for begin in (name.removeprefix(of_limit) for name in h.names(of_limit)):
+        columns = (gap + begin, of_limit + begin, gap + FIRST[kind])
+        steps = [values for row in h.recent if len(values := [x for c in columns for x in numbers(c, [row])]) == 3]
+        beyond = [values for values in steps if values[1] > 1 and values[0] > GROWN * values[2]]
+        found += [_Later(kind, begin, *map(list, zip(*beyond, strict=True)))] if beyond else []
+    return found
 
 
 def _engine_limit(h: History) -> float:

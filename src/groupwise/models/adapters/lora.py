@@ -94,10 +94,12 @@ class Adapters:
             yield name, self._merged(name, weight)
 
     def load(self, matrices: Mapping[str, Tensor]) -> None:
-        """Set A and B. Raises ValueError if they are of other weights or shapes."""
+        """Set A and B. Raises ValueError if they are of other weights, shapes or kinds of numbers."""
         own = self.matrices
         if {k: m.shape for k, m in matrices.items()} != {k: m.shape for k, m in own.items()}:
             raise ValueError("the adapters are of other layers than the model has")
+        if wrong := [name for name, m in matrices.items() if not m.is_floating_point() or not m.isfinite().all()]:
+            raise ValueError(f"matrices hold integers, NaN or infinity ({listed(wrong, most=3)})")
         with torch.no_grad():
             for name, matrix in own.items():
                 set_unsharded(matrix, matrices[name])

@@ -27,6 +27,12 @@ NO_WEIGHTS = {
 }
 #: Formats whose loading can run code, or that nothing here reads.
 OTHER_FORMATS = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack", "*.gguf")
+#: Types of numbers in the header of a safetensors file that are floating-point.
+FLOATING = re.compile("B?F[0-9]")
+#: Files that are read whole, by their ends, and the bytes that one may have: parsed, it takes many times as much.
+TEXTS, LARGEST_TEXT = (".json", ".jinja", ".txt", ".model"), 2**28
+#: Bytes of config.json and generation_config.json: transformers checks each entry of a list, for minutes.
+LARGEST_CONFIG = 2**22
 #: Counts of config.json that objects are made by before any weight is looked at, and the most that they may be.
 COUNTS = ((re.compile(r"\w*layers?"), 1024), (re.compile(r"\w*(labels|heads?|experts)"), 2**14))
 
@@ -57,6 +63,10 @@ def read_config(folder: Path, what: str, **changes: Any) -> Any:
         for path in folder.iterdir():
             if path.exists() and not path.is_file() and not path.is_dir():
                 raise UsageError(f"{what}: {path.name} is not a regular file")
+            most = LARGEST_CONFIG if path.name in ("config.json", GENERATION) else LARGEST_TEXT
+            if path.suffix in TEXTS and path.is_file() and (size := path.stat().st_size) > most:
+                said = f"{size:,} bytes, and what belongs to a model has {most:,} at most; take it out"
+                raise UsageError(f"{what}: {path.name} has {said}")
         for pattern, held in NO_WEIGHTS.items():
             for path in folder.glob(pattern):
                 raise UsageError(f"{what}: {path.name} is of {held}")
@@ -78,16 +88,17 @@ def read_generation(folder: Path, what: str) -> GenerationConfig | None:
         return GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
-def require_printable(folder: Path, what: str) -> None:
-    """Raise UsageError, `what` first, if an added token has a field whose name holds control characters.
-
-    The tokenizers library prints the names of fields that it does not know, as they are.
+def read_tokenizer(folder: Path, what: str) -> dict[str, Any]:
+    """Read tokenizer.json; nothing if there is none. Raises UsageError, `what` first, if an added token, there or in
+    tokenizer_config.json, has a field whose name holds control characters: the tokenizers library prints the names of
+    fields that it does not know, as they are.
     """
-    for name, place in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
-        if (folder / name).is_file():
-            tokens = json.loads((folder / name).read_text(encoding="utf-8")).get(place)
-            if wrong := [key for key, _ in _fields(tokens) if not key.isprintable()]:
-                raise UsageError(f"{what}: {name}: {place} has a field of the name {wrong[0]!a:.80}")
+    read = dict[str, Any]()
+    for name, place in (("tokenizer_config.json", "added_tokens_decoder"), ("tokenizer.json", "added_tokens")):
+        read = json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).is_file() else {}
+        if wrong := [key for key, _ in _fields(read.get(place)) if not key.isprintable()]:
+            raise UsageError(f"{what}: {name}: {place} has a field of the name {wrong[0]!a:.80}")
+    return read
 
 
 def weight_files(folder: Path, what: str) -> list[Path]:
@@ -99,17 +110,31 @@ def weight_files(folder: Path, what: str) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        with loading(f"{what}: {INDEX}"):
-            names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-            others = [name for name in names if not name.endswith(".safetensors")]
-            if names and not others:
-                return [_named(folder, name, what) for name in names]
+        names = _index_names(folder, what)
+        others = [name for name in names if not name.endswith(".safetensors")]
+        if names and not others:
+            return [_named(folder, name, what) for name in names]
     if others:
         raise UsageError(
             f"{what}: its weights are in {listed(others, most=3)}, and only safetensors are read, because other "
             "formats can run code; save them again with save_pretrained"
         )
     raise UsageError(f"{what}: no weights in it ({WEIGHTS})")
+
+
+def _index_names(folder: Path, what: str) -> list[str]:
+    """Return the names of files in the index, each once. Raises UsageError, `what` first, if it is no index."""
+    with loading(f"{what}: {INDEX}"):
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict) or not isinstance(index.get("metadata", {}), dict):
+        raise UsageError(
+            f"{what}: {INDEX} is no index: weight_map and metadata are tables; copy the whole folder again"
+        )
+    if wrong := [name for name in places.values() if not isinstance(name, str)]:
+        words = f"names {shortened(ascii(wrong[0]))}, which is no name of a file in the folder"
+        raise UsageError(f"{what}: {INDEX} {words}")
+    return sorted(set(places.values()))
 
 
 def _named(folder: Path, name: str, what: str) -> Path:
@@ -124,19 +149,23 @@ def _named(folder: Path, name: str, what: str) -> Path:
 def require_floating(empty: Any, files: list[Path], what: str) -> None:
     """Raise UsageError, `what` first, if the files hold integers for a weight of a model without memory (device
     meta): they would be read as numbers of some 10^9. Buffers of integers, and what transformers passes over, may be.
+    And if two files hold a weight of one name, of which one would be passed over.
     """
     own = empty.state_dict()
     passed_over = empty._keys_to_ignore_on_load_unexpected or ()
     wrong: dict[str, str] = {}
+    places: dict[str, str] = {}
     for path in files:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118  it is no mapping
+                if (other := places.setdefault(name, path.name)) != path.name:
+                    raise UsageError(f"{what}: {name} is in {other} and in {path.name}; copy the whole folder again")
                 kind = file.get_slice(name).get_dtype()
                 entry = own.get(name, own.get(f"{empty.base_model_prefix}.{name}"))
                 known = (
                     not entry.is_floating_point() if entry is not None else any(re.search(p, name) for p in passed_over)
                 )
-                if not known and not re.match("B?F[0-9]", kind):
+                if not known and not FLOATING.match(kind):
                     wrong[name] = kind
     if wrong:
         words = listed([f"{name}: {kind}" for name, kind in sorted(wrong.items())], most=3)

@@ -15,7 +15,7 @@ from typing import Any
 
 from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation
-from groupwise.core.errors import GroupwiseError, RunError, UsageError
+from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
 from groupwise.core.peer import PeerLost
 from groupwise.core.processes.children import ending
 from groupwise.core.samples import Cause, ScoreResult
@@ -115,8 +115,11 @@ class Dispatcher:
                 self._watch()
             self._finish()
         except Exception as error:  # whatever it is: every thread that waits must get it
-            why = "the process that starts them is lost" if isinstance(error, PeerLost) else type(error).__name__
-            self._break(RunError(f"rewards: the processes that score do not start: {why}: {error}"))
+            words = "rewards: the processes that score do not start"
+            if isinstance(error, PeerLost):
+                self._break(ProcessLost(f"{words}: the process that starts them is lost: {error}"))
+            else:
+                self._break(RunError(f"{words}: {type(error).__name__}: {error}"))
         finally:
             if self.maker is not None:
                 self.maker.close()
@@ -273,7 +276,7 @@ class Dispatcher:
         for entry, result in zip(answered, results, strict=True):
             hung = result.cause is Cause.TIMEOUT
             shared = result.cause is Cause.CRASH or exhausted(result) or (hung and slot.swarmed)
-            if shared and slot.served and not entry.fresh:
+            if ((shared and slot.served) or slot.killed) and not entry.fresh:
                 again.append(replace(entry, fresh=True))
             else:
                 given = ScoreResult(late) if late is not None and hung else result
@@ -310,9 +313,10 @@ class Dispatcher:
         slot.close()
         if self.closing or self.broken is not None:
             return
-        if slot.orphaned:
+        starting = not slot.ready or slot.loading or (slot.entries and slot.entries[0].attempt is None)
+        if slot.orphaned or (starting and self._starts_again(slot)):
             self._put_back(slot.entries)
-        elif not slot.ready or slot.loading or (slot.entries and slot.entries[0].attempt is None):
+        elif starting:
             self._break(self._start_error(slot))
         elif slot.entries and self.single.get(slot.entries[0].name):
             self._put_back(slot.entries[1:])
@@ -324,13 +328,22 @@ class Dispatcher:
         elif slot.entries:
             self._failed(slot, slot.verdict(self.limits.seconds))
 
+    def _starts_again(self, slot: Slot) -> bool:
+        """Tell if a worker that is gone before it could score is started again; what hangs over it is replaced too."""
+        if slot.stalled:
+            slot.maker.lost = True  # the one that takes its place counts the loss
+            return self.losses < LOSSES
+        self.losses += slot.killed
+        return slot.killed and self.losses <= LOSSES
+
     def _start_error(self, slot: Slot) -> GroupwiseError:
         detail = slot.verdict(self.limits.load).detail
         last = detail.rpartition("\n")[2]
         if slot.loading:
             error: GroupwiseError = UsageError(f"reward {slot.loading} cannot be loaded: {last}")
         else:
-            error = RunError(f"rewards: a process that scores did not start: {last}")
+            kind = ProcessLost if slot.killed or slot.stalled else RunError
+            error = kind(f"rewards: a process that scores did not start: {last}")
         error.add_note(detail)
         return error
 
@@ -355,7 +368,7 @@ class Dispatcher:
             slot.swarmed = slot.swarms(limit)
             if slot.clock.over(limit) or starved or slot.swarmed:
                 self.spent += slot.clock.seconds()
-                slot.late = True
+                slot.late, slot.halted = True, slot.is_halted()
                 slot.end()
 
     def _finish(self) -> None:

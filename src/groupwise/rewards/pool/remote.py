@@ -17,7 +17,7 @@ from typing import Any
 
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.environment import Conversation
-from groupwise.core.errors import GroupwiseError, RunError, UsageError, one_line
+from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError, one_line
 from groupwise.core.peer import PeerLost
 from groupwise.core.processes import codec
 from groupwise.core.processes.place import Place, Process, Role, last_line
@@ -56,7 +56,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         try:
             self._process = self._started()
         except PeerLost as lost:
-            raise UsageError(f"rewards: the process that scores did not start: {lost}") from None
+            raise UsageError(f"rewards: the process that scores did not start: {lost}{lost.remedy}") from None
         self._thread = threading.Thread(target=self._listen, name="rewards", daemon=True)
         self._thread.start()
 
@@ -188,7 +188,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
                 self._lost_in_a_row += 1
                 if self._lost_in_a_row > RESTARTS:
                     times = f"{self._lost_in_a_row} times in a row"
-                    self._end(RunError(f"rewards: the process that scores is lost, {times}: {words}"))
+                    self._end(ProcessLost(f"rewards: the process that scores is lost, {times}: {words}"))
                     return
                 again = f"it is started again ({self._lost_in_a_row} of {RESTARTS} in a row) and given what it owed"
                 self._note(f"rewards      the process that scores is lost: {words}; {again}")

@@ -91,6 +91,7 @@ class Slot:
     episodes  the numbers of those that live in it, all of one round
     served   whether it has scored anything
     ending   asked to end; `late` where that is because of a deadline, `swarmed` of processes that it started
+    halted   whether it was stopped by a signal when its time was up
     """
 
     line: socket.socket
@@ -108,6 +109,7 @@ class Slot:
     ending: bool = False
     late: bool = False
     swarmed: bool = False
+    halted: bool = False
     looked: float = 0.0
     report: dict[str, Any] = field(default_factory=dict)
     episodes: set[int] = field(default_factory=set)
@@ -121,6 +123,19 @@ class Slot:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.maker.process.wait(REST)
         return not self.maker.usable
+
+    @property
+    def killed(self) -> bool:
+        """True if it is gone by something else than its own doing, as far as can be known: by SIGKILL, which the system
+        sends for memory, or with its keeper; or if it was stopped in the middle of what it did, and so was late.
+        """
+        by_others = not self.ending and self.report.get("status") in (None, signal.SIGKILL)
+        return self.closed and (self.halted or by_others)
+
+    @property
+    def stalled(self) -> bool:
+        """True if it was late and never there: the process that was to make it hangs."""
+        return self.late and not self.ready
 
     def play(self, conversations: Sequence[Conversation]) -> None:
         """Note that these episodes live here from now on, and none of earlier rounds does."""
@@ -142,6 +157,12 @@ class Slot:
             if wrong := [key for key, value in message.items() if type(value) is not _SAID.get(key)]:
                 raise FrameError(f"{wrong[0]!r:.40} of another type, or unknown")
             yield message
+
+    def is_halted(self) -> bool:
+        """Tell if a signal has stopped it and none has it go on."""
+        with contextlib.suppress(OSError):
+            return stat_fields(self.clock.pid)[:1] == ["T"]
+        return False
 
     def swarms(self, limit: float) -> bool:
         """Tell if it is past its seconds on the wall and has started so many processes that they starve each other."""

@@ -110,6 +110,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         self._zygote: Zygote | None = None
         self._layers = Layers()
         self.starting: Starting = contextlib.nullcontext  # entered while the sandbox starts
+        self.struck = 0  # programs that were ended from outside
 
     @property
     def layers(self) -> Layers:
@@ -143,10 +144,13 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     def _job(self, first: dict[str, Any], stdin: str, limits: Limits | None) -> Job:
         try:
             with contextlib.suppress(PeerLost):  # killed from outside since the last program
-                return Job(self._ready(), limits or self.limits, first, stdin)
-            return Job(self._ready(), limits or self.limits, first, stdin)
+                return Job(self._ready(), limits or self.limits, first, stdin, self._count_struck)
+            return Job(self._ready(), limits or self.limits, first, stdin, self._count_struck)
         except PeerLost as lost:
             raise RunError(f"sandbox: the process that starts programs is lost twice: {lost}") from None
+
+    def _count_struck(self) -> None:
+        self.struck += 1
 
     def _ready(self) -> Zygote:
         if self._zygote is None or not self._zygote.usable:

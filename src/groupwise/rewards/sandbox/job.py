@@ -5,6 +5,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -112,10 +113,20 @@ _PATIENCE = 0.5  # seconds that a program may take to end after it closed its fi
 
 
 class Job:
-    """A child that was given a first frame. `exchange` talks to it, `finish` waits for its end, `stop` ends it now."""
+    """A child that was given a first frame. `exchange` talks to it, `finish` waits for its end, `stop` ends it now.
 
-    def __init__(self, zygote: Zygote, limits: Limits, first: dict[str, Any], stdin: str = "") -> None:
-        self.zygote, self.limits = zygote, limits
+    struck  called if it is ended by something else than its own doing and its limits
+    """
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        limits: Limits,
+        first: dict[str, Any],
+        stdin: str = "",
+        struck: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.zygote, self.limits, self.struck = zygote, limits, struck
         self.ended: tuple[Kind, str] | None = None  # why the supervisor gave up, where it did
         self.outcome: Outcome | None = None
         self.read = {"stdout": bytearray(), "stderr": bytearray(), "control": bytearray()}
@@ -169,6 +180,7 @@ class Job:
                 code, cpu, killed = self.zygote.reap(self.child, _PATIENCE if self.ended is None else 0.0)
                 kind, detail = self.ended or self._ending(code, cpu, killed, err)
             except PeerLost as lost:
+                self.struck()
                 kind, detail = Kind.CRASH, f"the process above it is lost: {lost}"
             self.outcome = Outcome(kind, out, err, detail, seconds)
         return self.outcome
@@ -227,6 +239,7 @@ class Job:
         if code in (-signal.SIGKILL, -signal.SIGXCPU):
             if cpu >= self.limits.seconds:
                 return Kind.TIMEOUT, "killed: out of processor time"
+            self.struck()
             return Kind.MEMORY, "killed by the system"
         if code < 0:
             return Kind.CRASH, signal_name(-code)

@@ -82,8 +82,15 @@ def passed(box: Sandbox, program: str, tests: Sequence[Test], every: bool = True
 def failures(box: Sandbox, program: str, tests: Sequence[Test], every: bool = True) -> list[Failure | None]:
     """Say why the program fails each test, None where it passes; in the order and with the arguments of `passed`.
 
-    All processes together, one after another, have the sandbox's seconds: what does not come to its turn failed.
+    All processes together, one after another, have the sandbox's seconds: what does not come to its turn failed. Where
+    one is ended from outside, all is done once more: that is no fault of the program.
     """
+    struck = box.struck
+    verdicts = _failures(box, program, tests, every)
+    return verdicts if box.struck == struck else _failures(box, program, tests, every)
+
+
+def _failures(box: Sandbox, program: str, tests: Sequence[Test], every: bool) -> list[Failure | None]:
     until = time.monotonic() + box.limits.seconds
     calls = [test for test in tests if isinstance(test, Call)]
     verdicts = _calls(box, program, calls, every) if calls else []

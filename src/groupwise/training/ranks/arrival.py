@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from groupwise.models.files.folder import weight_files
+from groupwise.models.files.folder import FLOATING, weight_files
 from groupwise.models.shards import first_rows, own_part
 from groupwise.models.unread import Weights, names_of_entries
 from groupwise.training.mesh import Mesh
@@ -60,8 +60,8 @@ class Arrival:
 def read_own_rows(model: nn.Module, folder: Path, mesh: Mesh) -> bool:
     """Put the weights of a folder into a model in shards, of which each rank reads the rows that it holds.
 
-    -> whether they are; they are not, and nothing is changed, if the files have other names or shapes than the model:
-    of some architectures each expert by itself, which the model has as one.
+    -> whether they are; they are not, and nothing is changed, if the files have other names, shapes or kinds of numbers
+    than the model: of some architectures each expert by itself, which the model has as one.
     """
     entries = _entries(model)
     with ExitStack() as stack:
@@ -70,7 +70,7 @@ def read_own_rows(model: nn.Module, folder: Path, mesh: Mesh) -> bool:
         named = {next((n for n in names if n in places), ""): entry for names, entry in entries}
         known = {name for names, _ in entries for name in names}
         fits = "" not in named and places.keys() <= known
-        fits = fits and all(_shape(places[name], name) == tuple(entry.shape) for name, entry in named.items())
+        fits = fits and all(_fits(places[name].get_slice(name), entry) for name, entry in named.items())
         if not mesh.all_agree(fits):
             return False
         for name, entry in named.items():
@@ -84,8 +84,9 @@ def _entries(model: nn.Module) -> list[tuple[Sequence[str], Tensor]]:
     return [(names, state[names[0]]) for names in names_of_entries(model).values()]
 
 
-def _shape(file: Any, name: str) -> tuple[int, ...]:
-    return tuple(file.get_slice(name).get_shape())
+def _fits(stored: Any, entry: Tensor) -> bool:
+    floating = FLOATING.match(stored.get_dtype()) is not None
+    return tuple(stored.get_shape()) == tuple(entry.shape) and floating >= entry.is_floating_point()
 
 
 def _own_rows(file: Any, name: str, entry: Tensor) -> Tensor:

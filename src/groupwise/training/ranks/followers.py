@@ -6,7 +6,7 @@ variables. `given_ranks` alone reads these.
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,7 +21,8 @@ from groupwise.core.errors import ProcessLost, UsageError, one_line, shortened
 from groupwise.core.peer import PeerLost
 from groupwise.core.processes.place import HERE, Exit, Place, Process, Role, last_line, started
 from groupwise.core.records import Batch
-from groupwise.training.mesh import Mesh, Verb, connect, rendezvous
+from groupwise.training.mesh import Mesh, Verb, connect
+from groupwise.training.ranks.meeting import kept
 
 #: Seconds that a rank has to import what it needs, and to end once it is told to.
 STARTS, ENDS = 120.0, 5.0
@@ -48,12 +49,14 @@ class LeadingMesh(Mesh):
     processes  of ranks 1 and on
     seconds    that one may keep the others waiting
     go_on      what a person can do after a rank was lost
+    leave      takes away where the ranks have met
     turn       held while the ranks do something: a thread that samples ahead scores with them too
     """
 
     processes: tuple[Process, ...] = ()
     seconds: float = 0.0
     go_on: str = ""
+    leave: Callable[[], object] = lambda: None
     turn: AbstractContextManager[Any] = field(default_factory=RLock, repr=False, compare=False)
 
     @contextmanager
@@ -86,6 +89,7 @@ class LeadingMesh(Mesh):
             for process in self.processes:
                 process.close()
             super().close()
+            self.leave()
 
     def _give_up(self) -> None:
         """Speak to no rank any more: they are in the middle of something, and would not hear of a stop."""
@@ -120,24 +124,26 @@ def lead(
     Raises UsageError if one cannot be started, or ends before it is there.
     """
     size = len(devices)
-    store = rendezvous(place.host, 0, size, leads=True, seconds=STARTS)
-    shared = {**options, "host": place.host, "port": store.port, "size": size, "seconds": seconds}
+    meeting = kept(place.host, size, place.own, STARTS)
+    shared = {**options, "meeting": meeting.options, "size": size, "seconds": seconds}
     each = [{**shared, "rank": rank, "device": device} for rank, device in enumerate(devices)]
     makers = [partial(_started, place, rank, module, each[rank]) for rank in range(1, size)]
-    processes = tuple(started(makers))
+    processes: tuple[Process, ...] = ()
     try:
+        processes = tuple(started(makers))
         for rank, process in enumerate(processes, start=1):
             try:
                 process.receive(STARTS)  # once it has imported what it needs
             except PeerLost as gone:
-                words = f"learner.ranks: rank {rank} did not start: {gone}{last_line(process)}"
+                words = f"learner.ranks: rank {rank} did not start: {gone}{last_line(process)}{gone.remedy}"
                 raise UsageError(words) from None
-        own = connect(store, 0, size, devices[0], seconds=seconds)
+        own = meeting.place.joined(0, size, devices[0], seconds, meeting.store)
     except BaseException:
         for process in processes:
             process.close()
+        meeting.close()
         raise
-    return LeadingMesh(0, size, own.device, own.shards, own.waiting, processes, seconds, go_on)
+    return LeadingMesh(0, size, own.device, own.shards, own.waiting, processes, seconds, go_on, meeting.close)
 
 
 def of_ranks(error: RuntimeError) -> bool:
