@@ -1,4 +1,4 @@
-"""What must stay: the reference between two renewals, what adapters freeze, and what a checkpoint has put back."""
+"""Fixed things: the reference between two renewals, what adapters freeze, and what a checkpoint has put back."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from groupwise.core.records import Batch
 from groupwise.diagnostics.tolerance import NumericalNoise
+from groupwise.diagnostics.witness.plain.gates import gates_under_replay
 from groupwise.diagnostics.witness.plain.model import gap
 from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, Unmeasured, differs
 from groupwise.health.checks import MODEL_IS_TRAINED
@@ -25,6 +26,7 @@ Named = Callable[[], Mapping[str, Tensor]]
 class HasReference(Protocol):
     """Learner, as far as its reference and its trained weights are looked at."""
 
+    model: Any
     mesh: Any
     optimizer: Any
     routers: Any
@@ -54,10 +56,11 @@ class FixedReading(Reading):
         self._learner, self._renewed, self._rounding = learner, renewed, rounding
         self._old_from_engine, self._files = old_from_engine, files
         self._rows: Batch | None = None
+        self._replays = False
 
     def restart(self, step: int, rate_factor: float) -> None:
-        """Take the reference of the next slow step for the one that stays."""
-        self._rows = None
+        """Take the reference of the next slow step for the one that stays, and try a replay again."""
+        self._rows, self._replays = None, False
 
     def put_back(self, folder: Path) -> Said:
         """Compare what the run goes on with with the files that it was put back from."""
@@ -86,6 +89,14 @@ class FixedReading(Reading):
         assert again is not None
         about = "what the reference says of completions of an earlier step, which must stay"
         yield gap(about, again, self._rows.need("logp_ref"), self._rows.mask, None)
+
+    def minibatch(self, seen: StepSeen, minibatch: Batch) -> Said:
+        """Try once whether experts that are replayed have the weights of today's routers."""
+        learner = self._learner
+        if seen.slow and not self._replays and learner.routers and learner.mesh.alone:
+            self._replays = True
+            return gates_under_replay(learner.model, learner.routers, minibatch)
+        return ()
 
     def _after_renewal(self, seen: StepSeen) -> Said:
         batch = seen.batch

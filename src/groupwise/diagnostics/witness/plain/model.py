@@ -15,7 +15,6 @@ from groupwise.core.records import Batch, UpdateResult
 from groupwise.diagnostics.checks import FLOAT32_LIMIT, MOST_TOKENS, OUTLIER
 from groupwise.diagnostics.tolerance import Limits, NumericalNoise
 from groupwise.diagnostics.witness.plain.forward import Plain, last_values
-from groupwise.diagnostics.witness.plain.gates import gates_under_replay
 from groupwise.diagnostics.witness.plain.slopes import (
     Found,
     ReadCritic,
@@ -28,7 +27,6 @@ from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, S
 from groupwise.health.checks import Invariant
 from groupwise.models.forward.heads import halves
 from groupwise.models.moe.record import routers
-from groupwise.models.moe.settings import ReplayFrom
 from groupwise.models.on_host import on_device
 
 #: Times the tokens of an update that a reading of the whole minibatch runs at most: its padded rows repeat what packed
@@ -118,8 +116,6 @@ class ModelReading(Reading):
         yield from self._compared(seen, self.policy)
         if full:
             yield from self._reference(plain, minibatch)
-            if plain.routers and learner.routing.replay is not ReplayFrom.NONE:
-                yield from gates_under_replay(plain.model, plain.routers, minibatch)
         if self._critic is not None:
             yield from self._valued(minibatch)  # whose rows the critic runs padded too
 
