@@ -27,6 +27,7 @@ from groupwise.training.critic import Critic, CriticSettings
 from groupwise.training.learner import AdaptedLearner, Learner, LearnerSettings
 from groupwise.training.optimizer import Optimizer
 from tests.laws.test_split import make_batch
+from tests.models.test_what_is_refused import CHANGED, model_of
 from tests.moe_policy import save_moe
 
 SETTINGS = LearnerSettings(learning_rate=1e-3, clip_norm=0.05, weight_decay=0.1, tokens_per_microbatch=60)
@@ -119,6 +120,13 @@ def test_rows_that_are_read_anew_are_read_from_there(policy):
     minibatch = sampled(learner, read_from=read_from, mask=mask)
     assert not found(read(learner, minibatch))
     assert "logp_old" in found(read(learner, dataclasses.replace(minibatch, read_from=None)))
+
+
+@pytest.mark.parametrize("name", ["cap", "multiplied"])
+def test_logits_that_a_model_caps_or_scales_are_read(name):
+    config = type(CHANGED[name])(**{**CHANGED[name].to_dict(), "initializer_range": 0.5})
+    learner = Learner(model_of(config), model_of(config), SETTINGS, 0.7, 10)
+    assert not found(read(learner, sampled(learner)))
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral"])

@@ -216,6 +216,34 @@ def test_a_program_that_is_killed_from_outside_is_judged_all_the_same(whole: boo
         assert made.struck == 1
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_trial_of_the_layers_that_is_killed_from_outside_is_made_once_more(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box_module, "_PROBE", "import time\ntime.sleep(0.6)\n" + box_module._PROBE)
+    made = Sandbox()
+    killed = set[int]()
+
+    def kill() -> None:
+        while len(killed) < times:
+            time.sleep(0.3)
+            if made._zygote is not None:
+                for pid in set(escapes.descendants(made._zygote.process.pid)[-1:]) - killed:
+                    killed.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    with made:
+        killer.start()
+        if times == 1:
+            assert made.run("print(1)").stdout == "1\n"
+        else:
+            with pytest.raises(RunError, match="was killed from outside twice"):
+                made.run("print(1)")
+        killer.join()
+        assert made.struck == times
+
+
 def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("groupwise.rewards.zygote.ORDER", 0.3)
     with Sandbox() as made:

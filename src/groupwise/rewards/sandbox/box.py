@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from groupwise.core.errors import RunError, UsageError
@@ -169,7 +170,13 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
                 f"completions cannot be run safely here: this machine lacks {self._layers.missing}; "
                 f'to run them nevertheless write task.sandbox = "{ACCEPTED}"'
             )
-        probe = Job(zygote, Limits(seconds=20), {"mode": "run", "program": _PROBE}).finish()
+        job = partial(Job, zygote, Limits(seconds=20), {"mode": "run", "program": _PROBE}, "", self._count_struck)
+        struck, probe = self.struck, job().finish()
+        if self.struck > struck:
+            struck, probe = self.struck, job().finish()
+        if self.struck > struck:
+            self.close()
+            raise RunError(f"sandbox ({self._layers}): the program that tries its layers was killed from outside twice")
         if probe.kind is not Kind.FINISHED or probe.stdout:
             self.close()
             holes = probe.stdout.split() or f"{probe.kind}: {probe.detail}"

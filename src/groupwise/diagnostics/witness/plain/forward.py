@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from groupwise.core.records import Batch
 from groupwise.models.forward.adjustment import Adjustment
-from groupwise.models.forward.heads import halves
+from groupwise.models.forward.heads import changed_logits, halves
 from groupwise.models.moe.record import Router, record_routes
 from groupwise.models.moe.replay import replay_routes
 
@@ -118,7 +118,7 @@ class Plain:
         early  tokens that may not be an end
         ids    [M,K] that sampling kept, -1 where it kept fewer; None: it left none out
         """
-        x = head(states)
+        x = changed_logits(self.model, head(states))
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if self.adjustment.bias is not None:
             x = x + self.adjustment.bias.to(x)
