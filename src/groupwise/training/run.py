@@ -93,7 +93,7 @@ class Training:
         parts.learner.optimizer.factor = self.progress.rate_factor
         parts.engine.load_weights(parts.learner.weights(), version=self.progress.step)
         parts.probe.restart()
-        parts.witness.restart(self.progress.step, self.progress.rate_factor)
+        parts.witness.restart(self.progress.step, self.progress.rate_factor, folder)
 
     def way_back(self) -> Path | None:
         """Return the checkpoint to go back to from warnings of this step."""

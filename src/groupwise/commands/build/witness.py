@@ -1,10 +1,11 @@
 """Witness of a run: the rules that its recipe gives, and the readings that are made of each step by them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe
@@ -14,6 +15,7 @@ from groupwise.diagnostics.tolerance import Limits
 from groupwise.diagnostics.witness.again import is_ours
 from groupwise.diagnostics.witness.credit import CreditReading
 from groupwise.diagnostics.witness.draws import DrawsReading, ProblemsReading
+from groupwise.diagnostics.witness.fixed import FixedReading, Named
 from groupwise.diagnostics.witness.groups import GroupsReading
 from groupwise.diagnostics.witness.plain.gradient import GradientReading
 from groupwise.diagnostics.witness.plain.model import ModelReading
@@ -26,11 +28,13 @@ from groupwise.diagnostics.witness.trains import TrainsReading
 from groupwise.diagnostics.witness.updates import UpdatesReading
 from groupwise.diagnostics.witness.witness import Witness
 from groupwise.health.checks import LOSS_BY_DEFINITION, MODEL_IS_TRAINED, UPDATE_AS_ASKED
+from groupwise.models.adapters.lora import MATRICES
 from groupwise.models.scalar_heads import RewardModel
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection
+from groupwise.training.checkpoint import CRITIC, CRITIC_OPTIMIZER, OPTIMIZER, POLICY
 from groupwise.training.critic import Critic
-from groupwise.training.learner import Learner
+from groupwise.training.learner import AdaptedLearner, Learner
 from groupwise.training.numerical_noise import UnshardedPolicy
 from groupwise.training.optimizer import OptimizerSettings
 
@@ -101,10 +105,38 @@ def _plain_readings(
     of_steps = (recipe.waiting_steps, recipe.old_from_engine, scored)
     model = ModelReading(MODEL_IS_TRAINED, row, learner, critic, limits, whole, *of_steps)
     return [
+        FixedReading(
+            learner,
+            recipe.reference.every,
+            recipe.old_from_engine,
+            rounding=lambda: limits.tolerance.reference,
+            files=_put_back_into(learner, critic),
+        ),
         ObjectiveReading(LOSS_BY_DEFINITION, row, losses, learner.bf16, critic and critic.clip),
         model,
         GradientReading(UPDATE_AS_ASKED, model, row, learner, critic, (recipe.learner, recipe.critic)),
     ]
+
+
+def _put_back_into(learner: Learner, critic: Critic | None) -> dict[str, Named]:
+    """Say what each file of a checkpoint is put back into, where one process holds all of it."""
+
+    def matrices() -> Mapping[str, Tensor]:
+        return learner.adapters.matrices if isinstance(learner, AdaptedLearner) else {}
+
+    def moments(model: nn.Module, adamw: Optimizer) -> Mapping[str, Tensor]:
+        named = [(name, adamw.state.get(parameter, {})) for name, parameter in model.named_parameters()]
+        return {f"{name}/{entry}": x for name, own in named for entry, x in own.items() if isinstance(x, Tensor)}
+
+    files: dict[str, Named] = {
+        f"{POLICY}/model.safetensors": lambda: dict(learner.model.named_parameters()),
+        f"{POLICY}/{MATRICES}": matrices,
+        OPTIMIZER: lambda: moments(learner.model, learner.optimizer.adamw),
+    }
+    if critic is not None:
+        files[CRITIC] = lambda: dict(critic.model.named_parameters())
+        files[CRITIC_OPTIMIZER] = lambda: moments(critic.model, critic.optimizer.adamw)
+    return files
 
 
 def own_code(plan: Plan) -> bool:
@@ -128,6 +160,7 @@ def rules_of(recipe: Recipe) -> Rules:
         each=recipe.scoring.combine == "after",
         learner=_updates(recipe.learner, faster, (recipe.steps - waiting) * each_step),
         critic=critic,
+        truncates=recipe.sampling.truncates,
     )
 
 

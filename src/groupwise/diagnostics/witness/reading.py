@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -97,6 +98,10 @@ class Reading:
 
         rate_factor  what returns from collapses have made of the policy's learning rate
         """
+
+    def put_back(self, folder: Path) -> Said:
+        """Read the run as a checkpoint's folder has left it, after `restart`."""
+        return ()
 
     def begin(self, seen: StepSeen) -> Said:
         """Read the step before its first update, under the weights that it begins with."""

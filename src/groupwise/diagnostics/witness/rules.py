@@ -35,6 +35,7 @@ class Rules:
     each        rewards are compared one by one, and added afterwards
     learner     of the policy's optimizer
     critic      of the critic's; None where there is none
+    truncates   sampling leaves ids out, by top-p, top-k or min-p
     """
 
     groups: int
@@ -46,3 +47,4 @@ class Rules:
     each: bool
     learner: UpdateRules
     critic: UpdateRules | None = None
+    truncates: bool = True

@@ -48,6 +48,9 @@ class TrainsReading(Reading):
             yield apart(rows.place, batch.token_version, rows.version, 0.0, look)
         oldest = torch.where(rows.own, rows.version, rows.version.max()).amin(1)
         yield apart(rows.place, batch.version, oldest, 0.0, "the oldest weights that sampled it")
+        if batch.support is not None and not seen.rules.truncates:
+            words = "the engine left ids out, and [sampling] asks for all of them; look at what the engine is asked for"
+            yield differs("the support of the step's tokens", words)
         for name, column in (("support", batch.support), ("routes", batch.routes_engine)):
             for row, (theirs, completion) in enumerate(zip(column or (), rows.completions, strict=False)):
                 if theirs is not getattr(completion, name):

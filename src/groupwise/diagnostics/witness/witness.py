@@ -1,6 +1,7 @@
 """The witness of a run: shows each moment of a step to every reading, and makes a check of each subject."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from groupwise.core.errors import one_line
 from groupwise.core.numbers.metrics import Value
@@ -33,12 +34,13 @@ class Witness:
         self._seen: StepSeen | None = None
         self._slow_due = FIRST
 
-    def restart(self, step: int, rate_factor: float) -> None:
-        """Forget what came before, as each reading does."""
+    def restart(self, step: int, rate_factor: float, folder: Path) -> None:
+        """Forget what came before, as each reading does, and read what the checkpoint in `folder` has put back."""
         self._slow_due, self._seen = FIRST, None
         self._said.clear()
         for reading in self._readings:
             reading.restart(step, rate_factor)
+            self._take(reading, lambda reading=reading: reading.put_back(folder))
 
     def begin(self, step: int, result: RolloutResult, batch: Batch) -> None:
         """Read a step whose batch has its credit, before its first update."""

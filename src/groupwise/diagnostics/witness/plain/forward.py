@@ -3,8 +3,9 @@ forward and attention, log-probabilities by log_softmax; no packing, no layers o
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from groupwise.core.records import Batch
 from groupwise.models.forward.adjustment import Adjustment
 from groupwise.models.forward.heads import changed_logits, halves
-from groupwise.models.moe.record import Router, record_routes, router_logits
+from groupwise.models.moe.record import Router, record_routes
 from groupwise.models.moe.replay import replay_routes
 
 #: Padded tokens of one forward at most, where a row that is longer is one by itself; and logits that are made at once.
@@ -75,7 +76,7 @@ class Plain:
                     stack.enter_context(replay_routes(backbone, *_placed(rows.routes, parts)))
                 recorded = stack.enter_context(record_routes(backbone))
                 if router_losses:
-                    logits = stack.enter_context(router_logits(self.routers))
+                    logits = stack.enter_context(logits_of(self.routers))
             out = run(backbone, rows, parts).last_hidden_state
         device = out.device
         logp, entropy = self._scored(head, out[item.to(device), place.to(device)], rows, wanted)
@@ -132,6 +133,21 @@ class Plain:
         log_p = x.log_softmax(1)
         entropy = -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0.0)).sum(1)
         return own - x.logsumexp(1), entropy
+
+
+@contextmanager
+def logits_of(routers: Sequence[Router]) -> Iterator[list[Tensor]]:
+    """Collect what routers say of their experts in the forward inside, [tokens,E] a layer each, with its gradient."""
+    logits: list[Tensor] = []
+
+    def after(experts: int, module: nn.Module, args: Any, output: Any) -> None:
+        every = output if isinstance(output, tuple | list) else (output,)
+        logits.append(next(x for x in every if x.is_floating_point() and x.shape[-1] == experts))
+
+    with ExitStack() as stack:
+        for router in routers:
+            stack.enter_context(router.module.register_forward_hook(partial(after, router.experts)))
+        yield logits
 
 
 def values(model: Any, rows: Batch) -> Tensor:

@@ -87,7 +87,8 @@ class ModelReading(Reading):
     def _scored(self, seen: StepSeen) -> Said:
         """Read the reward model's scores of some completions."""
         pairs = [(g.prompt.tokens, c) for g in seen.result.groups for c in g.completions if c.learned is not None]
-        few = pairs[:: max(1, len(pairs) // SCORED)][:SCORED]
+        apart = max(1, 2 * len(pairs) // SCORED)
+        few = [*pairs[::apart], *pairs[::-apart]][:SCORED]  # first and last ones of groups
         with on_device(self._reward, self._learner.device), torch.no_grad():
             ours = [last_values(self._reward, (*prompt, *completion.tokens)) for prompt, completion in few]
         theirs = torch.tensor([float(completion.learned or 0.0) for _, completion in few])
