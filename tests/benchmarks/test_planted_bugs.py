@@ -22,7 +22,8 @@ def test_each_bug_can_be_planted(module: Module) -> None:
     for bug in everything:
         sound = (SOURCE / bug.file).read_text()
         changed = bugs.with_bug(bug, sound)
-        assert ast.parse(changed) and changed != sound, bug.name
+        assert ast.parse(changed), bug.name
+        assert changed != sound, bug.name
         assert bug.kind in module("bugs.kinds").KINDS
 
 

@@ -123,6 +123,7 @@ def test_a_card_that_fails_ends_the_run_in_one_line_and_the_run_goes_on_elsewher
             raise torch.AcceleratorError(FAILED)
         return step(self, *given)
 
+    fails.hooked = True  # type: ignore[attr-defined]  # else torch calls its hooks around this one too
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", fails)
         with pytest.raises(RunError) as ended:

@@ -85,7 +85,10 @@ def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
     for key, section in table.items():
         value = getattr(recipe.parse(table, "again"), key)
         if isinstance(value, Settings):
-            unread = {"preference": {"model", "path"}, "engine": OF_A_CHILD | {"cache_mib", "memory_share", "address"}}
+            unread = {
+                "preference": {"model", "path"},
+                "engine": OF_A_CHILD | {"cache_mib", "memory_share", "address", "key_file"},
+            }
             of_ray = set(PlacementSettings.model_fields) - {"restarts"}
             unread |= {"rollout": {"turn_tokens", "free"}, "placement": of_ray}
             unread = unread.get(key, set())
@@ -250,6 +253,7 @@ ELSEWHERE = (
     "engine.compile",
     "engine.memory_share",
     "engine.address",
+    "engine.key_file",
     "adapter.base",
     "device",
     "sampling.repetition_penalty",

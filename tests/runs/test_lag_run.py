@@ -82,7 +82,7 @@ def test_completions_that_wait_longer_than_the_plan_says_stop_the_run(
     def late(self: Rollout, wanted: int, *more: Any) -> Any:
         calls.append(wanted)
         if len(calls) == 3:
-            self.engine.version -= 2  # type: ignore[misc]
+            self.engine._engine.version -= 2  # type: ignore[attr-defined]
         return collect(self, wanted, *more)
 
     monkeypatch.setattr(Rollout, "collect", late)

@@ -23,24 +23,32 @@ class Disagreement:
 
     about   the thing: "row 3, column 12", "the prompt '1+1='"
     detail  both numbers, and where to look
+    wider   the limit once rounding has been measured again in the same step; None: the limit stays
     """
 
     about: str
     detail: str
     value: float
     limit: float
+    wider: Callable[[], float] | None = None
+
+    @property
+    def bound(self) -> float:
+        """The limit as it is known now."""
+        return self.limit if self.wider is None else max(self.limit, self.wider())
 
     @property
     def real(self) -> bool:
         """True if the readings differ; a distance that is no number is a difference."""
-        return not self.value <= self.limit
+        return not self.value <= self.bound
 
     @property
     def size(self) -> float:
         """Distance in limits."""
         if math.isnan(self.value):
             return math.inf
-        return self.value / self.limit if self.limit else math.inf if self.value else 0.0
+        bound = self.bound
+        return self.value / bound if bound else math.inf if self.value else 0.0
 
 
 @dataclass(frozen=True)

@@ -107,4 +107,4 @@ class Witness:
             return unread(subject, why)
         worst = max(found, key=lambda one: one.size)
         cause = f"{worst.about}: {worst.detail}; {subject.cause}" if worst.real else ""
-        return read_twice(subject, worst.value, worst.limit, cause, self._stops)
+        return read_twice(subject, worst.value, worst.bound, cause, self._stops)

@@ -5,6 +5,7 @@ of policy and critic the gradient of the loss by its definition, by plain autogr
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.records import Batch, UpdateResult
 from groupwise.diagnostics.checks import FLOAT32_LIMIT, MOST_TOKENS, OUTLIER
-from groupwise.diagnostics.tolerance import Limits, NumericalNoise
+from groupwise.diagnostics.tolerance import Limits, NumericalNoise, Tolerance
 from groupwise.diagnostics.witness.plain.forward import Plain, last_values
 from groupwise.diagnostics.witness.plain.slopes import (
     Found,
@@ -40,6 +41,9 @@ MARGIN = 3.0
 EXACT, ROUNDED = 1e-4, 0.1
 #: Completions that the reward model scores again.
 SCORED = 8
+
+#: Choice of one of the roundings that a run has measured.
+Rounding = Callable[[Tolerance], NumericalNoise | None]
 
 
 class ModelReading(Reading):
@@ -123,19 +127,18 @@ class ModelReading(Reading):
         return rows_to_read(minibatch, self._learner.packs, SMALL_PART, SMALL_PART)
 
     def _compared(self, seen: StepSeen, found: Found) -> Said:
-        rows, ours, tolerance = found.rows, found.answer.logp, self._limits.tolerance
+        rows, ours = found.rows, found.answer.logp
         same = same_routes(found.answer.routes, rows.routes)
         if rows.logp_old is not None and not self._old_from_engine:
-            yield gap("logp_old", rows.logp_old, ours, rows.mask & same, tolerance.passes)
+            yield self._gap("logp_old", rows.logp_old, ours, rows.mask & same, of_passes)
         newest = seen.step - 1
         fresh = rows.mask & (
             (rows.token_version == newest) if rows.token_version is not None else (rows.version == newest)[:, None]
         )
         fresh &= same_routes(found.answer.routes, rows.routes_engine)
         if fresh.any():
-            rounding = tolerance.engine.widened(tolerance.passes) if tolerance.engine else tolerance.passes
             about = f"logp_engine, of tokens that the weights after step {newest} sampled"
-            yield gap(about, rows.logp_engine, ours, fresh, rounding)
+            yield self._gap(about, rows.logp_engine, ours, fresh, of_the_engine)
         else:
             yield Unmeasured("no token of the minibatch was sampled by the weights that the step begins with")
 
@@ -154,7 +157,7 @@ class ModelReading(Reading):
             other = Plain(model, plain.temperature, plain.adjustment, own)
             with torch.no_grad():
                 ours = read_rows(other, dropped_routes(rows), learner)
-        yield gap("logp_ref", rows.need("logp_ref"), ours.logp, rows.mask, self._limits.tolerance.reference)
+        yield self._gap("logp_ref", rows.need("logp_ref"), ours.logp, rows.mask, lambda tolerance: tolerance.reference)
 
     def _valued(self, rows: Batch) -> Said:
         critic = self._critic
@@ -177,11 +180,21 @@ class ModelReading(Reading):
             found.gradients.clear()
             yield Unmeasured("the update ran tokens on other experts than a plain forward chose: two were equal")
         ran = rows.mask & same & (update.seen.logp_live != 0)  # rows without a gradient may not have been run
-        yield gap("logp_live of the first update", update.seen.logp_live, found.answer.logp, ran, self._passes)
+        live = update.seen.logp_live
+        yield self._gap("logp_live of the first update", live, found.answer.logp, ran, of_passes)
 
-    @property
-    def _passes(self) -> NumericalNoise | None:
-        return self._limits.tolerance.passes
+    def _gap(self, about: str, theirs: Tensor, ours: Tensor, mask: Tensor, rounding: Rounding) -> Disagreement:
+        return gap(about, theirs, ours, mask, lambda: rounding(self._limits.tolerance))
+
+
+def of_passes(tolerance: Tolerance) -> NumericalNoise | None:
+    """Return the rounding of two passes of the learner."""
+    return tolerance.passes
+
+
+def of_the_engine(tolerance: Tolerance) -> NumericalNoise | None:
+    """Return the rounding between engine and learner, which a plain forward in float32 may be away from both."""
+    return tolerance.engine.widened(tolerance.passes) if tolerance.engine else tolerance.passes
 
 
 def rows_to_read(minibatch: Batch, packs: bool, most: float, part: float) -> Tensor:
@@ -222,20 +235,28 @@ def dropped_routes(rows: Batch) -> Batch:
     return replace(rows, routes=None)
 
 
-def gap(about: str, theirs: Tensor, ours: Tensor, mask: Tensor, rounding: NumericalNoise | None) -> Disagreement:
+def gap(
+    about: str, theirs: Tensor, ours: Tensor, mask: Tensor, rounding: Callable[[], NumericalNoise | None]
+) -> Disagreement:
     """Compare log-probabilities as a run's other checks do: most tokens, or the worst by a tenth; or their mean, if
-    rounding was measured.
+    rounding was measured, with the limit of what is measured when the step is judged.
     """
     size = (theirs.double() - ours)[mask].abs().nan_to_num(nan=torch.inf)
     if not len(size):
         return Disagreement("", "", 0.0, FLOAT32_LIMIT)
-    if rounding is not None:
-        value, limit = float(size.mean()), MARGIN * rounding.limit(len(size))
+    count, wider = len(size), None if rounding() is None else partial(_widest, rounding, len(size))
+    if wider is not None:
+        value, limit = float(size.mean()), wider()
     else:
-        most = size.kthvalue(max(1, round(MOST_TOKENS * len(size)))).values
+        most = size.kthvalue(max(1, round(MOST_TOKENS * count))).values
         value, limit = float(torch.maximum(most, size.max() / OUTLIER)), FLOAT32_LIMIT
     words = f"{len(size)} tokens are {float(size.mean()):.3g} nats in the mean, {float(size.max()):.3g} at most, from "
-    return Disagreement(about, f"{words}a plain forward of its model", value, limit)
+    return Disagreement(about, f"{words}a plain forward of its model", value, limit, wider)
+
+
+def _widest(rounding: Callable[[], NumericalNoise | None], tokens: int) -> float:
+    measured = rounding()
+    return MARGIN * measured.limit(tokens) if measured else 0.0
 
 
 def column(about: str, theirs: Tensor, ours: Tensor, mask: Tensor, limit: float) -> Disagreement:
