@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import socket
 import stat
-from collections.abc import Iterator
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import FileStore, HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from groupwise.core.errors import UsageError
 from groupwise.core.processes import network
@@ -20,14 +23,11 @@ from groupwise.training.ranks.meeting import KeptMeeting, Meeting, kept
 
 
 @pytest.fixture(params=["memory", "folder"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptMeeting]:
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> KeptMeeting:
     """Of ranks of one machine, one without files in memory too."""
     if request.param == "folder":
         monkeypatch.delattr(os, "memfd_create")
-    held = kept("127.0.0.1", 2, own=True, seconds=5.0)
-    yield held
-    if os.path.exists(held.place.file):
-        held.close()
+    return kept("127.0.0.1", 2, own=True, seconds=5.0)
 
 
 def outcome_in_a_fork(user: int, path: str) -> int:
@@ -45,7 +45,7 @@ def outcome_in_a_fork(user: int, path: str) -> int:
 
 def test_ranks_of_one_machine_meet_where_no_stranger_can_come(place: KeptMeeting) -> None:
     before = network._listening()
-    kept("127.0.0.1", 2, own=True, seconds=5.0).close()
+    kept("127.0.0.1", 2, own=True, seconds=5.0)
     assert network._listening() == before
     other = Meeting(**place.options)._reached(2)
     other.set("rank 1", "a card")
@@ -60,11 +60,26 @@ def test_another_user_of_the_machine_is_kept_out(place: KeptMeeting) -> None:
     assert outcome_in_a_fork(65534, place.place.file) == 1
 
 
-def test_nothing_is_left_of_it_and_whoever_comes_late_is_told_so(place: KeptMeeting) -> None:
-    place.close()
-    assert not os.path.exists(place.place.file)
-    with pytest.raises(UsageError, match=r"^the ranks' meeting point /.* is not there, .*: rank 0 has ended$"):
-        meetings._in(place.place.file, 1.0)
+def test_a_store_that_is_collected_late_writes_into_no_other_file(place: KeptMeeting, tmp_path: Path) -> None:
+    """torch's store opens its path once more and writes there when it goes, long after the ranks have met."""
+    file, store = place.place.file, FileStore(place.place.file)
+    store.set("rank 1", "a card")
+    with ExitStack() as files:
+        others = [files.enter_context((tmp_path / str(i)).open("w+b")) for i in range(20)]
+        del store
+        gc.collect()
+        assert all(os.fstat(other.fileno()).st_size == 0 for other in others)
+        assert os.path.exists(file)
+
+
+def test_nothing_is_left_of_it_and_whoever_comes_late_is_told_so(tmp_path: Path) -> None:
+    makes = "from groupwise.training.ranks.meeting import kept\nprint(kept('127.0.0.1', 2, True, 5.0).place.file)\n"
+    for memory in ("", "import os\ndel os.memfd_create\n"):
+        made = subprocess.run([sys.executable, "-c", memory + makes], capture_output=True, text=True, check=True)
+        file = made.stdout.strip()
+        assert not os.path.exists(file)
+        with pytest.raises(UsageError, match=r"^the ranks' meeting point /.* is not there, .*: rank 0 has ended$"):
+            meetings._in(file, 1.0)
 
 
 def test_ranks_of_one_machine_hear_one_another_on_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

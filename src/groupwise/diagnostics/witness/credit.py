@@ -32,6 +32,7 @@ class CreditReading(Reading):
     """Rewards by the shaping's equation, less the KL penalty where it is in the reward; then advantages and returns."""
 
     subject = CREDIT_BY_DEFINITION
+    rests = True
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._row = algorithm

@@ -65,21 +65,22 @@ class DrawsReading(Reading):
 
     def _answered(self, seen: StepSeen) -> Iterator[Disagreement]:
         """Look for each completion that was sampled here among the answers to its own prompt."""
-        direct = {
-            (one.request.tokens, answer, one.version)
-            for heard in self._heard
-            for one in heard
-            for answer in one.answers
-        }
         others = [
             (group, number, completion)
             for group in seen.result.generated
             for number, completion in enumerate(group.completions)
-            if (group.prompt.tokens, completion.tokens, completion.spans[-1].version) not in direct
         ]
-        if not others:
-            return
-        whole = {(prompt + answer, version) for prompt, answer, version in direct}
+        for heard in reversed(self._heard):  # most are answers of the step itself
+            direct = {(one.request.tokens, answer, one.version) for one in heard for answer in one.answers}
+            others = [
+                (group, number, completion)
+                for group, number, completion in others
+                if (group.prompt.tokens, completion.tokens, completion.spans[-1].version) not in direct
+            ]
+            if not others:
+                return
+        every = (one for heard in self._heard for one in heard)
+        whole = {(one.request.tokens + answer, one.version) for one in every for answer in one.answers}
         for group, number, completion in others:
             last = _up_to_last(group.prompt, completion)
             if last is not None and last[1] >= self._since and last not in whole:
@@ -110,25 +111,30 @@ class ProblemsReading(Reading):
     def __init__(self, task: Task, train: Sequence[Sample] | None) -> None:
         self._task, self._count = task, None if train is None else len(train)
         self._by_key = isinstance(task, PlaysTurns)  # an environment may add to a prompt
-        self._drawn: Counter[str] = Counter()
+        self._drawn, self._draws = Counter[str](), 0
         self._evaluated: set[object] = set()
         self._heldout: set[object] | None = None
 
     def restart(self, step: int, rate_factor: float) -> None:
         """Forget which problems came."""
+        self._forget()
+
+    def _forget(self) -> None:
         self._drawn.clear()
+        self._draws = 0
 
     def begin(self, seen: StepSeen) -> Said:
         """Count the problems that were drawn, and look for those that are evaluated among them."""
         if self._count is not None:
             for group in seen.result.generated:
                 self._drawn[group.prompt.sample.key] += 1
+                self._draws += 1
                 if self._drawn[group.prompt.sample.key] > 2:
-                    words = f"it was drawn 3 times within {self._drawn.total()} draws of {self._count} problems"
+                    words = f"it was drawn 3 times within {self._draws} draws of {self._count} problems"
                     yield differs(f"the problem {group.prompt.sample.key}", f"{words}; look at the order of draws")
-                    self._drawn.clear()
-                if self._drawn.total() >= self._count:
-                    self._drawn.clear()
+                    self._forget()
+                if self._draws >= self._count:
+                    self._forget()
         trained = (group.prompt.sample for group in seen.result.groups)
         both = [sample for sample in trained if self._name(sample) in self._evaluated]
         if not both:

@@ -19,6 +19,7 @@ class GroupsReading(Reading):
     """Each row is one completion behind its own prompt, in its own group, with its own score."""
 
     subject = GROUPS_AS_SAMPLED
+    rests = True
 
     def __init__(self, keep: Filter) -> None:
         self._filter = keep

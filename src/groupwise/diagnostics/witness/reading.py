@@ -89,9 +89,11 @@ class Reading:
     """A reading of one subject. Each method is called at its moment of a step and says how far two readings differ.
 
     subject  the invariant that it is a check of
+    rests    whether it needs nothing of the steps before, and so may leave some out
     """
 
     subject: Invariant
+    rests = False
 
     def restart(self, step: int, rate_factor: float) -> None:
         """Forget what came before: the run goes on from its state after `step`.

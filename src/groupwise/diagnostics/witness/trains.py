@@ -30,6 +30,7 @@ class TrainsReading(Reading):
     """Each token that the policy wrote trains once a pass, with the weight of the aggregate's definition."""
 
     subject = TRAINS_WHAT_WAS_SAID
+    rests = True
 
     def __init__(self, aggregate: Aggregate) -> None:
         self._aggregate = aggregate

@@ -14,6 +14,9 @@ from groupwise.health.checks import Invariant
 
 #: Steps with a slow reading after a start.
 FIRST = 2
+#: Steps of which readings that may rest read one, behind those with slow readings: they take most of the time, and what
+#: goes wrong later goes wrong in more than one step.
+EACH = 3
 
 
 class Witness:
@@ -32,7 +35,7 @@ class Witness:
         self._masks_truncated = masks_truncated
         self._said: dict[str, list[Disagreement | Unmeasured]] = {}
         self._seen: StepSeen | None = None
-        self._slow_due = FIRST
+        self._slow_due, self._awake = FIRST, list(readings)
 
     def restart(self, step: int, rate_factor: float, folder: Path) -> None:
         """Forget what came before, as each reading does, and read what the checkpoint in `folder` has put back."""
@@ -46,34 +49,36 @@ class Witness:
         """Read a step whose batch has its credit, before its first update."""
         slow = self._slow_due > 0 or step % self._every == 0 or 0 < step - self._rules.waiting <= FIRST
         self._seen = seen = StepSeen(step, result, batch, self._rules, self._masks_truncated, slow)
+        every = slow or step % EACH == 0
+        self._awake = [reading for reading in self._readings if every or not reading.rests]
         self._slow_due -= 1
-        for reading in self._readings:
+        for reading in self._awake:
             self._take(reading, lambda reading=reading: reading.begin(seen))
 
     def minibatch(self, minibatch: Batch) -> None:
         """Read a weighted minibatch before its updates."""
         if (seen := self._seen) is not None:
-            for reading in self._readings:
+            for reading in self._awake:
                 self._take(reading, lambda reading=reading: reading.minibatch(seen, minibatch))
 
     def critic_updated(self, minibatch: Batch, metrics: Mapping[str, Value]) -> None:
         """Read what an update of the critic did."""
         if (seen := self._seen) is not None:
-            for reading in self._readings:
+            for reading in self._awake:
                 self._take(reading, lambda reading=reading: reading.critic_updated(seen, minibatch, metrics))
 
     def updated(self, minibatch: Batch, update: UpdateResult) -> None:
         """Read what an update of the policy did."""
         if (seen := self._seen) is not None:
-            for reading in self._readings:
+            for reading in self._awake:
                 self._take(reading, lambda reading=reading: reading.updated(seen, minibatch, update))
 
     def checks(self) -> list[Check]:
         """Read the step's end -> a check of each subject, of all that was said since the last time."""
         if (seen := self._seen) is not None:
-            for reading in self._readings:
+            for reading in self._awake:
                 self._take(reading, lambda reading=reading: reading.end(seen))
-        return self._checks([reading.subject for reading in self._readings])
+        return self._checks([reading.subject for reading in self._awake])
 
     def evaluated(self, step: int, groups: Sequence[Group]) -> list[Check]:
         """Read the answers of an evaluation -> a check of each subject that has something to say of them."""

@@ -6,7 +6,7 @@ variables. `given_ranks` alone reads these.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -49,14 +49,12 @@ class LeadingMesh(Mesh):
     processes  of ranks 1 and on
     seconds    that one may keep the others waiting
     go_on      what a person can do after a rank was lost
-    leave      takes away where the ranks have met
     turn       held while the ranks do something: a thread that samples ahead scores with them too
     """
 
     processes: tuple[Process, ...] = ()
     seconds: float = 0.0
     go_on: str = ""
-    leave: Callable[[], object] = lambda: None
     turn: AbstractContextManager[Any] = field(default_factory=RLock, repr=False, compare=False)
 
     @contextmanager
@@ -89,7 +87,6 @@ class LeadingMesh(Mesh):
             for process in self.processes:
                 process.close()
             super().close()
-            self.leave()
 
     def _give_up(self) -> None:
         """Speak to no rank any more: they are in the middle of something, and would not hear of a stop."""
@@ -141,9 +138,8 @@ def lead(
     except BaseException:
         for process in processes:
             process.close()
-        meeting.close()
         raise
-    return LeadingMesh(0, size, own.device, own.shards, own.waiting, processes, seconds, go_on, meeting.close)
+    return LeadingMesh(0, size, own.device, own.shards, own.waiting, processes, seconds, go_on)
 
 
 def of_ranks(error: RuntimeError) -> bool:

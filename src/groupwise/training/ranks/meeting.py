@@ -5,13 +5,13 @@ of its own user alone open it there, so that no stranger of the machine can say 
 of it when that process has ended, however it ends.
 """
 
+import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,10 @@ class Meeting:
 
 @dataclass(frozen=True)
 class KeptMeeting:
-    """Meeting place that this process keeps until it is closed."""
+    """Meeting place that this process keeps."""
 
     place: Meeting
     store: Store
-    close: Callable[[], object] = field(default=lambda: None)
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -69,22 +68,23 @@ def kept(host: str, size: int, own: bool, seconds: float) -> KeptMeeting:
     if not own:
         store = rendezvous(host, 0, size, leads=True, seconds=seconds)
         return KeptMeeting(Meeting(host=host, port=store.port), store)
-    file, away = _private_file()
-    return KeptMeeting(Meeting(file=file), _in(file, seconds), away)
+    file = _private_file()
+    return KeptMeeting(Meeting(file=file), _in(file, seconds))
 
 
-def _private_file() -> tuple[str, Callable[[], object]]:
-    """Make a file that this user's processes alone can open by its path -> the path, and what takes the file away."""
+def _private_file() -> str:
+    """Make a file that this user's processes alone can open by its path, and that is there until this one ends.
+
+    torch's store opens its path once more and writes there when it is collected, which may be long after the ranks have
+    ended: a file that has taken the number of a closed descriptor meanwhile would be read, and written to.
+    """
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("groupwise ranks", os.MFD_CLOEXEC)
-        away = partial(os.close, descriptor)
-        path = f"/proc/{os.getpid()}/fd/{descriptor}"
-    else:
-        folder = tempfile.mkdtemp(prefix="groupwise-ranks-")  # which is its owner's alone
-        away = partial(shutil.rmtree, folder, ignore_errors=True)
-        path = os.path.join(folder, "store")
-        Path(path).touch()
-    return path, away
+        return f"/proc/{os.getpid()}/fd/{os.memfd_create('groupwise ranks', os.MFD_CLOEXEC)}"
+    folder = tempfile.mkdtemp(prefix="groupwise-ranks-")  # which is its owner's alone
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder) / "store"
+    path.touch()
+    return str(path)
 
 
 def _in(file: str, seconds: float) -> Store:

@@ -34,6 +34,8 @@ class ObjectiveReading(Reading):
     clip    the critic's; None where there is none
     """
 
+    rests = True
+
     def __init__(
         self,
         subject: Invariant,
@@ -81,7 +83,8 @@ class ObjectiveReading(Reading):
         with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a user's own part may draw
             terms = loss_terms(self._row, given)
             yield self._of_loss(terms, minibatch, update)
-            yield from self._of_columns(terms, given, update.seen)
+            if seen.slow:  # they are what is shown of an update; what trains is in its loss
+                yield from self._of_columns(terms, given, update.seen)
 
     def _of_loss(self, terms: Terms, minibatch: Batch, update: UpdateResult) -> Disagreement:
         assert update.seen is not None
