@@ -206,9 +206,9 @@ def commit() -> str:
 
 
 def finished(file: Path) -> list[Row]:
-    """Read the rows so far; of a bug that was run again the last one."""
+    """Read the rows so far: of a bug that was run again the last one, and every sound run."""
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return list({(row.get("bug"), row["kind"], row.get("steps")): row for row in rows}.values())
+    return list({row.get("bug", number): row for number, row in enumerate(rows)}.values())
 
 
 def add(file: Path, row: Row) -> None:
@@ -221,10 +221,11 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     """Write the rows as the tables of docs/checks.md."""
     bugs = [(BUGS[row["bug"]], row) for row in rows if row.get("bug") in BUGS]
     yield f"{sum(row['found'] for _, row in bugs)} of {len(bugs)} found.\n"
-    yield "| bug | path | run | first effect | found at step | by |\n|---|---|---|---|---|---|"
+    yield "| bug | path | run | effect from step | found in step | by |\n|---|---|---|---|---|---|"
     for bug, row in sorted(bugs, key=lambda pair: [*BUGS].index(pair[0].name)):
-        at = row["step"] if row["by"] else "the end" if row["found"] else "not found"
-        yield f"| {bug.name} | {bug.path} | {bug.kind} | {bug.first} | {at} | {found_by(row)} |"
+        at = row["step"] if row["by"] else "the report" if row["found"] else "not"
+        by = found_by(row).replace("witness: ", "") or bug.missed
+        yield f"| {bug.name} | {bug.path} | {bug.kind} | {bug.first or 'before 1'} | {at} | {by} |"
     clean = [row for row in rows if "bug" not in row]
     if clean:
         yield "\n| sound run | steps | checks that failed |\n|---|---|---|"

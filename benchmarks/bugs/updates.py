@@ -72,6 +72,7 @@ UPDATES = (
         "rate = self.factor * self._rate(self.updates)",
         "rate = self.factor * self._rate(0)",
         kind="falling",
+        first=2,
     ),
     Bug(
         "betas in the wrong order",

@@ -88,7 +88,7 @@ class FixedReading(Reading):
             again = self._learner.reference_logprobs(self._rows)
         assert again is not None
         about = "what the reference says of completions of an earlier step, which must stay"
-        yield gap(about, again, self._rows.need("logp_ref"), self._rows.mask, None)
+        yield gap(about, again, self._rows.need("logp_ref"), self._rows.mask, lambda: None)
 
     def minibatch(self, seen: StepSeen, minibatch: Batch) -> Said:
         """Try once whether experts that are replayed have the weights of today's routers."""
@@ -106,7 +106,7 @@ class FixedReading(Reading):
             yield Unmeasured("nothing says what the policy was when the reference was renewed")
             return
         about = f"logp_ref, of the reference that reference.every = {self._renewed} renewed after the step before"
-        yield gap(about, batch.logp_ref, batch.logp_old.double(), batch.mask, self._rounding())
+        yield gap(about, batch.logp_ref, batch.logp_old.double(), batch.mask, self._rounding)
 
     def _trained(self) -> Iterator[Disagreement]:
         """Compare the weights that AdamW has with the adapters', where these alone train."""
