@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,7 +165,8 @@ def read(row: Algorithm, sign: float = 1.0, **tampered: Any) -> list[str]:
     columns = {"logp_live": live, "log_ratio": out.log_ratio, "share": out.share, "entropy": entropy, "kl": out.kl}
     seen = UpdateRecord(**{**columns, **{name: change(columns[name]) for name, change in tampered.items()}})
     reading, update = ObjectiveReading(LOSS_BY_DEFINITION, row, {}), UpdateResult(loss, 1.0, 1e-3, True, seen)
-    return found(reading.updated(None, minibatch, update))  # type: ignore[arg-type]
+    slow: Any = SimpleNamespace(slow=True)
+    return found(reading.updated(slow, minibatch, update))
 
 
 def test_the_loss_of_an_update_is_read_from_its_columns():
