@@ -358,8 +358,7 @@ def main() -> None:
     except GroupwiseError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt as interrupted:
-        error = StoppedAtOnce(interrupted)
-        _fail(str(error), error.exit_code)
+        _fail(str(error := StoppedAtOnce(interrupted)), error.exit_code)
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)
     except BrokenPipeError:  # whoever read the output has gone

@@ -182,10 +182,9 @@ def starting_policy(
     if warm.steps and not isinstance(task, Demonstrates):
         raise UsageError(f"warm_start.steps = {warm.steps}: {task} has no demonstrations to imitate; set it to 0")
     origin = TINY[model] if model in TINY else digest(load_policy(Path(model), training=True).model)
-    contents = task.contents if isinstance(task, Identified) else ""
+    tiny, contents = model in TINY, task.contents if isinstance(task, Identified) else ""
     if own := source_of(type(task)):  # its demonstrations are what its file says
         contents += own.sha256
-    tiny = model in TINY
     warm = warm.fitted(tiny)
     trained = () if tiny else (adapter, inspect.getsource(sys.modules[__name__]))
     where = () if tiny and device == "cpu" else (device,)  # another device rounds otherwise
