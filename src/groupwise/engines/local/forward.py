@@ -31,18 +31,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
-from groupwise.core.errors import UsageError
-from groupwise.engines.kinds import setting
 from groupwise.engines.local.cache import Held, PrefilledPrompts, first_tokens
 from groupwise.engines.local.columns import LayerWindows
-from groupwise.models.context import EVERY, windows
-from groupwise.models.files.folder import error_line, quiet
+from groupwise.models.context import EVERY
+from groupwise.models.files.folder import quiet
 from groupwise.models.moe.record import Router, on_output, record_routes, require_routers, route_dtype, tensors_in
 
 ATTENTION = "groupwise_rows"
-#: The layers that the engine knows, as configurations name them.
-ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-OTHER_ENGINE = f"set {setting(lambda kind: kind.own_layers)}"
 Forward = Callable[..., tuple[Tensor, ...]]
 S = TypeVar("S")
 
@@ -158,41 +153,12 @@ def logits_and_experts(model: Any, routers: Sequence[Router], **inputs: Any) -> 
     return logits, experts
 
 
-def require_sampled(model: Any) -> None:
-    """Raise UsageError for a model that runs by itself, but not as the engine runs it; device meta will do.
-
-    Tried on two tokens: the engine gives positions, a mask of each prompt, and a cache of each layer's keys and values.
-    """
-    what = f"the local engine cannot sample {type(model).__name__}"
-    other = sorted(set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - ATTENTION_LAYERS)
-    if other:
-        raise UsageError(f"{what}, which has {', '.join(other)} layers; {OTHER_ENGINE}")
-    positions = torch.arange(2)[None]
-    ids, prefill = positions.to(model.device), Prefill(model, pad=0)
-    masks = [_mask(positions, model.dtype, 2, window).to(model.device) for window in prefill.windows.kinds]
-    with torch.no_grad():
-        try:
-            model(input_ids=ids, use_cache=True)  # without a cache transformers looks for packed rows, in numbers
-        except Exception:  # it branches on a number, which device meta does not have
-            return
-        try:
-            _, _, memory = prefill.run(ids, ids, masks)
-        except Exception as error:
-            raise UsageError(
-                f"{what}: its forward pass refuses positions, a cache and a mask of [prompts,1,tokens,tokens], "
-                f"as models with alibi do ({type(error).__name__}: {error_line(error)}); {OTHER_ENGINE}"
-            ) from None
-    if len(memory) != 2 * model.config.get_text_config().num_hidden_layers:
-        raise UsageError(f"{what}, whose layers do not all keep keys and values of their own; {OTHER_ENGINE}")
-
-
 class Prefill:
     """Prompts of any lengths -> their keys, values and first logits, and their experts where `routes` asks for them."""
 
-    def __init__(self, model: Any, pad: int, routes: bool = False) -> None:
-        self._model, self._pad = model, pad
+    def __init__(self, model: Any, windows: LayerWindows, pad: int, routes: bool = False) -> None:
+        self._model, self.windows, self._pad = model, windows, pad
         self._routers = require_routers(model) if routes else ()
-        self.windows = LayerWindows(windows(model.config))
         self._keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         if routes:
             with torch.inference_mode(), record_routes(model):  # refuses routers whose output is not understood
@@ -259,10 +225,9 @@ class Step:
     logits [R,V] and, where `routes` is True, the experts chosen, [R,L,K].
     """
 
-    def __init__(self, model: Any, routes: bool = False) -> None:
-        self._model = model
+    def __init__(self, model: Any, windows: LayerWindows, routes: bool = False) -> None:
+        self._model, self._windows = model, windows
         self.routers = require_routers(model) if routes else ()
-        self._windows = LayerWindows(windows(model.config))
         self._forward: dict[bool, Forward] = {}
 
     def __call__(
@@ -270,14 +235,16 @@ class Step:
     ) -> tuple[Tensor, Tensor | None]:
         masked = bool(masks)
         if masked not in self._forward:
-            plain = _StepForward(self._model, len(masks), self._windows, self.routers).eval()
+            plain = StepForward(self._model, len(masks), self._windows, self.routers).eval()
             example = partial(_example, views, self._windows, masked)
             self._forward[masked] = recorded(plain, example, (3, 5), (5, 9), (1, 2))
         logits, *routes = self._forward[masked](tokens, positions, *masks, *views)
         return logits, routes[0] if routes else None
 
 
-class _StepForward(nn.Module):
+class StepForward(nn.Module):
+    """The model's forward of a step, of tensors alone, so that it can be recorded."""
+
     def __init__(self, model: nn.Module, masks: int, windows: LayerWindows, routers: Sequence[Router]) -> None:
         super().__init__()
         self.model, self.masks, self.windows, self.routers = model, masks, windows, routers
