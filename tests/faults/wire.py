@@ -33,8 +33,8 @@ from tests.faults.mutant import Mutant, as_json, damaged, odd_json, odd_table, o
 
 #: Questions of a run of one step, in their order: start, four of generation and loads between them.
 MESSAGES = 6
-#: The engine is waited for no longer than a mutant may take.
-ENGINE = {"deadline": 3.0, "start_deadline": 5.0, "restarts": 1}
+#: All questions of a run together are waited for no longer than a mutant may take.
+ENGINE = {"deadline": 2.0, "start_deadline": 5.0, "restarts": 1}
 TRAIN = (("recipe.toml", toml({**RECIPE, "engine": ENGINE})),)
 #: What a stranger may send first.
 STRANGE = [

@@ -46,6 +46,14 @@ def change(folder: Path, change: Callable[[Fields], object]) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(fields))
 
 
+def eaten() -> Fields:
+    """Templates of which one leaves the text out, and the next has nothing to put anywhere."""
+    own = {"id": "s", "ids": [], "tokens": ["<eos>"]}
+    drops = [{"SpecialToken": {"id": "s", "type_id": 0}}]
+    none = {"type": "TemplateProcessing", "single": drops, "pair": drops, "special_tokens": {"s": own}}
+    return {"type": "Sequence", "processors": [template(1), none] * 2}
+
+
 #: Rules as families of models have them.
 PLAIN: dict[str, Fields] = {
     "none": {},
@@ -76,6 +84,7 @@ HOSTILE: dict[str, tuple[Fields, str]] = {
     "a class of letters": ({"normalizer": sequence(*[replace("[\u0f00-\u0f7f]", "\u0f40" * 300, "Regex")])}, "makes"),
     "on the way back": ({"decoder": {"type": "Sequence", "decoders": [replace("a", "a" * 10)] * 3}}, "makes"),
     "copies": ({"post_processor": template(1000)}, "makes"),
+    "a text without special tokens": ({"post_processor": eaten()}, r"fails \(not yet implemented"),
     "a search without end": ({"pre_tokenizer": split("(a|aa)+$")}, r"fails \(Onig: .*retry-limit"),
 }
 

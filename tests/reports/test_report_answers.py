@@ -255,6 +255,22 @@ def test_a_check_that_this_version_does_not_know_has_a_verdict_and_no_meaning() 
     assert unknown.words == "It failed at step 1. It does not hold."
 
 
+def test_what_the_witness_read_is_a_check_once_in_a_step_whichever_file_has_it() -> None:
+    name = "witness: credit is by its definition"
+    held, failed = ({"verdict": verdict, "value": v, "limit": 1e-4} for verdict, v in (("pass", 1e-9), ("fail", 0.5)))
+    steps: list[dict[str, Any]] = [{"step": 1, "checks": {}}, {"step": 2, "checks": {name: failed}}]
+    machine: list[dict[str, Any]] = [
+        {"step": 1, "witness": {name: held}},
+        {"step": 2, "witness": {name: failed}},
+        {"step": 3},
+    ]
+    (line,) = check_lines(steps, machine)
+    assert (line.verdict, line.steps) == ("fail", 2)
+    assert line.words.startswith("It failed at step 2. ")
+    (held_line,) = check_lines(steps[:1], machine[:1])
+    assert held_line.verdict == "pass"
+
+
 def test_check_lines_speak_of_all_steps() -> None:
     rows = healthy(5)
     name = "learner = engine"

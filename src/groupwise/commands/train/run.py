@@ -19,7 +19,15 @@ from groupwise.core.machine.terminal import Terminal
 from groupwise.core.numbers.measure import Measure
 from groupwise.health.checks import of_limit
 from groupwise.health.symptoms.base import measured
-from groupwise.journal.journal import ROLLOUTS, metric_columns, read_metrics, read_problems, read_summary, sound_metrics
+from groupwise.journal.journal import (
+    MACHINE,
+    ROLLOUTS,
+    metric_columns,
+    read_metrics,
+    read_problems,
+    read_summary,
+    sound_metrics,
+)
 from groupwise.journal.kept import whole_recipe
 from groupwise.journal.terminal import curve
 from groupwise.models.load import Policy
@@ -231,6 +239,19 @@ def _worst_checks(folder: Path) -> dict[str, dict[str, Any]]:
     return worst
 
 
+def _read_again(folder: Path) -> Iterator[str]:
+    """Say how many steps the witness read; nothing if it read none. When it reads depends on when a process began, so
+    that the summary, which a resumed run has alike, is silent about it.
+    """
+    path = folder / MACHINE
+    tables = [row.get("witness") for row in (jsonl.rows(path) if path.exists() else ())]
+    read = [{check.get("verdict") for check in table.values()} for table in tables if isinstance(table, dict)]
+    if read:
+        differed = sum("fail" in verdicts for verdicts in read)
+        found = f"{differed} of them differed" if differed else "nothing differed"
+        yield f"read a second time by the witness: {len(read)} step{'s' * (len(read) != 1)}, {found}"
+
+
 def in_words(summary: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """Say a summary in lines, and the files of the run's folder."""
     s = summary
@@ -254,6 +275,7 @@ def in_words(summary: Mapping[str, Any], folder: Path) -> Iterator[str]:
             yield f"checked on {check['steps']} step{'s' * (check['steps'] != 1)}: {name} ({far})"
         else:
             yield f"not measured: {name}"
+    yield from _read_again(folder)
     files = [name for name in ("rollouts.jsonl", "heldout.jsonl", "checkpoints") if (folder / name).exists()]
     yield f"the run is in {folder} ({', '.join(['summary.json', 'metrics.jsonl', *files])})"
     if (folder / "report.html").is_file():

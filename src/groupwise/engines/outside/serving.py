@@ -21,8 +21,8 @@ from groupwise.engines.outside.connection import GREETING, PATIENCE, SERVER
 WRONG_KEY = "its --key-file holds another key than engine.key_file"
 #: Seconds in which a process whose connection has ended is seen to have ended too.
 GRACE = 2.0
-#: Milliseconds between two looks at a process while its run is there.
-LOOK = 100
+#: Seconds between two looks at whether a process still has its run.
+LOOK = 0.25
 #: What a connection shows once the other end is closed; the first is Linux's.
 GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
@@ -153,12 +153,12 @@ def _end_with(connection: socket.socket, child: Child) -> int:
     """
     look = select.poll()
     look.register(connection, GONE)
-    while (code := child.process.poll()) is None:
-        if look.poll(LOOK):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(GRACE)
-            return 0
-    return code
+    while not look.poll(0):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.process.wait(LOOK)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.process.wait(GRACE)
+    return 0
 
 
 def _in_words(error: Exception) -> str:

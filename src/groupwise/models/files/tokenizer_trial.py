@@ -107,4 +107,5 @@ def size(tokenizer: Any, text: str) -> int:
     cut = tokenizer.pre_tokenizer.pre_tokenize_str(given) if tokenizer.pre_tokenizer else [(given, ())]
     pieces = [piece for piece, _ in cut]
     back = tokenizer.decoder.decode(pieces) if tokenizer.decoder else ""
-    return max(sum(map(len, pieces)), len(tokenizer.encode(text).ids), len(back))
+    ids = (tokenizer.encode(text, add_special_tokens=special).ids for special in (True, False))
+    return max(sum(map(len, pieces)), *map(len, ids), len(back))

@@ -109,7 +109,7 @@ def healthy(known: Known) -> tuple[str, str]:
     """Tell of the checks first, then of the worst findings."""
     if not known.history.rows:
         return "Not known yet: no step has been logged.", NEUTRAL
-    checks = check_lines(known.history.rows)
+    checks = check_lines(known.history.rows, known.history.machine)
     failed = [line for line in checks if line.verdict == "fail"]
     if failed:
         return f"No: the check '{failed[0].name}' {failed[0].words.removeprefix('It ')}", BAD
@@ -185,14 +185,18 @@ def answers(known: Known) -> tuple[QuestionAnswer, ...]:
     return tuple(QuestionAnswer(question, *answer(known)) for question, answer in MAKERS.items())
 
 
-def check_lines(steps: Sequence[Row]) -> tuple[CheckLine, ...]:
-    """Judge each check over all of the steps: failed if it failed once, passed if it was measured once."""
-    by_name: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}
-    for row in steps:
-        for name, check in (row.get("checks") or {}).items():
+def check_lines(steps: Sequence[Row], machine: Sequence[Row] = ()) -> tuple[CheckLine, ...]:
+    """Judge each check over all of the steps: failed if it failed once, passed if it was measured once.
+
+    machine  rows of machine.jsonl, which have every check of the witness; those of `steps` have one that failed, too
+    """
+    by_name: dict[str, dict[Any, Mapping[str, Any]]] = {}
+    for row, key in (*((row, "checks") for row in steps), *((row, "witness") for row in machine)):
+        table = row.get(key)
+        for name, check in table.items() if isinstance(table, Mapping) else ():
             if isinstance(check, Mapping):
-                by_name.setdefault(name, []).append((row.get("step"), check))
-    return tuple(_check_line(name, checks) for name, checks in by_name.items())
+                by_name.setdefault(name, {})[row.get("step")] = check
+    return tuple(_check_line(name, [*checks.items()]) for name, checks in by_name.items())
 
 
 def _check_line(name: str, checks: Sequence[tuple[Any, Mapping[str, Any]]]) -> CheckLine:

@@ -63,7 +63,7 @@ def page_of(run: RunFolder, groups: Sequence[RolloutGroup], shown: Rollouts | No
         status=run.status,
         notes=notes,
         answers=answers(Known(history, run.summary is not None, groups, seen)),
-        checks=check_lines(run.step_rows),
+        checks=check_lines(run.step_rows, run.machine_rows),
         findings=seen,
         steps=columns.steps(run.step_rows, run.machine_rows, MOST_ROWS),
         evaluations=columns.evaluations(run.evaluation_rows),
