@@ -82,7 +82,7 @@ def test_the_layers_of_an_older_kind_are_linear_layers_too():
 
 def state_space(name: str):
     """A model with a layer of Mamba 1, which multiplies the weight of `dt_proj` itself."""
-    sizes: dict[str, Any] = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 2, "use_mamba_kernels": False}
+    sizes: dict[str, Any] = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 2}
     if name == "mamba":
         return MambaForCausalLM(MambaConfig(**sizes, state_size=4))
     experts: dict[str, Any] = {
