@@ -324,6 +324,9 @@ def test_an_older_run_has_its_engine_gap_from_the_mean() -> None:
         # With one update the ratio is 1 by construction.
         ({"log_ratio_abs_max": 0.0, "updates": 1, "share_passed": 1.0}, ""),
         ({"advantage_abs_mean": 0.0, "gradient_norm_max": 0.0}, ""),
+        # The first update's groups were tied, and the last update moves what no ratio of this step sees.
+        ({"log_ratio_abs_max": 0.0, "gradient_norm": 0.3, "gradient_norm_max": 0.6}, ""),
+        ({"log_ratio_abs_max": 0.0, "gradient_norm": 0.3, "gradient_norm_max": 0.5}, "no update changed"),
     ],
 )
 def test_the_reasons_why_nothing_moves_are_told_apart(changes: dict[str, float], words: str) -> None:

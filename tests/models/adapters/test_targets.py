@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, JambaConfig, JambaForCausalLM, MambaConfig, MambaForCausalLM
 
 from groupwise.core.errors import UsageError
-from groupwise.models.adapters.settings import AdapterSettings, adapted_weights, adapter_size, in_short, routing_modules
+from groupwise.models.adapters.lora import Adapters
+from groupwise.models.adapters.settings import (
+    AdapterSettings,
+    adapted_weights,
+    adapter_size,
+    in_short,
+    passed_by,
+    routing_modules,
+)
 from tests.laws import moe_models
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -69,6 +78,46 @@ def test_the_layers_of_an_older_kind_are_linear_layers_too():
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16, n_positions=8))
     weights = adapted_weights(model, AdapterSettings(rank=2))
     assert len(weights) == 4, "the head is tied to the embedding"
+
+
+def state_space(name: str):
+    """A model with a layer of Mamba 1, which multiplies the weight of `dt_proj` itself."""
+    sizes: dict[str, Any] = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 2}
+    if name == "mamba":
+        return MambaForCausalLM(MambaConfig(**sizes, state_size=4))
+    experts: dict[str, Any] = {
+        "num_experts": 2,
+        "expert_layer_offset": 0,
+        "expert_layer_period": 1,
+        "intermediate_size": 8,
+    }
+    attention: dict[str, Any] = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+    }
+    return JambaForCausalLM(JambaConfig(**sizes, **experts, **attention, mamba_d_state=4, mamba_dt_rank=2))
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba"])
+def test_a_layer_that_the_model_passes_by_gets_no_adapter(name: str):
+    torch.manual_seed(0)
+    model, ids = state_space(name).eval(), torch.tensor([[2, 3, 5, 7]])
+    passed = [each for each, module in model.named_modules() if each.endswith("dt_proj")]
+    assert passed == list(passed_by(model))
+    with pytest.raises(
+        UsageError, match=re.escape(f"'dt_proj' is a layer that {type(model).__name__} passes by ({passed[0]})")
+    ):
+        adapted_weights(model, AdapterSettings(rank=4, targets=("dt_proj",)))
+    adapters = Adapters(model, AdapterSettings(rank=2), seed=0)
+    for matrix in adapters.matrices.values():
+        torch.nn.init.normal_(matrix, std=0.3)
+    own = model(input_ids=ids).logits
+    own.square().sum().backward()
+    assert [each for each, matrix in adapters.matrices.items() if matrix.grad is None or not matrix.grad.any()] == []
+    adapters.merge()
+    torch.testing.assert_close(model(input_ids=ids).logits, own, rtol=1e-5, atol=1e-5)
 
 
 def test_the_size_is_that_of_the_matrices(policy):

@@ -197,7 +197,7 @@ def critic_worse_than_none(h: History) -> Seen | None:
 
 
 @symptom(
-    limit="gradient_norm_max 0, or learning_rate 0, or log_ratio_abs_max 0 over several updates, with advantages",
+    limit="gradient_norm_max 0, or learning_rate 0, or log_ratio_abs_max 0 over several updates with a gradient",
     why="an update that changes nothing is a fault, not a small step",
 )
 def parameters_frozen(h: History) -> Seen | None:
@@ -213,7 +213,7 @@ def parameters_frozen(h: History) -> Seen | None:
         )
     if rates and max(rates) == 0:
         return Seen(f"The learning rate was 0 over {h.over}: nothing can change.", "learner.learning_rate = 1e-6")
-    several = [row for row in rows if _updates(row) > 1]
+    several = [row for row in rows if _several_gradients(row)]
     moved = h.numbers("log_ratio_abs_max", several)
     if not moved or max(moved) > 0 or not any(numbers("learning_rate", several)):
         return None
@@ -255,6 +255,12 @@ def later_share(rows: Sequence[Row], name: str) -> float | None:
 
 def _updates(row: Row) -> float:
     return sum(numbers("updates", [row]))
+
+
+def _several_gradients(row: Row) -> bool:
+    """Tell if more than one of a step's updates had a gradient: its ratios are taken before the last update moves."""
+    mean, largest = numbers("gradient_norm", [row]), numbers("gradient_norm_max", [row])
+    return _updates(row) > 1 and (not (mean and largest) or _updates(row) * mean[0] > largest[0] * (1 + 1e-6))
 
 
 def _jump(h: History, at: int, clip: float) -> list[tuple[float, float]]:

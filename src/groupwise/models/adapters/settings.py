@@ -1,14 +1,19 @@
 """The section [adapter] of a recipe, and which of a model's weights get adapters."""
 
+import copy
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from groupwise.core.errors import UsageError, brief, listed, nearest
 from groupwise.core.settings import Changeable, Settings
+from groupwise.models.files.folder import quiet
 from groupwise.models.moe.record import routing_modules
 from groupwise.models.precision import bitsandbytes, need_silently
 
@@ -23,7 +28,7 @@ class AdapterSettings(Settings):
     rank         0: no adapters, every weight is trained
     alpha        the scale of what is added, alpha/rank
     targets      ends of layers' names, such as "q_proj"; without one every linear layer and every expert gets
-                 adapters, but neither the output head nor a router
+                 adapters, but not the output head, a router, or a layer that the model passes by (Mamba's dt_proj)
     rate_factor  adapters learn at learner.learning_rate times this
     base         how the weights that get adapters are held, which are frozen: as the policy's, or in 4 bits ("nf4",
                  bitsandbytes), to which the policy is rounded when it is loaded
@@ -72,11 +77,14 @@ def adapted_weights(model: Any, settings: AdapterSettings) -> dict[str, Tensor]:
 
 
 def adaptable_weights(model: Any) -> dict[str, Tensor]:
-    """Return every weight that may get adapters: of linear layers and experts, without the head and the routers."""
+    """Return every weight that may get adapters: of linear layers and experts, without the head, the routers, and the
+    layers that the model passes by.
+    """
     routers, embedding = routing_modules(model), model.get_input_embeddings().weight
+    without = {*routers, *passed_by(model)}
     weights: dict[str, Tensor] = {}
     for name, module in model.named_modules():
-        if module is model.get_output_embeddings() or any(name == r or name.startswith(f"{r}.") for r in routers):
+        if module is model.get_output_embeddings() or any(name == r or name.startswith(f"{r}.") for r in without):
             continue
         if isinstance(module, (nn.Linear, Conv1D)):
             weights |= {f"{name}.weight": module.weight} if module.weight is not embedding else {}
@@ -84,6 +92,50 @@ def adaptable_weights(model: Any) -> dict[str, Tensor]:
             stacks = module.named_parameters(recurse=False)
             weights |= {f"{name}.{each}": weight for each, weight in stacks if weight.dim() == 3}
     return weights
+
+
+def passed_by(model: Any) -> tuple[str, ...]:
+    """Return the linear layers that a model passes by: it multiplies their weights, but does not run them, so that an
+    adapter inside would change nothing.
+    """
+    text = model.config.to_json_string(use_diff=False)
+    return _passed_by(_Architecture(type(model), text, model.config))
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """A class of models with a configuration; it equals another of the same class and text."""
+
+    kind: Any
+    text: str
+    config: Any = field(compare=False)
+
+
+@lru_cache(maxsize=8)
+def _passed_by(of: _Architecture) -> tuple[str, ...]:
+    """Try it on two tokens of a model without memory: none where that model does not run."""
+    ran = set[str]()
+    try:
+        with quiet(), torch.device("meta"), torch.random.fork_rng(devices=[]), torch.enable_grad():
+            model = of.kind(copy.deepcopy(of.config)).eval()
+            model.set_experts_implementation("batched_mm")  # the others need numbers
+            head = model.get_output_embeddings()
+            linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+            layers = {name: module for name, module in linear.items() if module is not head}
+            for name, layer in layers.items():
+                layer.register_forward_hook(partial(_note, ran, name))
+            ids = torch.zeros(1, 2, dtype=torch.long)
+            states = model.base_model(input_ids=ids, use_cache=True).last_hidden_state
+            weights = [layer.weight for layer in layers.values()]
+            slopes = torch.autograd.grad(states.sum(), weights, allow_unused=True)
+    except Exception:  # it branches on a number, which device meta does not have
+        return ()
+    used = (name for name, slope in zip(layers, slopes, strict=True) if slope is not None)
+    return tuple(name for name in used if name not in ran)
+
+
+def _note(ran: set[str], name: str, *_: Any) -> None:
+    ran.add(name)
 
 
 def adapter_size(weights: Mapping[str, Tensor], rank: int) -> int:
@@ -111,6 +163,12 @@ def _require_target(target: str, weights: Mapping[str, Tensor], model: Any) -> N
         raise UsageError(
             f"adapter.targets: {brief(target)} is the output head, which is not adapted: log-probabilities are made of "
             "its own weights; take it out"
+        )
+    if over := [name for name in passed_by(model) if _matches(name, target)]:
+        raise UsageError(
+            f"adapter.targets: {brief(target)} is a layer that {type(model).__name__} passes by ({over[0]}): it "
+            "multiplies the weight without running the layer, so that an adapter inside would change nothing; take it "
+            "out"
         )
     if not any(_matches(_layer(name), target) for name in weights):
         known = sorted({_layer(name).rpartition(".")[2] for name in weights})

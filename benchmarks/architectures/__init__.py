@@ -1,0 +1,1 @@
+"""Small folders of every language model class of transformers, and what groupwise does with each."""
