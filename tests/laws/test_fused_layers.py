@@ -155,6 +155,10 @@ def test_only_what_gives_the_same_is_replaced() -> None:
         def forward(self, hidden_states: Tensor) -> Tensor:
             return 1.001 * super().forward(hidden_states)
 
+    class Gated(LlamaRMSNorm):
+        def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+            return super().forward(hidden_states if gate is None else hidden_states * gate)
+
     class Between(LlamaMLP):
         def forward(self, x: Tensor) -> Tensor:
             return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x).tanh())
@@ -162,6 +166,7 @@ def test_only_what_gives_the_same_is_replaced() -> None:
     config = LlamaConfig(**SIZES)
     others = [
         Scaled(8),
+        Gated(8),
         Between(config),
         LlamaMLP(LlamaConfig(**SIZES, hidden_act="gelu")),
         nn.LayerNorm(8),

@@ -12,6 +12,7 @@ run would not have the same bits.
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -206,9 +207,11 @@ def _forward_of(
 
 
 def _is_norm(module: nn.Module) -> bool:
+    """Tell a norm of one argument, as that of a layer with a state may have a gate, too, and be tried without it."""
     weight = module._parameters.get("weight")
     alone = len(module._parameters) == 1 and not module._modules
-    return alone and weight is not None and weight.dim() == 1 and _eps(module) is not None
+    gated = alone and "gate" in inspect.signature(module.forward).parameters
+    return alone and not gated and weight is not None and weight.dim() == 1 and _eps(module) is not None
 
 
 def _is_gated_mlp(module: nn.Module) -> bool:
