@@ -24,6 +24,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from groupwise.engines.local.columns import ONE_KIND
 from groupwise.engines.local.forward import ATTENTION, Step
 from groupwise.models.load import load_policy
 from groupwise.models.tiny import MoeSpec
@@ -102,13 +103,13 @@ def engine(model: Any, rows: int) -> Sides:
     shape = (rows, config.num_key_value_heads, LENGTH + 1, config.head_dim)
     memory = [torch.randn(shape, generator=noise) for _ in range(2 * config.num_hidden_layers)]
     views = [view for part in memory for view in (part[:, :, -1:], part)]
-    inputs = (torch.arange(rows)[:, None] % 13 + 2, torch.full((1, 1), LENGTH), None, views)
+    inputs = (torch.arange(rows)[:, None] % 13 + 2, torch.full((1, 1), LENGTH), (), views)
     sides = {}
     for kind in KINDS:
         own = copy.deepcopy(model).requires_grad_(False)
         own.set_attn_implementation(ATTENTION)
         own.set_experts_implementation(kind)
-        sides[kind] = partial(Step(own), *inputs)
+        sides[kind] = partial(Step(own, ONE_KIND), *inputs)
     with torch.inference_mode():
         found = [side()[0].log_softmax(-1) for side in sides.values()]
     return {kind: partial(quietly, side) for kind, side in sides.items()}, apart(found)

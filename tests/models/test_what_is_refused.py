@@ -21,11 +21,11 @@ from groupwise.core.errors import UsageError
 from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.engines.local.forward import require_sampled
+from groupwise.engines.local.trial import require_sampled
 from groupwise.models.context import positions
 from groupwise.models.files.folder import read_config
 from groupwise.models.forward import heads
-from groupwise.models.forward.heads import check_halves, require_known_head
+from groupwise.models.forward.heads import check_halves, check_runs, require_known_head
 from groupwise.models.load import load_policy
 from groupwise.models.moe.record import require_routers
 from groupwise.planning.activations import without_memory
@@ -150,16 +150,14 @@ def test_a_scale_before_the_head_is_seen_on_small_logits_too() -> None:
         check_halves(model)
 
 
-@pytest.mark.parametrize(
-    "config", [config_of("Bloom", **ALIBI), config_of("Falcon", **ALIBI, alibi=True)], ids=["bloom", "falcon"]
-)
-def test_alibi_is_refused_by_the_engine_and_without_weights(config: Any) -> None:
-    for trial in (
-        lambda: LocalEngine(model_of(config), frozenset(), 0),
-        lambda: require_sampled(without_memory(config)),
-    ):
-        with pytest.raises(UsageError, match=r'alibi .*set engine.name = "vllm"'):
-            trial()
+def test_a_model_that_reads_from_both_sides_is_no_policy() -> None:
+    for spread in (1e-2, 0.3):
+        keys = {**SIZES, "initializer_range": spread}
+        backwards = model_of(config_of("BertGeneration", **keys, is_decoder=False))
+        for trial in (check_halves, check_runs):
+            trial(model_of(config_of("BertGeneration", **keys, is_decoder=True)))
+            with pytest.raises(UsageError, match=r"depend on the tokens behind it.*set is_decoder to true"):
+                trial(backwards)
 
 
 @pytest.mark.parametrize(
@@ -246,20 +244,3 @@ def test_the_text_part_of_a_multimodal_model_is_sampled_as_it_is_trained() -> No
     config = gemma3()
     assert positions(config) == 96
     require_agreement(model_of(config), tokens=89)
-
-
-def test_longrope_is_one_function_up_to_its_original_positions() -> None:
-    keys = {**SIZES, "initializer_range": 0.3, "rope_parameters": LONGROPE, "original_max_position_embeddings": 24}
-    model = model_of(config_of("Phi3", **keys))
-    assert positions(model.config) == 24
-    require_agreement(model, tokens=17)
-    with pytest.raises(UsageError, match=r"the 24 positions \(original_max_position_embeddings\).* at most 17"):
-        require_agreement(model, tokens=18)
-
-
-@pytest.mark.parametrize("rope", ["dynamic", "linear", "default"])
-def test_another_rope_has_all_its_positions(rope: str) -> None:
-    keys = {"rope_type": rope, "rope_theta": 10000.0, **({} if rope == "default" else {"factor": 4.0})}
-    model = model_of(config_of("Llama", **SIZES, rope_parameters=keys))
-    assert positions(model.config) == 96
-    require_agreement(model, tokens=89)

@@ -5,7 +5,6 @@ Nothing of the model is loaded but its configuration and its tokenizer.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,12 +19,12 @@ from groupwise.config import recipe as recipes
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
 from groupwise.config.validate import require_offloadable, require_rankable
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.core.machine.cards import NOT_TRIED, Cards, placed
 from groupwise.core.machine.free_memory import free_memory, held_memory
 from groupwise.core.processes.place import Role
 from groupwise.core.task import PlaysTurns
-from groupwise.engines.local.forward import require_sampled
+from groupwise.engines.local.trial import require_sampled
 from groupwise.models.context import positions
 from groupwise.models.forward.heads import halves, require_known_head
 from groupwise.models.load import has_tokenizer, load_tokenizer, require_config
@@ -145,8 +144,12 @@ def _longest_prompt(run: Plan, folder: Path, config: Any) -> int:
 
 def _require_trainable(run: Plan, model: Any) -> None:
     """Raise UsageError for a model (device meta) that the learner or the local engine would refuse."""
-    with suppress(NotImplementedError, RuntimeError, ValueError):  # a branch on a number: device meta has none
+    try:
         require_known_head(model)
+    except GroupwiseError:
+        raise
+    except Exception:  # it branches on a number, which device meta does not have
+        pass
     if not run.recipe.engine.kind.own_layers:
         require_sampled(model)
     if run.recipe.routing.changed:

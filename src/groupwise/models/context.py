@@ -1,9 +1,12 @@
 """Longest sequence of a model, and what its layers keep of one, by its configuration."""
 
+from dataclasses import dataclass
 from typing import Any
 
-#: A rope whose frequencies are others for sequences longer than it was trained on: what is cached no longer fits then.
-CHANGING_ROPE = "longrope"
+#: Ropes whose rotation of a position is one, however long its sequence: a cached key fits whatever comes behind it.
+CONSTANT_ROPES = ("default", "linear", "yarn", "llama3", "proportional", "axial")
+#: Keys of configurations that say how long a sequence may be.
+LENGTHS = ("max_position_embeddings", "max_seq_len")
 #: Tokens that a layer without a window sees: more than there will ever be.
 EVERY = 1 << 62
 #: Kinds of layers, as configurations name them: those with keys and values, those with a state, a convolution's or a
@@ -15,21 +18,38 @@ NEITHER = frozenset({"mlp", "moe"})
 
 def positions(config: Any) -> int:
     """Return the most tokens, prompt and completion, that a model takes: as long as its rope is one function."""
-    limits = (getattr(config.get_text_config(), "max_position_embeddings", None), rope_limit(config))
-    return min((int(limit) for limit in limits if limit), default=1 << 30)
+    text, rope = config.get_text_config(), rope_limit(config)
+    limits = [*(getattr(text, key, None) for key in LENGTHS), rope and rope.tokens]
+    return min((int(limit) for limit in limits if limit and limit > 0), default=1 << 30)
 
 
-def rope_limit(config: Any) -> int | None:
-    """Return the tokens beyond which the rope's frequencies change with a sequence's length; None if they never do."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None)
+@dataclass(frozen=True)
+class RopeLimit:
+    """Tokens beyond which a rope's frequencies change with the length of a sequence, and the key that says how many."""
+
+    tokens: int
+    key: str
+    rope_type: str
+
+
+def rope_limit(config: Any) -> RopeLimit | None:
+    """Return the limit of a model's ropes, the lowest of several; None if their frequencies never change."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None)
     if not isinstance(rope, dict):
         return None
-    ropes = [value for value in rope.values() if isinstance(value, dict)] or [
-        rope
-    ]  # one for each kind of layer, or one
-    changing = (each for each in ropes if each.get("rope_type") == CHANGING_ROPE)
-    limits = (each.get("original_max_position_embeddings") for each in changing)
-    return min((limit for limit in limits if type(limit) is int), default=None)
+    ropes = [each for each in rope.values() if isinstance(each, dict)] or [rope]  # one for each kind of layer, or one
+    return min((limit for each in ropes if (limit := _limit_of(each, text))), key=lambda one: one.tokens, default=None)
+
+
+def _limit_of(rope: dict[str, Any], text: Any) -> RopeLimit | None:
+    kind = str(rope.get("rope_type", "default"))
+    if kind in CONSTANT_ROPES:
+        return None
+    # transformers' dynamic rope changes where the model's positions end, whatever it was trained on.
+    keys = LENGTHS if "dynamic" in kind else ("original_max_position_embeddings", *LENGTHS)
+    found = ((key, rope.get(key) or getattr(text, key, None)) for key in keys)
+    return next((RopeLimit(tokens, key, kind) for key, tokens in found if type(tokens) is int), None)
 
 
 def layer_kinds(config: Any) -> tuple[str, ...]:
@@ -58,9 +78,9 @@ def windows(config: Any) -> tuple[int, ...]:
 def positions_in_words(config: Any) -> str:
     """Return the number of positions, and the reason if it is not max_position_embeddings."""
     most, rope = positions(config), rope_limit(config)
-    if rope is None or most < rope:
+    if rope is None or most < rope.tokens:
         return f"the model's {most} positions"
     return (
-        f"the {most} positions (original_max_position_embeddings) within which the model's {CHANGING_ROPE} is one "
-        "function: a longer sequence has other frequencies, and cached keys and values no longer fit"
+        f"the {most} positions ({rope.key}) within which the model's {rope.rope_type} rope is one function: a longer "
+        "sequence has other frequencies, and cached keys and values no longer fit"
     )

@@ -16,9 +16,12 @@ from groupwise.core.errors import UsageError
 from groupwise.core.records import Batch, Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.cache import RowCache
+from groupwise.engines.local.columns import LayerWindows
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.engines.local.forward import Prefill, require_sampled
+from groupwise.engines.local.forward import Prefill
 from groupwise.engines.local.states import RowStates
+from groupwise.engines.local.trial import require_sampled
+from groupwise.models.context import windows
 from groupwise.models.forward.heads import halves
 from groupwise.models.forward.packed_attention import runs_packed
 from groupwise.models.moe.record import record_routes, routers
@@ -189,7 +192,8 @@ def test_a_completion_is_the_same_alone_and_after_sleep() -> None:
 
 @pytest.mark.parametrize("name", FIRST)
 def test_prompts_of_any_lengths_are_run_as_each_by_itself(name: str) -> None:
-    prefill = Prefill(hybrid(name), pad=0)
+    model = hybrid(name)
+    prefill = Prefill(model, LayerWindows(windows(model.config)), pad=0)
     prompts = [request.tokens for request in ASKED]
     with torch.inference_mode():
         joined, alone = prefill(prompts), [prefill([prompt]) for prompt in prompts]
@@ -258,7 +262,7 @@ def test_slots_are_refused_and_why_is_said() -> None:
 @pytest.mark.parametrize("name", FIRST)
 def test_the_cache_takes_what_is_planned_for_its_states(name: str) -> None:
     model, rows, prompt, new = hybrid(name), 6, 3, 90
-    prefill = Prefill(model, pad=0)
+    prefill = Prefill(model, LayerWindows(windows(model.config)), pad=0)
     cache, prompts = RowCache(prefill.windows), prefill([(5,) * prompt])
     cache.insert(prompts, torch.zeros(rows, dtype=torch.long), new)
     for column in range(new - 1):

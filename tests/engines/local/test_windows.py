@@ -12,7 +12,7 @@ from benchmarks.architectures.build import small_config
 
 from groupwise.core.collate import collate
 from groupwise.core.engine import Request, Sampling
-from groupwise.core.records import Completion, Group, Prompt
+from groupwise.core.records import Batch, Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.context import EVERY
@@ -61,10 +61,10 @@ def asked() -> list[Request]:
     ]
 
 
-def worst_gap(model: Any, answers: list[tuple[Completion, ...]]) -> float:
+def worst_gap(model: Any, answers: list[tuple[Completion, ...]], requests: list[Request]) -> float:
     """The largest difference, nats, from the model's own forward over each whole sequence."""
     worst = 0.0
-    for request, group in zip(asked(), answers, strict=True):
+    for request, group in zip(requests, answers, strict=True):
         for one in group:
             ids, at = torch.tensor([request.tokens + one.tokens]), len(request.tokens)
             with torch.no_grad():
@@ -72,6 +72,24 @@ def worst_gap(model: Any, answers: list[tuple[Completion, ...]]) -> float:
             own = own[at - 1 : -1].gather(1, ids[0, at:, None])[:, 0]
             worst = max(worst, float((own - torch.tensor(one.logp_engine)).abs().max()))
     return worst
+
+
+def batch_of(requests: list[Request], answers: list[tuple[Completion, ...]]) -> Batch:
+    """The answers as a batch that trains."""
+    groups = [
+        Group(
+            Prompt(Sample(str(i), str(i), ""), request.tokens),
+            tuple(dataclasses.replace(c, score=0.0) for c in group),
+        )
+        for i, (request, group) in enumerate(zip(requests, answers, strict=True))
+    ]
+    return collate(groups, 0)
+
+
+def learned(model: Any, batch: Batch, tokens_per_microbatch: int) -> torch.Tensor:
+    """The learner's log-probabilities [N,T] of it."""
+    learner = Learner(model, None, LearnerSettings(tokens_per_microbatch=tokens_per_microbatch), 1.0, 1)
+    return learner.annotate(batch, old=True, ref=False).need("logp_old")
 
 
 def some(names: Iterable[str]) -> list[Any]:
@@ -86,17 +104,9 @@ def test_ten_windows_are_sampled_as_model_and_learner_compute_them(name: str) ->
     answers = LocalEngine(model, EOS, pad=0, max_rows=5).generate(asked(), Sampling())
     lengths = [len(r.tokens) + c.length for r, group in zip(asked(), answers, strict=True) for c in group]
     assert max(lengths) > 9 * WINDOW
-    assert worst_gap(model, answers) < 1e-4
-    groups = [
-        Group(
-            Prompt(Sample(str(i), str(i), ""), request.tokens),
-            tuple(dataclasses.replace(c, score=0.0) for c in group),
-        )
-        for i, (request, group) in enumerate(zip(asked(), answers, strict=True))
-    ]
-    batch = collate(groups, 0)
-    learner = Learner(model, None, LearnerSettings(tokens_per_microbatch=300), 1.0, 1)
-    old = learner.annotate(batch, old=True, ref=False).need("logp_old")
+    assert worst_gap(model, answers, asked()) < 1e-4
+    batch = batch_of(asked(), answers)
+    old = learned(model, batch, tokens_per_microbatch=300)
     assert float((old - batch.logp_engine)[batch.mask].abs().max()) < 1e-4
 
 

@@ -29,13 +29,16 @@ ROOM = 64
 class LayerWindows:
     """Windows of a model's layers, and what belongs to each kind of them: layers of one window are a kind.
 
-    layers  tokens that each layer with keys and values sees, its own among them, EVERY if it sees all; None: each does
+    layers    tokens that each layer with keys and values sees, its own among them, EVERY if it sees all; None: each
+              does
+    by_token  whether the model makes its masks itself, of which columns hold a token
 
     >>> LayerWindows((EVERY, 4, 4)).kinds == (EVERY, 4)
     True
     """
 
     layers: tuple[int, ...] | None = None
+    by_token: bool = False
 
     @property
     def kinds(self) -> tuple[int, ...]:
@@ -68,7 +71,11 @@ class LayerWindows:
         return [next(found[kind]) for kind in self.layers or () for _ in range(each)]
 
     def as_argument(self, masks: Sequence[Tensor]) -> Tensor | dict[str, Tensor] | None:
-        """Turn a mask for each kind into what transformers' models take: one, or one by the kind's name."""
+        """Turn a mask for each kind into what transformers' models take: one, or one by the kind's name; for a model
+        that makes them, [P,W] of what the last token sees, 0 or 1.
+        """
+        if self.by_token and masks:
+            return (masks[0][:, 0, -1] == 0).long()
         if len(masks) <= 1:
             return masks[0] if masks else None
         names = ("full_attention" if kind == EVERY else "sliding_attention" for kind in self.kinds)

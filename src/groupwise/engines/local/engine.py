@@ -29,7 +29,7 @@ from groupwise.core.numbers.reproducible import prepare
 from groupwise.core.records import Completion
 from groupwise.engines.inputs import broken, copy_weights, limits_of
 from groupwise.engines.local.cache import PrefilledPrompts, RowCache, Store
-from groupwise.engines.local.forward import ATTENTION, Prefill, Step, make_experts_recordable, require_sampled
+from groupwise.engines.local.forward import ATTENTION, Prefill, Step, make_experts_recordable
 from groupwise.engines.local.outputs import Outputs
 from groupwise.engines.local.rules import Rules
 from groupwise.engines.local.sampler import draw, end_sum
@@ -37,6 +37,7 @@ from groupwise.engines.local.scheduler import Queue, Scheduler, Take
 from groupwise.engines.local.slots.make import make_slots
 from groupwise.engines.local.slots.sampler import SlotSampler
 from groupwise.engines.local.states import limit_time_steps
+from groupwise.engines.local.trial import require_sampled
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.stop_strings import Decode, StopStrings
@@ -94,19 +95,22 @@ class LocalEngine:
             raise UsageError(f"the engine's max_rows is {max_rows}; it must be 1 or more")
         self._model: Any = copy.deepcopy(model).eval().requires_grad_(False)
         self._model.zero_grad(set_to_none=True)
-        require_range("engine.precision", precision, self._model.named_parameters())
-        cast_weights(self._model, precision)
-        if self._model.config._attn_implementation == "sdpa":
+        own = self._model.config._attn_implementation
+        if own == "sdpa":
             self._model.set_attn_implementation(ATTENTION)
-        self._always_masked = self._model.config._attn_implementation != ATTENTION
         make_experts_recordable(self._model)
         limit_time_steps(self._model)
-        require_sampled(self._model)
+        self._windows = require_sampled(self._model)
+        if self._windows.by_token:
+            self._model.set_attn_implementation(own)
+        self._always_masked = self._model.config._attn_implementation != ATTENTION
+        require_range("engine.precision", precision, self._model.named_parameters())
+        cast_weights(self._model, precision)
         self.version, self.routes, self.tokens_run = 0, routes, 0
         self.precision: Precision = precision_of(self._model.dtype)
-        self._step: Any = Step(self._model, routes)
-        self._prefill: Any = Prefill(self._model, pad, routes)
-        self._windows, config = self._prefill.windows, self._model.config
+        self._step: Any = Step(self._model, self._windows, routes)
+        self._prefill: Any = Prefill(self._model, self._windows, pad, routes)
+        config = self._model.config
         self._context, self._within = positions(config), positions_in_words(config)
         self._device = next(self._model.parameters()).device
         self._prefill_tokens = PREFILL_TOKENS_CPU if self._device.type == "cpu" else PREFILL_TOKENS

@@ -18,8 +18,7 @@ Shapes: P prompts, W tokens of the longest, padded on the left; R rows.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -30,19 +29,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
-from groupwise.core.errors import UsageError
-from groupwise.engines.kinds import setting
 from groupwise.engines.local.cache import Held, PrefilledPrompts, first_tokens, joined
 from groupwise.engines.local.columns import LayerWindows
 from groupwise.engines.local.recording import Forward, recorded
 from groupwise.engines.local.states import LayerMemory
-from groupwise.models.context import ATTENTION as KEYED
-from groupwise.models.context import EVERY, NEITHER, STATE, has_states, layer_kinds, windows
-from groupwise.models.files.folder import error_line
+from groupwise.models.context import EVERY
 from groupwise.models.moe.record import Router, on_output, record_routes, require_routers, route_dtype, tensors_in
 
 ATTENTION = "groupwise_rows"
-OTHER_ENGINE = f"set {setting(lambda kind: kind.own_layers)}"
 
 
 class PromptCache(Cache):
@@ -158,59 +152,13 @@ def logits_and_experts(model: Any, routers: Sequence[Router], **inputs: Any) -> 
     return logits, experts
 
 
-def require_sampled(model: Any) -> None:
-    """Raise UsageError for a model that runs by itself, but not as the engine runs it; device meta will do.
-
-    Tried on two tokens: the engine gives positions, a mask of each prompt, and a cache of each layer's keys and values.
-    """
-    what = f"the local engine cannot sample {type(model).__name__}"
-    other = sorted(set(layer_kinds(model.config)) - KEYED - STATE - NEITHER)
-    if other:
-        raise UsageError(f"{what}, which has {', '.join(other)} layers; {OTHER_ENGINE}")
-    positions = torch.arange(2)[None]
-    ids = positions.to(model.device)
-    with torch.no_grad(), _experts_that_run(model):
-        try:
-            model(input_ids=ids, use_cache=True)  # without a cache transformers looks for packed rows, in numbers
-        except Exception:  # it branches on a number, which device meta does not have
-            return
-        try:
-            prefill = Prefill(model, pad=0)
-        except Exception as error:
-            raise UsageError(f"{what}: {error_line(error)}; {OTHER_ENGINE}") from None
-        masks = [_mask(positions, model.dtype, 2, window).to(model.device) for window in prefill.windows.kinds]
-        try:
-            _, _, cache = prefill.run(ids, ids, masks)
-        except Exception as error:
-            raise UsageError(
-                f"{what}: its forward pass refuses positions, a cache and a mask of [prompts,1,tokens,tokens], "
-                f"as models with alibi do ({type(error).__name__}: {error_line(error)}); {OTHER_ENGINE}"
-            ) from None
-    if len(cache.memory) != 2 * len(prefill.kept.keyed):
-        raise UsageError(f"{what}, whose layers do not all keep keys and values of their own; {OTHER_ENGINE}")
-
-
-@contextmanager
-def _experts_that_run(model: Any) -> Iterator[None]:
-    """Let device meta run the experts of a model with states, which it has no grouped products for in float32."""
-    used = getattr(model.config, "_experts_implementation", None)
-    changes = model.device.type == "meta" and used == "grouped_mm" and has_states(model.config)
-    if changes:
-        model.set_experts_implementation("batched_mm")
-    try:
-        yield
-    finally:
-        if changes:
-            model.set_experts_implementation(used)
-
-
 class Prefill:
     """Prompts of any lengths -> their keys, values and first logits, and their experts where `routes` asks for them."""
 
-    def __init__(self, model: Any, pad: int, routes: bool = False) -> None:
-        self._model, self._pad = model, pad
+    def __init__(self, model: Any, windows: LayerWindows, pad: int, routes: bool = False) -> None:
+        self._model, self.windows, self._pad = model, windows, pad
         self._routers = require_routers(model) if routes else ()
-        self.windows, self.kept = LayerWindows(windows(model.config)), LayerMemory.of(model)
+        self.kept = LayerMemory.of(model)
         self._keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         if routes:
             with torch.inference_mode(), record_routes(model):  # refuses routers whose output is not understood
@@ -283,10 +231,10 @@ class Step:
     logits [R,V] and, where `routes` is True, the experts chosen, [R,L,K].
     """
 
-    def __init__(self, model: Any, routes: bool = False) -> None:
-        self._model = model
+    def __init__(self, model: Any, windows: LayerWindows, routes: bool = False) -> None:
+        self._model, self._windows = model, windows
         self.routers = require_routers(model) if routes else ()
-        self._windows, self._kept = LayerWindows(windows(model.config)), LayerMemory.of(model)
+        self._kept = LayerMemory.of(model)
         self._forward: dict[bool, Forward] = {}
 
     def __call__(
@@ -294,7 +242,7 @@ class Step:
     ) -> tuple[Tensor, Tensor | None]:
         masked = bool(masks)
         if masked not in self._forward:
-            plain = _StepForward(self._model, len(masks), self._windows, self._kept, self.routers).eval()
+            plain = StepForward(self._model, len(masks), self._windows, self._kept, self.routers).eval()
             example = partial(_example, views, self._windows, self._kept, masked)
             states = bool(self._kept.states)
             # Prime numbers of rows and columns, of which a model has few sizes that are multiples.
@@ -304,7 +252,9 @@ class Step:
         return logits, routes[0] if routes else None
 
 
-class _StepForward(nn.Module):
+class StepForward(nn.Module):
+    """The model's forward of a step, of tensors alone, so that it can be recorded."""
+
     def __init__(
         self, model: nn.Module, masks: int, windows: LayerWindows, kept: LayerMemory, routers: Sequence[Router]
     ) -> None:

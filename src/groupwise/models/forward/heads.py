@@ -16,6 +16,8 @@ from groupwise.models.unread import device_of
 
 #: The largest logit that a model is tried with: a cap or a scale changes it, however small the model's own logits are.
 LARGE_LOGIT = 1e4
+#: How far a token's logits may move with the tokens behind it, as a share of the largest: by rounding, and in 16 bits.
+CAUSAL, CAUSAL_ROUNDED = 1e-5, 5e-2
 #: Keys of configurations that change logits: factors, divisors, caps.
 FACTORS = ("logit_scale", "lm_head_multiplier")
 DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
@@ -79,17 +81,18 @@ def check_halves(model: Any) -> None:
     """
     require_known_head(model)
     backbone, head = halves(model)
-    ids = few_ids(model)
+    ids = _two_rows(model)
     with torch.no_grad():
         logits = changed_logits(model, head(hidden(backbone, ids)))
         own = model(input_ids=ids, use_cache=False).logits
+    _require_causal(model, own)
     require_same(logits, own, _changed(model), atol=1e-3 * float(own.abs().max().clamp(max=1.0)))
 
 
 def check_runs(model: Any) -> None:
-    """Raise ValueError if a model's logits of a few tokens are not numbers."""
+    """Raise ValueError if a model's logits of a few tokens are not numbers, UsageError if it reads from both sides."""
     with torch.no_grad():
-        _require_finite(model(input_ids=few_ids(model), use_cache=False).logits)
+        _require_causal(model, model(input_ids=_two_rows(model), use_cache=False).logits)
 
 
 def require_known_head(model: Any) -> None:
@@ -136,6 +139,29 @@ def few_ids(model: Any) -> Tensor:
     """Return [1,4] ids that the model has."""
     ids = torch.arange(4, device=device_of(model))
     return ids[None] % model.config.get_text_config().vocab_size
+
+
+def _two_rows(model: Any) -> Tensor:
+    """Return [2,4] ids that the model has; the rows differ in their last one."""
+    ids = few_ids(model).repeat(2, 1)
+    ids[1, -1] += 1
+    return ids % model.config.get_text_config().vocab_size
+
+
+def _require_causal(model: Any, own: Tensor) -> None:
+    """Raise UsageError for a model whose logits [2,T,V] of two rows differ before the rows do, ValueError where they
+    are not finite.
+    """
+    _require_finite(own)
+    one, other = own[:, :-1].float()
+    bound = CAUSAL if own.dtype.itemsize >= 4 else CAUSAL_ROUNDED
+    if (one - other).abs().max() > bound * one.abs().max():
+        remedy = "set is_decoder to true there, or " if getattr(model.config, "is_decoder", None) is False else ""
+        raise UsageError(
+            f"{type(model).__name__}: its logits of a token depend on the tokens behind it: as its config.json has it, "
+            f"it reads a text from both sides, and a policy reads from left to right; {remedy}take a causal language "
+            "model"
+        )
 
 
 def require_same(ours: Tensor, own: Tensor, otherwise: str, atol: float = 1e-3) -> None:
