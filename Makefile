@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart real vllm ray test test-gpu test-vllm test-slow test-fuzz check bench bench-trl docs claims clean
+.PHONY: help install quickstart real vllm ray test test-gpu test-vllm test-slow test-fuzz check bench bench-trl models docs claims clean
 
 help:  ## what each verb does
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -86,6 +86,9 @@ ray: install  ## Ray beside the rest (240 MB), for placement.ray; its tests are 
 bench-trl: install .venv-trl/installed  ## whole steps against TRL, docs/benchmarks_trl.md; goes on where it stopped; ONLY=equal-48,curves
 	$(BIN)/python benchmarks/trl/run.py docs/evidence/bench-trl.jsonl $(if $(ONLY),--only $(ONLY))
 	$(BIN)/python benchmarks/trl_pictures.py docs/evidence/bench-trl.jsonl docs
+
+models: install  ## what groupwise does with every language model class of the installed transformers: docs/models.md; ONLY=gemma3,lfm2 again
+	$(BIN)/python benchmarks/models.py $(if $(ONLY),--only $(ONLY) --again)
 
 docs: install  ## write docs/algorithms.md from the catalog, docs/keys.md from the settings, their table of TRL and verl, docs/floors.svg from the imports
 	$(BIN)/python -m groupwise.algorithms.explain > docs/algorithms.md

@@ -17,7 +17,7 @@ import torch
 import transformers
 import typer
 from torch import nn
-from transformers import CONFIG_MAPPING, GenerationConfig
+from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
 from groupwise.models.files.folder import quiet
@@ -25,10 +25,10 @@ from groupwise.models.load import save_policy
 from groupwise.models.tiny import EOS_ID, PAD_ID, ByteSpec
 
 if __package__:
-    from .kinds import CHANGES, WHOLE
+    from .kinds import CHANGES, OTHERS, WHOLE
     from .sizes import EVEN_IF_NONE, LATENT, POSITIONS, SIZES
 else:
-    from kinds import CHANGES, WHOLE
+    from kinds import CHANGES, OTHERS, WHOLE
     from sizes import EVEN_IF_NONE, LATENT, POSITIONS, SIZES
 
 #: Standard deviation of what is added to every weight.
@@ -40,7 +40,7 @@ MOST_LAYERS = 6
 def kinds() -> dict[str, str]:
     """Map each kind of model that this transformers has, a `model_type`, to the class that its folders are of.
 
-    A class that several kinds share with one configuration is named once.
+    A class that several kinds share with one configuration is named once, and parts of other models come last.
     """
     names = {**modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
     pictured = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -49,7 +49,8 @@ def kinds() -> dict[str, str]:
     for kind, name in names.items():
         if kind in CONFIG_MAPPING:
             seen.setdefault((CONFIG_MAPPING[kind].__name__, name), kind)
-    return {kind: name for (_, name), kind in seen.items()}
+    parts = " ".join(OTHERS.values()).split()
+    return {kind: name for (_, name), kind in sorted(seen.items(), key=lambda pair: pair[1] in parts)}
 
 
 def small_config(kind: str, **changes: Any) -> Any:
@@ -69,10 +70,10 @@ def _shrunk(kind: Any, given: Mapping[str, Any], default: Any = None) -> Any:
     """Return a configuration of a class, of small sizes and with what is given."""
     own = kind() if default is None else default
     parts = {name: getattr(own, name, None) for name in kind.sub_configs}
-    parts = {name: part for name, part in parts.items() if hasattr(part, "to_dict")}
+    parts = {name: part for name, part in parts.items() if isinstance(part, PreTrainedConfig)}
     sizes = {**_sizes(own), **_layers(own)}
     sizes |= {
-        name: _shrunk(type(part), given.get(name, {}) | CHANGES.get(part.model_type, {}), part).to_dict()
+        name: _shrunk(type(part), given.get(name, {}) | CHANGES.get(str(part.model_type), {}), part).to_dict()
         for name, part in parts.items()
         if not hasattr(given.get(name), "to_dict")
     }

@@ -11,6 +11,16 @@ WHOLE = (
     "mllama"
 )
 
+#: Kinds that transformers counts among causal language models and that are parts of others, by what they are.
+OTHERS: Mapping[str, str] = {
+    "the decoder of a model that has an encoder": "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp "
+    "pegasus plbart prophetnet trocr whisper",
+    "an encoder, whose tokens see later ones": "bert bert-generation big_bird camembert data2vec-text electra ernie "
+    "megatron-bert rembert roberta roberta-prelayernorm roc_bert roformer xlm xlm-roberta xlm-roberta-xl xlnet xmod",
+    "a model of sound or of pictures": "git got_ocr2 moshi moss_transcribe_diarize musicgen musicgen_melody",
+    "a drafter of tokens for another model": "gemma4_assistant gemma4_unified_assistant",
+}
+
 _MIXED = ["linear_attention", "full_attention"]
 _HALVES = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 #: Later layers take keys and values of earlier ones.
@@ -50,8 +60,16 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "glm4v_moe_text": _TURNED,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": _MIXED},
+    "laguna": {"layer_types": _HALVES[:2], "mlp_layer_types": ["dense", "sparse"]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"head_dim": 16},
+    "mellum": {"layer_types": _HALVES[:2], "mlp_layer_types": ["dense", "sparse"]},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 1},
     "qwen2_vl_text": _TURNED,
     "qwen2_5_vl_text": _TURNED,
     "qwen4_exp_text": {
@@ -63,12 +81,12 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
         "indexer_compress_ratio": 4,
     },
     "recurrent_gemma": {"num_hidden_layers": 3},
-    "reformer": {"is_decoder": True, "axial_pos_embds": False},
-    "xlstm": {"hidden_size": 64, "chunk_size": 64},
+    "reformer": {"is_decoder": True, "attn_layers": ["local", "lsh"], "axial_pos_embds": False},
+    "xlstm": {"hidden_size": 64, "embedding_dim": 64, "chunk_size": 64},
     "xmod": {"default_language": "en_XX"},
     "zamba": {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
         "num_hidden_layers": 4,
     },
-    "zaya": {"num_experts_per_tok": 1},
+    "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid_sliding", "hybrid"], "sliding_window": 8},
 }

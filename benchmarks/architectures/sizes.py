@@ -77,6 +77,7 @@ SIZES: Mapping[str, Any] = {
     **_by_name(_WIDTHS, _EXPERTS, _COUNTS, _LENGTHS, _SIGHT),
     "vocab_size": VOCABULARY,
     "vocab_size_per_layer_input": VOCABULARY,
+    "unpadded_vocab_size": VOCABULARY,
     "bos_token_id": None,
     "initializer_range": 0.1,
     "use_mamba_kernels": False,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from benchmarks.architectures.build import small_config
 from torch import Tensor, nn
 
 from groupwise.core.collate import collate
@@ -83,13 +84,14 @@ CHANGED = {
     "divided": config_of("Granite", **SIZES, logits_scaling=8.0),
     "multiplied": config_of("Cohere", **SIZES),
     "nanochat": config_of("NanoChat", **SIZES),
+    "divided before the head": small_config("minicpm3"),
 }
 
 
 @pytest.mark.parametrize("spread", [1e-4, 0.02, 1.0], ids=["tiny logits", "usual", "large"])
-@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("name", [*CHANGED, "another name for a cap"])
 def test_a_cap_or_a_scale_that_the_configuration_names_is_the_models_own(name: str, spread: float) -> None:
-    config = copy.deepcopy(CHANGED[name])
+    config = copy.deepcopy(CHANGED[name]) if name in CHANGED else small_config("recurrent_gemma")
     config.initializer_range = spread
     check_halves(model_of(config))
     require_known_head(without_memory(config))

@@ -53,9 +53,12 @@ def _limit_of(rope: dict[str, Any], text: Any) -> RopeLimit | None:
 
 
 def layer_kinds(config: Any) -> tuple[str, ...]:
-    """Return the kind of each layer; layers that a configuration does not tell apart attend, within its window."""
+    """Return the kind of each layer that keeps something of a text; layers that a configuration does not tell apart
+    attend, within its window. The last layers of some models take keys and values of earlier ones.
+    """
     text = config.get_text_config()
-    return tuple(getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers)
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+    return tuple(kinds[: len(kinds) - (getattr(text, "num_kv_shared_layers", None) or 0)])
 
 
 def has_states(config: Any) -> bool:

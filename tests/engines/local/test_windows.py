@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.architectures.build import small_config
 
 from groupwise.core.collate import collate
 from groupwise.core.engine import Request, Sampling
@@ -43,6 +44,8 @@ WINDOWED = {
     "gpt-oss": config_of("GptOss", **LONG, **EXPERTS, head_dim=8),
     "gemma2": config_of("Gemma2", **LONG, head_dim=8),
     "cohere2": config_of("Cohere2", **LONG, sliding_window_pattern=2),
+    "gemma4 whose last layers take keys of earlier ones": small_config("gemma4_text", sliding_window=WINDOW),
+    "gemma3n, too": small_config("gemma3n_text", sliding_window=WINDOW),
 }
 #: Prompts below, at and beyond the window, in an order in which rows come and go.
 LENGTHS = ((3, 2), (20, 2), (4, 1), (5, 1), (6, 1), (48, 1))
@@ -91,7 +94,7 @@ def learned(model: Any, batch: Batch, tokens_per_microbatch: int) -> torch.Tenso
 
 def some(names: Iterable[str]) -> list[Any]:
     """The names, of which all but one of each kind are slow tests."""
-    first = ("mistral", "olmo3", "gemma2")
+    first = ("mistral", "olmo3", "gemma2", "gemma4 whose last layers take keys of earlier ones")
     return [name if name in first else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 

@@ -1,5 +1,7 @@
 """The two halves of a causal language model: the backbone that makes hidden states and the head that makes logits."""
 
+import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +18,11 @@ from groupwise.models.unread import device_of
 LARGE_LOGIT = 1e4
 #: How far a token's logits may move with the tokens behind it, as a share of the largest: by rounding, and in 16 bits.
 CAUSAL, CAUSAL_ROUNDED = 1e-5, 5e-2
-#: Keys of configurations that change logits: two factors, a divisor, a cap.
-CHANGES = ("logit_scale", "lm_head_multiplier", "logits_scaling", "final_logit_softcapping")
+#: Keys of configurations that change logits: factors, divisors, caps.
+FACTORS = ("logit_scale", "lm_head_multiplier")
+DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+CHANGES = (*FACTORS, *DIVISORS, *CAPS)
 
 
 def halves(model: Any) -> tuple[nn.Module, nn.Linear]:
@@ -52,9 +57,11 @@ def logit_change(model: Any) -> LogitChange | None:
     Whether the model makes that change and no other is tried by `check_halves`.
     """
     config = model.config.get_text_config()
-    cohere, falcon, granite, gemma = (getattr(config, name, None) for name in CHANGES)
-    scale = float(cohere or 1.0) * float(falcon or 1.0) / float(granite or 1.0)
-    change = LogitChange(scale, float(gemma) if gemma else None)
+    factors, divisors, caps = (
+        [float(value) for name in names if (value := getattr(config, name, None))]
+        for names in (FACTORS, DIVISORS, CAPS)
+    )
+    change = LogitChange(math.prod(factors) / math.prod(divisors), caps[0] if caps else None)
     return None if change == LogitChange() else change
 
 
@@ -110,8 +117,9 @@ def require_known_head(model: Any) -> None:
     with head.register_forward_hook(replace), torch.no_grad():
         # Without a cache transformers looks for packed rows, in numbers, which device meta does not have.
         own = model(input_ids=ids, use_cache=ids.is_meta).logits
-    if given:
-        require_same(changed_logits(model, given[-1]), own, _changed(model))
+    change = logit_change(model) or LogitChange()
+    if given and not _same(dataclasses.replace(change, scale=1.0)(given[-1]), own):  # scaled before the head
+        require_same(change(given[-1]), own, _changed(model))
 
 
 def wide_head(model: Any) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
@@ -159,8 +167,12 @@ def _require_causal(model: Any, own: Tensor) -> None:
 def require_same(ours: Tensor, own: Tensor, otherwise: str, atol: float = 1e-3) -> None:
     """Raise UsageError, `otherwise`, if ours are not the model's numbers, ValueError where those are not finite."""
     _require_finite(own)
-    if not torch.allclose(ours.float(), own.float(), rtol=1e-3, atol=atol):
+    if not _same(ours, own, atol):
         raise UsageError(otherwise)
+
+
+def _same(ours: Tensor, own: Tensor, atol: float = 1e-3) -> bool:
+    return torch.allclose(ours.float(), own.float(), rtol=1e-3, atol=atol)
 
 
 def _require_finite(own: Tensor) -> None:
