@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
+from transformers import Lfm2Config, LlamaConfig
 
 from groupwise.commands.plan import ScalePlan, in_words, scale_plan
 from groupwise.core.errors import UsageError
@@ -52,6 +52,21 @@ def weights(plan: ScalePlan) -> int:
 def said(plan: ScalePlan) -> str:
     """Its words, wherever their lines end."""
     return " ".join(in_words(plan).split())
+
+
+def test_rows_of_a_policy_with_states_share_nothing_and_what_that_costs_is_said(large: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(large, tmp_path / "model")
+    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    Lfm2Config(
+        **sizes, num_attention_heads=4, num_key_value_heads=4, layer_types=["conv", "full_attention"], eos_token_id=1
+    ).save_pretrained(folder)
+    plan, apart = (planned(1, model=str(folder), learner__shared_prefixes=shares) for shares in (True, False))
+    shape = plan.shape
+    times = shape.samples * (shape.prompt + shape.completion) / (shape.prompt + shape.samples * shape.completion)
+    assert "layers with a state (conv) read all that stands before a token, so that rows cannot share" in said(plan)
+    assert f"; up to {times:.1f} times the tokens" in said(plan)
+    assert "layers with a state" not in said(apart)
+    assert plan.memory.phases == apart.memory.phases
 
 
 @pytest.mark.parametrize(("device", "ranks"), [("h100", 64), ("a100", 2), ("cpu", 2), ("cpu", 1)])

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Any
 
+from groupwise.commands.build.learner import rows_apart
 from groupwise.commands.build.machine import empty_model, largest_parts, run_shape, size_in_words
 from groupwise.commands.build.rollout import chat_of, selected, too_long
 from groupwise.commands.check.model import model_path
@@ -213,6 +214,8 @@ def _what(scale: ScalePlan) -> list[str]:
         ),
         _line("microbatches", _microbatches(scale)),
     ]
+    if apart := rows_apart(recipe, scale.planned.base.config, shape.prompt):
+        lines.append(_line("rows", apart))
     if scale.cards is not None and len(scale.cards.ranks) + len(scale.cards.engines) > 1:
         lines.append(_line("cards", "on the run's own machine " * (machines > 1) + str(scale.cards)))
     return [*lines, *([_line("not yet", f"groupwise train says: {scale.refused}")] if scale.refused else [])]

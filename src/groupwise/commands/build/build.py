@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from groupwise.commands.build.engine import make_probe, precisions, run_limits, training_engine
-from groupwise.commands.build.learner import OverRanks, idle_ranks, over_ranks, rounds
+from groupwise.commands.build.learner import OverRanks, idle_ranks, over_ranks, rounds, rows_apart
 from groupwise.commands.build.machine import (
     cards_of,
     disk_plan,
@@ -178,6 +178,8 @@ def _asked(plan: Plan, around: Surroundings) -> tuple[Asked, Plan]:
         note(f"prompts      {line}")
     for line in selection.notes:
         note(f"problems     {line}")
+    if apart := rows_apart(recipe, policy.model.config, longest):
+        note(f"learner      {apart}")
     memory = memory or memory_of(plan, without_memory(policy.model.config), longest, cards=around.cards)
     return Asked(policy, chat, selection, pool, environments), _cut(plan, memory, longest, around)
 

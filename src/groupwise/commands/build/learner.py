@@ -19,6 +19,7 @@ from groupwise.core.errors import GroupwiseError
 from groupwise.core.machine.cards import Cards, failure_of
 from groupwise.core.machine.free_memory import give_back, keep_freed
 from groupwise.core.processes.place import HERE, Place
+from groupwise.models.context import STATE, has_states, layer_kinds
 from groupwise.models.forward.adjustment import adjustment_of
 from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy, description, model_like
@@ -106,6 +107,22 @@ def _put_away(
 def rounds(recipe: Recipe) -> bool:
     """Tell whether anything of a run computes in less than float32."""
     return not {recipe.learner.precision, recipe.engine.precision, recipe.reference.precision} <= {"same", "fp32"}
+
+
+def rows_apart(recipe: Recipe, config: Any, longest: int) -> str:
+    """Say that a policy's states let rows share nothing, and what that costs; "" if rows may, or are not to.
+
+    longest  prompt, tokens
+    """
+    if not recipe.learner.shared_prefixes or not has_states(config):
+        return ""
+    new, samples = recipe.sampling.max_new_tokens, recipe.samples_per_prompt
+    times = samples * (longest + new) / (longest + samples * new)
+    kinds = ", ".join(sorted(STATE.intersection(layer_kinds(config))))
+    return (
+        f"each row is run by itself, its prompt too, and padded: layers with a state ({kinds}) read all that stands "
+        f"before a token, so that rows cannot share prompts; up to {times:.1f} times the tokens"
+    )
 
 
 def idle_ranks(recipe: Recipe, longest: int) -> str:

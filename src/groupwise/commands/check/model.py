@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.commands.build.engine import precisions, tolerance_on, training_engine
-from groupwise.commands.build.learner import make_learner
+from groupwise.commands.build.learner import make_learner, rows_apart
 from groupwise.commands.build.machine import REMEDY, disk_plan, empty_model, in_words, memory_of
 from groupwise.commands.build.policy import named_model
 from groupwise.commands.build.rollout import chat_of, turn_findings
@@ -112,6 +112,8 @@ def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], lo
     critic = policy.model if recipe.critic else None  # but for one head
     disk = disk_plan(recipe, plan.folder, policy.model, critic, plan.copies_reference)
     findings.append(ok(f"disk: {disk}") if disk.fits else fault(f"disk: {disk}; {REMEDY}"))
+    if apart := rows_apart(recipe, policy.model.config, longest):
+        findings.append(note(apart))
     if recipe.adapter.rank:
         findings.append(ok(f"adapters on {in_short(policy.model, recipe.adapter)}"))
     if recipe.origin in TINY or recipe.warm_start.steps:
