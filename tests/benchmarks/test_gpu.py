@@ -29,6 +29,7 @@ def figures(folder: Path) -> list[tuple[str, str]]:
     return [(row["part"], json.dumps(row["key"])) for row in rows if "failed" not in row]
 
 
+@pytest.mark.slow
 def test_a_measurement_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     """The first figure is on the disk when the next begins; it is not measured again, and no process is left."""
     words = command(tmp_path, "--only", "ceilings")

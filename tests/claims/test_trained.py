@@ -85,6 +85,7 @@ def test_the_run_that_makes_the_starting_policy_has_the_memory_of_one_that_finds
     assert makes == pytest.approx(finds, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_what_a_kill_left_is_gone_on_with_and_gives_the_same_numbers(measured: dict[str, Any], work: Path) -> None:
     """All but what the machine decides."""

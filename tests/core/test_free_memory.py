@@ -102,6 +102,7 @@ def test_large_blocks_go_back_as_they_are_freed_where_only_small_ones_stay():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+@pytest.mark.slow
 def test_what_stays_with_the_process_is_taken_again_without_a_page_from_the_system():
     """Five times 160 MiB are 204,800 pages of 4 KiB; what was given back is taken from the system once."""
     returning, staying = (

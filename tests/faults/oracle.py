@@ -31,7 +31,10 @@ BEGINS, UNFORESEEN = "groupwise: ", "unexpected"
 LONGEST_LINE = len(BEGINS) + LONGEST_MESSAGE
 #: Lines that may stand on stderr before it, or beside a success: what was passed over on the way.
 LACKS_BEFORE = "has no evaluation before step 1: the summary will lack it"
-NOTICE = re.compile(rf".* is damaged \(.*\); falling back to an older one|.* {LACKS_BEFORE}")
+NOTICE = re.compile(
+    rf".* is damaged \(.*\); falling back to an older one|.* {LACKS_BEFORE}|.* has no row of .*: the run goes on from "
+    "its checkpoint, and what they were is lost"
+)
 #: What moves a terminal's cursor, colours it, rings, or ends a line in another way than a newline. A tab may stand.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 #: A page of the product's has it in its beginning.

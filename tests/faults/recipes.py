@@ -254,7 +254,7 @@ def _mutant(what: str, content: bytes, train: bool, expects: str) -> Mutant:
     """With what a run must have taken over; what is no TOML is known to be wrong."""
     words = ("train", "mutant.toml") if train else ("check", "mutant.toml", "--no-model")
     try:
-        asked = tomllib.loads(content.decode())
+        asked = tomllib.loads(content.decode("utf-8-sig"))
         if too_deep(asked):
             raise RecursionError  # hypothesis raises the limit, so that it was read here
     except (ValueError, RecursionError):

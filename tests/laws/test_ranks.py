@@ -15,7 +15,7 @@ import torch
 from groupwise.algorithms.settings import CATALOG
 from groupwise.core.collate import idle_rows
 from tests import two_ranks
-from tests.laws.rank_cases import FLOAT32, bare_batch
+from tests.laws.rank_cases import ALIKE, DIFFERENT, FLOAT32, LONG, bare_batch
 
 SAME = {"same_columns": True, "same_seen": True}
 #: Relative, of a gradient that is added up in another order.
@@ -51,11 +51,20 @@ def require(measured: dict[str, Any], rounding: float = 1e-9) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("dtype", ROUNDING)
-def test_every_row_of_the_catalog_has_the_gradient_and_the_columns_of_one_process(seen, dtype, rank):
+def test_rows_of_the_catalog_have_the_gradient_and_the_columns_of_one_process(seen, dtype, rank):
     measured = seen[rank][f"catalog {dtype}"]
-    assert list(measured) == list(CATALOG if dtype == "float64" else FLOAT32)
+    assert list(measured) == list(DIFFERENT if dtype == "float64" else FLOAT32)
     for row in measured.values():
         require(row, ROUNDING[dtype])
+
+
+@pytest.mark.slow
+def test_the_rest_of_the_catalog_has_them_too(tmp_path):
+    assert {*ALIKE, *DIFFERENT} == {*CATALOG}
+    for measured in ran(tmp_path, 2, "--only", LONG):
+        assert list(measured[LONG]) == list(ALIKE)
+        for row in measured[LONG].values():
+            require(row, ROUNDING["float64"])
 
 
 @pytest.mark.parametrize("case", ["3 rows", "1 row", "padded rows", "supported"])

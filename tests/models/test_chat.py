@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerFast
 from groupwise.core.collate import collate
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import UsageError
+from groupwise.core.processes import trial
 from groupwise.core.records import Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.models.chat import trial_rendering
 from groupwise.models.chat.prompts import Chat, ChatSettings
 from groupwise.models.chat.template_checks import TemplateFinding, check_chat, check_prompts, require_no_fatal
 from groupwise.models.chat.thinking import answer_only, split_thinking
@@ -330,7 +330,7 @@ HEAVY = {
 def test_a_template_that_takes_all_memory_or_time_is_refused_before_it_is_used(
     template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_rendering, "SECONDS", 1.0)
+    monkeypatch.setattr(trial, "SECONDS", 1.0)
     with pytest.raises(
         UsageError, match=rf"the chat template \(the tokenizer's own, .*\) .*{HEAVY[template]}"
     ) as refused:

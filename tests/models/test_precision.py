@@ -71,7 +71,8 @@ def test_a_weight_that_float16_cannot_hold_is_named():
 
 @pytest.mark.skipif(not multiplies_bf16("cpu"), reason="products are float32's here")
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
-@pytest.mark.parametrize("bounded", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("bounded", [False, True])
 def test_products_of_many_shapes_do_not_stay(bounded: bool):
     """In a process of its own: 400 products of as many shapes hold more than 160 MiB, and less with a bound."""
     program = f"""

@@ -20,7 +20,7 @@ from tests.planning.made import llama
 @pytest.mark.parametrize("windows", [(), (24, 24, 24), (24, EVERY, 24)], ids=["all", "windowed", "mixed"])
 def test_a_cache_grows_to_what_was_planned(rows: int, prompt: int, new: int, windows: tuple[int, ...]):
     layers, heads, sizes = 3, 2, (7, 7) if EVERY in windows else (5, 7)
-    cache = RowCache(LayerWindows(windows))
+    cache = RowCache(LayerWindows(windows or None))
     keys, values = ([torch.ones(1, heads, prompt, size)] * layers for size in sizes)
     prompts = PrefilledPrompts(((1,) * prompt,), keys, values, torch.tensor([prompt]), torch.zeros(1, 4))
     with LiveBytes() as live:

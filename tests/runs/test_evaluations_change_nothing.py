@@ -15,16 +15,17 @@ from tests.runs.tiny_runs import laid_over, step_rows, tiny_run
 
 #: What each run has that the others do not; most of it keeps something between steps that an evaluation could touch.
 RUNS: dict[str, dict[str, Any]] = {
-    "plain": {},
     "turns of tokens, ahead": {"rollout.ahead": 1, "rollout.turn_tokens": 2, "learner.learning_rate": 1e-3},
     "surplus groups": {"algorithm.name": "dapo", "learner.learning_rate": 1e-3},
-    "episodes": {**EPISODES, "checkpoint.every": 3},
 }
+EPISODE: dict[str, Any] = {**EPISODES, "checkpoint.every": 3}
 SLOW: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "episodes": EPISODE,
     "a critic": {"algorithm.name": "ppo", "learner.learning_rate": 1e-3},
     "ranks": {"learner.ranks": 2},
     "an engine in a child": {"engine.process": "child"},
-    "episodes, ahead": {**RUNS["episodes"], "rollout.ahead": 1},
+    "episodes, ahead": {**EPISODE, "rollout.ahead": 1},
 }
 
 

@@ -220,7 +220,7 @@ def _what(scale: ScalePlan) -> list[str]:
 
 def _microbatches(scale: ScalePlan) -> str:
     shape, ranks, tokens = scale.shape, scale.ranks, scale.memory.cuts.learner
-    line = scale.run.recipe.learner.shared_prefixes
+    line = scale.planned.learner.shared_prefixes
     sizes = microbatch_sizes(shape, tokens, line)
     words = f"{sizes.count} for each update, of at most {tokens:,} tokens"
     if sizes.count >= ranks:

@@ -1,4 +1,4 @@
-"""Longest sequence of a model, by its configuration."""
+"""Longest sequence of a model, and what its layers keep of one, by its configuration."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,11 @@ CONSTANT_ROPES = ("default", "linear", "yarn", "llama3", "proportional", "axial"
 LENGTHS = ("max_position_embeddings", "max_seq_len")
 #: Tokens that a layer without a window sees: more than there will ever be.
 EVERY = 1 << 62
+#: Kinds of layers, as configurations name them: those with keys and values, those with a state, a convolution's or a
+#: recurrence's, and those with neither. A hybrid layer has both.
+ATTENTION = frozenset({"full_attention", "sliding_attention", "hybrid", "hybrid_sliding"})
+STATE = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+NEITHER = frozenset({"mlp", "moe"})
 
 
 def positions(config: Any) -> int:
@@ -47,12 +52,24 @@ def _limit_of(rope: dict[str, Any], text: Any) -> RopeLimit | None:
     return next((RopeLimit(tokens, key, kind) for key, tokens in found if type(tokens) is int), None)
 
 
-def windows(config: Any) -> tuple[int, ...]:
-    """Return of each layer how many tokens it sees, its own among them: EVERY, or its sliding window."""
+def layer_kinds(config: Any) -> tuple[str, ...]:
+    """Return the kind of each layer; layers that a configuration does not tell apart attend, within its window."""
     text = config.get_text_config()
-    window = getattr(text, "sliding_window", None) or EVERY
-    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
-    return tuple(window if "sliding" in kind else EVERY for kind in kinds)
+    return tuple(getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers)
+
+
+def has_states(config: Any) -> bool:
+    """Tell whether tokens mix in a layer by a state, too: such a layer reads whatever stands before a token."""
+    return not STATE.isdisjoint(layer_kinds(config))
+
+
+def windows(config: Any) -> tuple[int, ...]:
+    """Return of each layer with keys and values how many tokens it sees, its own among them: EVERY, or its sliding
+    window.
+    """
+    window = getattr(config.get_text_config(), "sliding_window", None) or EVERY
+    keyed = [kind for kind in layer_kinds(config) if kind not in (STATE | NEITHER) - ATTENTION]
+    return tuple(window if "sliding" in kind else EVERY for kind in keyed)
 
 
 def positions_in_words(config: Any) -> str:

@@ -295,7 +295,7 @@ def load_tokenizer(folder: Path, config: Any) -> Any:
     what = f"model = {str(folder)!r}: its tokenizer does not load"
     with loading(what):
         if wrong := excess(read_tokenizer(folder, what)):
-            raise UsageError(f"{what}: the rules of its tokenizer.json {wrong}; take another tokenizer")
+            raise UsageError(f"{what}: its tokenizer.json {wrong}; take another tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
         tokenizer.decode(tokenizer("")["input_ids"])
         # How long a prompt may be is checked, and said, where prompts are chosen.

@@ -19,9 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 
 from groupwise.core.prefixes import prompt_keys
+from groupwise.engines.local.states import cache_argument, states_of
+from groupwise.models.context import has_states, windows
 from groupwise.models.files.folder import quiet
 from groupwise.models.forward.forwards import recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
@@ -123,19 +125,32 @@ def weight_bytes(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) * 4
 
 
-@lru_cache(maxsize=32)
 def cached_widths(model: Any) -> tuple[int, ...]:
-    """Count the numbers that a token has in each tensor of keys or values: two tensors for each layer of a model."""
+    """Count the numbers that a token has in each tensor of keys or values: two for each layer that has them."""
+    return _kept_by_layers(model)[0]
+
+
+def state_numbers(model: Any) -> int:
+    """Count the numbers that a row has in the states of all layers, however long it is; 0 for attention alone."""
+    return _kept_by_layers(model)[1]
+
+
+@lru_cache(maxsize=32)
+def _kept_by_layers(model: Any) -> tuple[tuple[int, ...], int]:
     thin, counts = _one_of_each_kind(copy.deepcopy(model))
-    cache = _Widths()
+    cache, backbone = _Widths(model.config), halves(thin.to_empty(device="cpu").eval())[0]
     try:
         with quiet(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _ShapesLive():
             ids = torch.zeros(1, 2, dtype=torch.long)
-            halves(thin.to_empty(device="cpu").eval())[0](input_ids=ids, past_key_values=cache, use_cache=True)
-        return tuple(width for pair, count in zip(cache.pairs, counts, strict=True) for width in pair * count)
+            backbone(input_ids=ids, use_cache=True, **{cache_argument(backbone): cache})
+        keyed = {layer: count for layer, count in counts.items() if layer in cache.pairs or not cache.layers}
+        widths = tuple(width for layer, count in keyed.items() for width in cache.pairs[layer] * count)
+        if not counts:
+            raise LookupError("no list of layers")
+        return widths, sum(count * cache.numbers(layer) for layer, count in counts.items())
     except Exception:  # as in microbatch_bytes
         config = model.config.get_text_config()
-        return (config.hidden_size,) * 2 * config.num_hidden_layers
+        return (config.hidden_size,) * 2 * len(windows(config)), 0
 
 
 def microbatch_bytes(model: Any, rows: Rows, how: Computation, device: str) -> MicrobatchBytes:
@@ -190,7 +205,7 @@ def _simulated(model: Any, rows: Rows, packs: bool, bf16: bool, recompute: bool,
             states = hidden_states(backbone, layout)
         held, live.peak = live.now, live.now
         states.backward(torch.empty_like(states))
-    others = sum(layer.held * (count - 1) for layer, count in zip(layers, counts, strict=True))
+    others = sum(layer.held * (count - 1) for layer, count in zip(layers, counts.values(), strict=True))
     first = (layers[-1].peak if layers else 0) or live.peak
     return MicrobatchBytes(held + others, first + others, live.peak, max((each.held for each in layers), default=held))
 
@@ -289,15 +304,23 @@ class _ShapesLive(LiveBytes):
 
 
 class _Widths(Cache):
-    """Cache that takes keys and values [1,H,W,D], and keeps how many numbers of each a token has."""
+    """Cache that takes keys and values [1,H,W,D], and keeps of each layer how many numbers of each a token has."""
 
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.pairs: list[tuple[int, int]] = []
+    def __init__(self, config: Any) -> None:
+        super().__init__(layers=DynamicCache(config=config).layers if has_states(config) else [])
+        self.pairs: dict[int, tuple[int, int]] = {}
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        self.pairs.append((key_states.shape[1] * key_states.shape[3], value_states.shape[1] * value_states.shape[3]))
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = (states.shape[1] * states.shape[3] for states in (key_states, value_states))
+        self.pairs[layer_idx] = (keys, values)
         return key_states, value_states
+
+    def numbers(self, layer: int) -> int:
+        """Count the numbers of a layer's states, of which there is one row."""
+        places = states_of(self.layers[layer]) if self.layers else {}
+        return sum(state.numel() for state in places.values())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -328,8 +351,8 @@ class _Layer:
         self.peak = self._live.peak
 
 
-def _one_of_each_kind(model: Any) -> tuple[Any, list[int]]:
-    """Keep one layer of each kind, in place; return the model, and how many layers there were of each kind."""
+def _one_of_each_kind(model: Any) -> tuple[Any, dict[int, int]]:
+    """Keep the first layer of each kind, in place; return the model, and by that layer's number how many there were."""
     backbone, _ = halves(model)
     for parent in backbone.modules():
         for name, child in parent.named_children():
@@ -340,8 +363,8 @@ def _one_of_each_kind(model: Any) -> tuple[Any, list[int]]:
                 kinds = [(type(layer), shape) for layer, shape in zip(layers, shapes, strict=True)]
                 number = Counter(kinds)
                 setattr(parent, name, nn.ModuleList(layers[kinds.index(kind)] for kind in number))
-                return model, list(number.values())
-    return model, []
+                return model, {kinds.index(kind): count for kind, count in number.items()}
+    return model, {}
 
 
 def _layers(backbone: nn.Module) -> Any:

@@ -10,13 +10,14 @@ import torch
 from groupwise.engines.local.engine import PREFILL_TOKENS, PREFILL_TOKENS_CPU
 from groupwise.models.adapters.lora import with_adapters
 from groupwise.models.adapters.settings import AdapterSettings, adapted_weights
-from groupwise.models.context import windows
+from groupwise.models.context import has_states, windows
 from groupwise.models.moe.record import routing_modules
 from groupwise.models.scalar_heads import tokens_at_once
 from groupwise.planning.activations import (
     Computation,
     cached_widths,
     microbatch_bytes,
+    state_numbers,
     weight_bytes,
     with_value_head,
 )
@@ -124,6 +125,8 @@ def planned_run(
     device: str,
 ) -> PlannedRun:
     """Derive a run's models from its policy, which is without memory and stays as it is."""
+    # Rows of a policy with states share nothing (models/forward/packed_attention.py).
+    learner = learner.replace(shared_prefixes=learner.shared_prefixes and not has_states(model.config))
 
     def grouped(of: Any, bf16: bool = learner.bf16, held: int = FLOAT32) -> GroupedModel:
         return GroupedModel(of, groups_of(of, bf16, held))
@@ -377,9 +380,8 @@ def engine_parts(run: PlannedRun, cuts: Cuts) -> dict[str, int]:
         taken = shape.kind.cache_bytes(config, shape.max_rows, shape.cache_mib, shape.engine, run.on_cpu)
         return own | {"engine's cache": taken, "cache between steps": taken, "drawing": 0}
     sizes = (shape.prompt, shape.completion, shape.engine)
-    seen = windows(config)
-    if run.on_cpu or min(seen) < shape.prompt + shape.completion:  # beyond a window it samples in rows
-        cache = cache_bytes(widths, shape.rows, *sizes, windows=seen)
+    if run.on_cpu or has_states(config) or min(windows(config)) < shape.prompt + shape.completion:  # else in slots
+        cache = cache_bytes(widths, shape.rows, *sizes, windows=windows(config), states=state_numbers(run.base))
     else:
         cache = slot_bytes(widths, shape.rows, shape.max_rows or shape.rows, shape.samples, *sizes)
     prompts = max(PREFILL_TOKENS_CPU if run.on_cpu else PREFILL_TOKENS, shape.prompt)

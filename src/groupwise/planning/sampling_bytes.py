@@ -1,4 +1,4 @@
-"""Bytes of a local engine while it samples: keys and values of its rows or slots, and what a token is drawn with."""
+"""Bytes of a local engine while it samples: what its rows or slots keep of tokens, and what a token is drawn with."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,32 +16,40 @@ DRAWN, RANKED, ADJUSTED = 12, 40, 16
 
 @dataclass(frozen=True)
 class CacheBytes:
-    """Bytes of keys and values: peak  the most, while their buffers grow; kept  between two calls."""
+    """Bytes of keys, values and states: peak  the most, while buffers grow; kept  between two calls."""
 
     peak: int
     kept: int
 
 
 def cache_bytes(
-    widths: Sequence[int], rows: int, prompt: int, new: int, itemsize: int = 4, windows: Sequence[int] = ()
+    widths: Sequence[int],
+    rows: int,
+    prompt: int,
+    new: int,
+    itemsize: int = 4,
+    windows: Sequence[int] = (),
+    states: int = 0,
 ) -> CacheBytes:
     """Size the cache of `rows` rows that all begin with `prompt` tokens and sample `new`.
 
     widths   numbers that a token has in each tensor of keys or values: [heads * head size] for each layer, twice
     windows  tokens that each layer sees (models/context.py: windows); empty: all of them. Of several windows every
              layer is taken for the widest
+    states   numbers that a row has beside them
     """
     windows_of = Counter(windows)
     if len(windows_of) > 1:
         kinds = [_Kind([max(widths)] * 2 * layers, window, prompt) for window, layers in windows_of.items()]
     else:
-        kinds = [_Kind(widths, next(iter(windows_of), EVERY), prompt)]
+        kinds = [_Kind(widths, next(iter(windows_of), EVERY), prompt)] if widths else []
     peak, last = 0, prompt + new - 1  # the last token is not run
-    while (next_one := min(kinds, key=lambda kind: kind.column)).column < last or not next_one.size:
+    while kinds and ((next_one := min(kinds, key=lambda kind: kind.column)).column < last or not next_one.size):
         others = sum(kind.size for kind in kinds if kind is not next_one)
         peak = max(peak, others + next_one.grow(rows, ahead=prompt + new - next_one.column))
-    size = sum(kind.size for kind in kinds) * itemsize
-    return CacheBytes(max(peak * itemsize, size), size if size <= KEEP_BYTES else 0)
+    size = (sum(kind.size for kind in kinds) + rows * states) * itemsize
+    peak = (peak + rows * states) * itemsize
+    return CacheBytes(max(peak, size), size if size <= KEEP_BYTES else 0)
 
 
 class _Kind:

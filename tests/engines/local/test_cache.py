@@ -12,7 +12,7 @@ from groupwise.models.context import EVERY
 
 LAYERS, HEADS, SIZES = 3, 2, (5, 7)  # keys and values of different sizes
 #: Layers that all see everything, all see some columns, and some of both.
-WINDOWS = {"all": (), "windowed": (11, 11, 11), "mixed": (11, EVERY, 11), "its own token": (EVERY, 1, 1)}
+WINDOWS = {"all": None, "windowed": (11, 11, 11), "mixed": (11, EVERY, 11), "its own token": (EVERY, 1, 1)}
 
 
 def prompts_of(lengths: list[int], seed: int) -> PrefilledPrompts:

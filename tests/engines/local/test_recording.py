@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.core.machine.free_memory import give_back, held_memory
-from groupwise.engines.local.forward import recorded
+from groupwise.engines.local.recording import recorded
 from tests.engines.local.made import is_recorded
 
 

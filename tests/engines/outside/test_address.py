@@ -29,7 +29,7 @@ from groupwise.core.engine import Finished
 from groupwise.core.errors import RunError, UsageError
 from groupwise.engines.make import make_engine
 from groupwise.engines.outside import connection as connections
-from groupwise.engines.outside import wire
+from groupwise.engines.outside import serving, wire
 from groupwise.engines.outside.connection import GREETING, Address, connect
 from groupwise.engines.outside.serving import EngineServer
 from groupwise.engines.settings import EngineSettings
@@ -109,6 +109,21 @@ def test_a_run_that_goes_away_in_the_middle_of_an_answer_leaves_the_engine_to_th
         second = make_engine(policy=policy, settings=settings)
         expected = make_engine(policy=policy, settings=EngineSettings()).generate(REQUESTS[:2], SAMPLINGS["plain"])
         assert_same(second.generate(REQUESTS[:2], SAMPLINGS["plain"]), expected)
+        second.close()
+
+
+def test_an_engine_that_is_stopped_for_good_goes_with_its_run(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot see that its run is gone; without somebody who does, every other run would be refused."""
+    monkeypatch.setattr(serving, "GRACE", 0.1)
+    with listening() as there:
+        settings = EngineSettings(address=there.address)
+        first = make_engine(policy=policy, settings=settings)
+        stopped = process_of(there.server)
+        os.kill(stopped, signal.SIGSTOP)
+        first.close()
+        assert noted(there, "has gone")
+        second = make_engine(policy=policy, settings=settings)
+        assert process_of(there.server) != stopped
         second.close()
 
 

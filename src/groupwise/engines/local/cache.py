@@ -13,7 +13,8 @@ the products of a step take 1.3 to 2.5 times as long, and the copies a tenth of 
     row 1     -   -   P   P   a   a   .      - hidden by the mask
     row 2     -   -   -   P   P   P   .      admitted just now
 
-Layers with a sliding window have columns of their own, fewer (columns.py).
+Layers with a sliding window have columns of their own, fewer (columns.py). What other layers keep of a row has no
+columns (states.py).
 
 Shapes: R live rows, H key-value heads, D head size, W columns in the window. Columns are counted from the first one
 ever used.
@@ -39,9 +40,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from groupwise.engines.local.columns import ONE_KIND, LayerColumns, LayerWindows
+from groupwise.engines.local.states import RowStates
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,11 @@ class PrefilledPrompts:
     """Prompts that have been through the model once, padded on the left.
 
     tokens        P prompts
-    keys, values  per layer [P,H,width,D]
+    keys, values  per layer that has them [P,H,width,D]
     length        [P] int64, tokens
     logits        [P,V], for the first sampled token
     routes        per prompt [length,L,K] on the CPU, the experts chosen; empty where routes are not asked for
+    states        per state of the layers [P,...]
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -61,10 +65,11 @@ class PrefilledPrompts:
     length: Tensor
     logits: Tensor
     routes: tuple[Tensor, ...] = ()
+    states: Sequence[Tensor] = ()
 
     @property
     def width(self) -> int:
-        return self.keys[0].shape[2]
+        return self.keys[0].shape[2] if self.keys else 0
 
     def only(self, index: int) -> PrefilledPrompts:
         """Copy one of them to memory of its own."""
@@ -76,7 +81,31 @@ class PrefilledPrompts:
             self.length[one].clone(),
             self.logits[one].clone(),
             self.routes[one],
+            [state[one].clone() for state in self.states],
         )
+
+
+def joined(parts: Sequence[PrefilledPrompts], order: Sequence[int]) -> PrefilledPrompts:
+    """Join prompts that were run in parts; `order` lists the places of all of them, part after part, in the result."""
+    width, back = max(part.width for part in parts), sorted(range(len(order)), key=order.__getitem__)
+    at = torch.tensor(back, device=parts[0].logits.device)
+
+    def whole(tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(tensors)).index_select(0, at)
+
+    def padded(layers: Sequence[Tensor]) -> Tensor:
+        return whole([pad(layer, (0, 0, width - layer.shape[2], 0)) for layer in layers])
+
+    tokens, routes = ([one for part in parts for one in of(part)] for of in (lambda p: p.tokens, lambda p: p.routes))
+    return PrefilledPrompts(
+        tuple(tokens[i] for i in back),
+        [padded(layers) for layers in zip(*(part.keys for part in parts), strict=True)],
+        [padded(layers) for layers in zip(*(part.values for part in parts), strict=True)],
+        whole([part.length for part in parts]),
+        whole([part.logits for part in parts]),
+        tuple(routes[i] for i in back if routes),
+        [whole(states) for states in zip(*(part.states for part in parts), strict=True)],
+    )
 
 
 class RowCache:
@@ -98,12 +127,13 @@ class RowCache:
         self._first = 0
         self._even = True
         self._kinds = [LayerColumns(kind) for kind in windows.kinds]
+        self._states = RowStates()
         self._position = torch.zeros(1, 1, dtype=torch.long)
 
     @property
     def size(self) -> int:
-        """Bytes of keys and values in memory."""
-        return sum(columns.size for columns in self._kinds)
+        """Bytes of keys, values and states in memory."""
+        return sum(columns.size for columns in self._kinds) + self._states.size
 
     def insert(self, prompts: PrefilledPrompts, source: Tensor, ahead: int, rows: int = 0) -> None:
         """Add new rows behind the live ones: row i begins with prompt source[i].
@@ -122,6 +152,7 @@ class RowCache:
         self._reserve(max(end, rows), prompts.width, ahead)
         for columns, layers in given:
             columns.insert(begin, layers, source, self.column)
+        self._states.insert(begin, prompts.states, source, len(self.start))
         self.start[begin:end] = self.column - prompts.length[source]
         self.rows = end
         self._frame()
@@ -129,14 +160,16 @@ class RowCache:
     def move(self, to: Tensor, origin: Tensor, rows: int) -> None:
         """Copy rows `origin` over rows `to`, and keep the first `rows`."""
         self.start[to] = self.start[origin]
-        for columns in self._kinds:
-            columns.move(to, origin)
+        for memory in (*self._kinds, self._states):
+            memory.move(to, origin)
         self.rows = rows
         if rows:
             self._frame()
 
     def has_whole(self, rows: Tensor) -> Tensor:
-        """Tell which of the rows every layer has from their first token on, [n] bool."""
+        """Tell which of the rows every layer has from their first token on, [n] bool; none if layers have states."""
+        if self._states.size:
+            return torch.zeros_like(rows, dtype=torch.bool)
         return self.start[rows] >= max(columns.base for columns in self._kinds)
 
     def sequences(self, rows: Tensor, ends: Tensor) -> list[tuple[Tensor, ...]]:
@@ -169,10 +202,11 @@ class RowCache:
         self.column += 1
 
     def views(self) -> list[Tensor]:
-        """Return four views a layer: the column to write, of keys and of values, [R,H,1,D]; their windows [R,H,W,D]."""
-        return self.windows.in_order(
-            [columns.views(self.rows, self._first, self.column) for columns in self._kinds], each=4
-        )
+        """Return four views a layer: the column to write, of keys and of values, [R,H,1,D]; their windows [R,H,W,D].
+        Behind them stand the states, [R,...].
+        """
+        columns = [columns.views(self.rows, self._first, self.column) for columns in self._kinds]
+        return self.windows.in_order(columns, each=4) + self._states.views(self.rows)
 
     def _frame(self) -> None:
         low, high = torch.aminmax(self.start[: self.rows])

@@ -29,29 +29,30 @@ ROOM = 64
 class LayerWindows:
     """Windows of a model's layers, and what belongs to each kind of them: layers of one window are a kind.
 
-    layers    tokens that each layer sees, its own among them, EVERY if it sees all; empty: all layers do
+    layers    tokens that each layer with keys and values sees, its own among them, EVERY if it sees all; None: each
+              does
     by_token  whether the model makes its masks itself, of which columns hold a token
 
     >>> LayerWindows((EVERY, 4, 4)).kinds == (EVERY, 4)
     True
     """
 
-    layers: tuple[int, ...] = ()
+    layers: tuple[int, ...] | None = None
     by_token: bool = False
 
     @property
     def kinds(self) -> tuple[int, ...]:
         """The windows, in the order of the first layer of each."""
-        return tuple(dict.fromkeys(self.layers)) or (EVERY,)
+        return (EVERY,) if self.layers is None else tuple(dict.fromkeys(self.layers))
 
     @property
     def shortest(self) -> int:
         """The shortest window, EVERY without one."""
-        return min(self.kinds)
+        return min(self.kinds, default=EVERY)
 
     def by_kind(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> list[list[Tensor]]:
         """Sort the keys, then the values, of each layer by kind."""
-        layers = self.layers or (EVERY,) * len(keys)
+        layers = (EVERY,) * len(keys) if self.layers is None else self.layers
         return [
             [
                 tensor
@@ -67,7 +68,7 @@ class LayerWindows:
         if len(kinds) == 1:
             return kinds[0]
         found = {kind: iter(things) for kind, things in zip(self.kinds, kinds, strict=True)}
-        return [next(found[kind]) for kind in self.layers for _ in range(each)]
+        return [next(found[kind]) for kind in self.layers or () for _ in range(each)]
 
     def as_argument(self, masks: Sequence[Tensor]) -> Tensor | dict[str, Tensor] | None:
         """Turn a mask for each kind into what transformers' models take: one, or one by the kind's name; for a model

@@ -1,7 +1,8 @@
 """A rollout engine inside the training process: groups of completions from any Hugging Face causal language model.
 
-A prompt goes through the model once; its keys and values are then shared out to the rows of its group. Each step draws
-one token per row. Rows that finished leave, and waiting completions take their places.
+A prompt goes through the model once; its keys and values, and the states of other layers, are then shared out to the
+rows of its group. Each step draws one token per row. Rows that finished leave, and waiting completions take their
+places.
 
 Completion i of a request is a function of the weights, the prompt, the seed and i: its numbers come from a stream of
 its own. What is left is floating point, as a row's sums can be ordered differently beside other rows. Of 512
@@ -35,6 +36,7 @@ from groupwise.engines.local.sampler import draw, end_sum
 from groupwise.engines.local.scheduler import Queue, Scheduler, Take
 from groupwise.engines.local.slots.make import make_slots
 from groupwise.engines.local.slots.sampler import SlotSampler
+from groupwise.engines.local.states import limit_time_steps
 from groupwise.engines.local.trial import require_sampled
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.settings import EngineSettings
@@ -97,6 +99,7 @@ class LocalEngine:
         if own == "sdpa":
             self._model.set_attn_implementation(ATTENTION)
         make_experts_recordable(self._model)
+        limit_time_steps(self._model)
         self._windows = require_sampled(self._model)
         if self._windows.by_token:
             self._model.set_attn_implementation(own)

@@ -2,14 +2,12 @@
 
 Prompts run with transformers' attention, which never holds every score. A prompt whose first tokens are held (cache.py)
 runs the others only. Beside one that has more of them it runs some of its held ones again, in places that were padding
-otherwise: so what is before the tokens run ends in one column.
+otherwise: so what is before the tokens run ends in one column. A layer with a state (states.py) would read padding, so
+prompts of a model with such layers run with those of their own length alone, and are joined behind that.
 
 In a small model most of a forward over few tokens is Python between tensor operations. So the forward of one token a
-row is recorded once by torch's tracer and replayed: the same operations on the same weights (a loaded weight is seen at
-once). A recording is used only if nothing in it depended on the values of a tensor (the tracer warns if something
-did: routing loops, rescaled rotary positions) and if it agrees with the plain forward at other shapes; otherwise, and
-if torch has no tracer, the plain forward runs. A step is 1.4 to 2.6 times as fast so (docs/performance.md: python
-benchmarks/engine.py experts).
+row is recorded once by torch's tracer and replayed where that gives the same (recording.py): a step is 1.4 to 2.6 times
+as fast so (docs/performance.md: python benchmarks/engine.py experts). A loaded weight is seen at once.
 
 Experts can be recorded where they are computed without a loop over those that were hit: transformers' grouped products
 and its batched ones can, its "eager" ones cannot.
@@ -20,10 +18,10 @@ Shapes: P prompts, W tokens of the longest, padded on the left; R rows.
 """
 
 import inspect
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,15 +29,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
-from groupwise.engines.local.cache import Held, PrefilledPrompts, first_tokens
+from groupwise.engines.local.cache import Held, PrefilledPrompts, first_tokens, joined
 from groupwise.engines.local.columns import LayerWindows
+from groupwise.engines.local.recording import Forward, recorded
+from groupwise.engines.local.states import LayerMemory
 from groupwise.models.context import EVERY
-from groupwise.models.files.folder import quiet
 from groupwise.models.moe.record import Router, on_output, record_routes, require_routers, route_dtype, tensors_in
 
 ATTENTION = "groupwise_rows"
-Forward = Callable[..., tuple[Tensor, ...]]
-S = TypeVar("S")
 
 
 class PromptCache(Cache):
@@ -48,8 +45,8 @@ class PromptCache(Cache):
     memory  past and new ones, [P,H,W,D]
     """
 
-    def __init__(self, past: Sequence[Tensor] = ()) -> None:
-        super().__init__(layers=[])
+    def __init__(self, kept: LayerMemory, past: Sequence[Tensor] = ()) -> None:
+        super().__init__(layers=kept.empty())
         self._past = past
         self.memory: list[Tensor] = []
 
@@ -72,15 +69,17 @@ class PromptCache(Cache):
 class ViewCache(Cache):
     """The cache of a model that runs one step of the rows: it writes and reads the views of RowCache.views."""
 
-    def __init__(self, views: Sequence[Tensor]) -> None:
-        super().__init__(layers=[])
-        self._views = views
+    def __init__(self, kept: LayerMemory, views: Sequence[Tensor]) -> None:
+        columns = 4 * len(kept.keyed)
+        super().__init__(layers=kept.filled(views[columns:]))
+        self._views, self._keyed = views[:columns], kept.keyed
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write one column of keys and values, [R,H,1,D] each, and return the windows, [R,H,W,D] each."""
-        key_column, keys, value_column, values = self._views[4 * layer_idx : 4 * layer_idx + 4]
+        first = 4 * self._keyed[layer_idx]
+        key_column, keys, value_column, values = self._views[first : first + 4]
         key_column.copy_(key_states)
         value_column.copy_(value_states)
         return keys, values
@@ -106,7 +105,7 @@ def row_attention(
     query [R,heads,Q,D], key and value [R,H,W,D], mask [R,1,Q,W] additive -> [R,Q,heads,D]. Query heads that share a
     key-value head are one matrix, so grouped-query attention copies no key. On a CPU this is 2 to 6 times as fast as
     scaled_dot_product_attention at one token, whose kernels are made for long queries. Whatever is recorded
-    (decode.py) runs this.
+    (recording.py) runs this.
     """
     # A recording may not branch on a size.
     short = torch.jit.is_tracing() or query.shape[2] == 1  # type: ignore[reportPrivateImportUsage]
@@ -159,34 +158,41 @@ class Prefill:
     def __init__(self, model: Any, windows: LayerWindows, pad: int, routes: bool = False) -> None:
         self._model, self.windows, self._pad = model, windows, pad
         self._routers = require_routers(model) if routes else ()
+        self.kept = LayerMemory.of(model)
         self._keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         if routes:
             with torch.inference_mode(), record_routes(model):  # refuses routers whose output is not understood
                 self([(0,)])
 
     def __call__(self, prompts: Sequence[tuple[int, ...]], held: Sequence[Held] = ()) -> PrefilledPrompts:
-        """Run prompts, only the part of prompt i that is behind held[i] if sequences are held."""
+        """Run prompts, only the part of prompt i that is behind held[i] if sequences are held: of a model with states
+        none is.
+        """
+        if self.kept.states and len(set(map(len, prompts))) > 1:
+            order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+            return joined([self(list(alike)) for _, alike in groupby((prompts[i] for i in order), key=len)], order)
         new = length = [len(prompt) for prompt in prompts]
         past: list[Tensor] = []
         if held:
             new = [tokens - len(sequence.tokens) for tokens, sequence in zip(length, held, strict=True)]
             past = first_tokens(held, [max(tokens - max(new), 0) for tokens in length])
-        logits, chosen, memory = self.run(*self._inputs(prompts, last=max(new)), past)
+        logits, chosen, cache = self.run(*self._inputs(prompts, last=max(new)), past)
         routes = () if chosen is None else tuple(row[-tokens:] for row, tokens in zip(chosen.cpu(), new, strict=True))
         before = [sequence.routes for sequence in held if sequence.routes is not None]
         if before:
             routes = tuple(torch.cat(pair) for pair in zip(before, routes, strict=True))
         lengths = torch.tensor(length, device=logits.device)
-        return PrefilledPrompts(tuple(prompts), memory[::2], memory[1::2], lengths, logits, routes)
+        keys, values, states = cache.memory[::2], cache.memory[1::2], self.kept.states_in(cache.layers)
+        return PrefilledPrompts(tuple(prompts), keys, values, lengths, logits, routes, states)
 
     def run(
         self, ids: Tensor, positions: Tensor, masks: Sequence[Tensor], past: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Run ids [P,last] behind `past` -> logits [P,V], experts [P,last,L,K] or None, keys and values by layer."""
-        cache, mask = PromptCache(past), self.windows.as_argument(masks)
-        inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "past_key_values": cache}
+    ) -> tuple[Tensor, Tensor | None, PromptCache]:
+        """Run ids [P,last] behind `past` -> logits [P,V], experts [P,last,L,K] or None, and what the layers keep."""
+        cache, mask = PromptCache(self.kept, past), self.windows.as_argument(masks)
+        inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, self.kept.argument: cache}
         logits, experts = logits_and_experts(self._model, self._routers, **inputs, **self._keep)
-        return logits, None if experts is None else experts.unflatten(0, ids.shape), cache.memory
+        return logits, None if experts is None else experts.unflatten(0, ids.shape), cache
 
     def _inputs(self, prompts: Sequence[tuple[int, ...]], last: int) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
         """Lay out the `last` places: ids, positions [P,last], a mask [P,1,last,W] for each kind of layers; none if all
@@ -228,6 +234,7 @@ class Step:
     def __init__(self, model: Any, windows: LayerWindows, routes: bool = False) -> None:
         self._model, self._windows = model, windows
         self.routers = require_routers(model) if routes else ()
+        self._kept = LayerMemory.of(model)
         self._forward: dict[bool, Forward] = {}
 
     def __call__(
@@ -235,9 +242,12 @@ class Step:
     ) -> tuple[Tensor, Tensor | None]:
         masked = bool(masks)
         if masked not in self._forward:
-            plain = StepForward(self._model, len(masks), self._windows, self.routers).eval()
-            example = partial(_example, views, self._windows, masked)
-            self._forward[masked] = recorded(plain, example, (3, 5), (5, 9), (1, 2))
+            plain = StepForward(self._model, len(masks), self._windows, self._kept, self.routers).eval()
+            example = partial(_example, views, self._windows, self._kept, masked)
+            states = bool(self._kept.states)
+            # Prime numbers of rows and columns, of which a model has few sizes that are multiples.
+            first = (7, 10) if states else (3, 5)
+            self._forward[masked] = recorded(plain, example, first, (5, 9), (1, 2), branches=states)
         logits, *routes = self._forward[masked](tokens, positions, *masks, *views)
         return logits, routes[0] if routes else None
 
@@ -245,9 +255,11 @@ class Step:
 class StepForward(nn.Module):
     """The model's forward of a step, of tensors alone, so that it can be recorded."""
 
-    def __init__(self, model: nn.Module, masks: int, windows: LayerWindows, routers: Sequence[Router]) -> None:
+    def __init__(
+        self, model: nn.Module, masks: int, windows: LayerWindows, kept: LayerMemory, routers: Sequence[Router]
+    ) -> None:
         super().__init__()
-        self.model, self.masks, self.windows, self.routers = model, masks, windows, routers
+        self.model, self.masks, self.windows, self.kept, self.routers = model, masks, windows, kept, routers
 
     def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         logits, experts = logits_and_experts(
@@ -256,12 +268,14 @@ class StepForward(nn.Module):
             input_ids=tokens,
             position_ids=positions,
             attention_mask=self.windows.as_argument(rest[: self.masks]),
-            past_key_values=ViewCache(rest[self.masks :]),
+            **{self.kept.argument: ViewCache(self.kept, rest[self.masks :])},
         )
         return (logits,) if experts is None else (logits, experts)
 
 
-def _example(views: Sequence[Tensor], windows: LayerWindows, masked: bool, shape: tuple[int, int]) -> list[Tensor]:
+def _example(
+    views: Sequence[Tensor], windows: LayerWindows, kept: LayerMemory, masked: bool, shape: tuple[int, int]
+) -> list[Tensor]:
     """Return inputs of the right kinds, strided as the cache's are, the same at every call.
 
     Layers of another kind than the first see fewer columns.
@@ -271,11 +285,13 @@ def _example(views: Sequence[Tensor], windows: LayerWindows, masked: bool, shape
     noise = torch.Generator().manual_seed(rows)
     seen = {kind: max(1, width - 2 * number) for number, kind in enumerate(windows.kinds)}
     memory = []
-    for number, keys in enumerate(views[1::2]):
+    for number, keys in enumerate(views[1 : 4 * len(kept.keyed) : 2]):
         sizes = (rows + 1, keys.shape[1], width + 3, keys.shape[3])
         states = torch.randn(sizes, generator=noise).to(device, dtype)[:rows]
         first = width + 1 - seen[windows.layers[number // 2] if windows.layers else EVERY]
         memory += [states[:, :, width : width + 1], states[:, :, first : width + 1]]
+    for state in views[4 * len(kept.keyed) :]:
+        memory.append(torch.randn((rows + 1, *state.shape[1:]), generator=noise).to(device, state.dtype)[:rows])
     tokens = torch.arange(rows, device=device)[:, None] % 2
     if not masked:
         return [tokens, torch.full((1, 1), width - 1, device=device), *memory]
@@ -283,50 +299,3 @@ def _example(views: Sequence[Tensor], windows: LayerWindows, masked: bool, shape
     mask[0, :, :, : 1 + width // 2] = float("-inf")
     masks = [mask[..., width + 1 - columns : width + 1] for columns in seen.values()]
     return [tokens, torch.arange(rows, device=device)[:, None] % width, *masks, *memory]
-
-
-def recorded(plain: nn.Module, example: Callable[[S], Sequence[Tensor]], first: S, *others: S) -> Forward:
-    """Record `plain` on the example of the first shape and compare on the others'; `plain` itself if that fails."""
-    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), quiet():
-        warnings.simplefilter("ignore")
-        # A value that decides what is recorded makes the recording wrong for other values.
-        warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[reportPrivateImportUsage]
-        try:
-            replay = _replayed(plain, tuple(example(first)))
-            if not all(_agree(plain(*inputs), replay(*inputs)) for inputs in map(example, others)):
-                return plain
-        except Exception:  # whatever a model does that cannot be recorded, the plain forward can do
-            return plain
-    return replay
-
-
-def _replayed(plain: nn.Module, inputs: tuple[Tensor, ...]) -> Forward:
-    """Record the operations of `plain` on these inputs; its weights and buffers are inputs too, and stay its own."""
-    state = tuple({id(tensor): tensor for tensor in (*plain.parameters(), *plain.buffers())}.values())
-    count = len(inputs)
-
-    def record(*tensors: Tensor) -> Any:
-        outputs = plain(*tensors[:count])
-        return outputs if len(outputs) > 1 else outputs[0]
-
-    graph, _ = torch._C._create_graph_by_tracing(record, (*inputs, *state), lambda tensor: "", True, False)
-    # torch.jit.trace would keep each recording for the life of the process, in the one unit that torch has for all.
-    replay = torch._C.CompilationUnit().create_function("recorded", graph, False)
-    return partial(_replay_on_gpu if inputs[0].is_cuda else _replay, replay, state)
-
-
-def _replay(replay: Callable[..., Any], state: tuple[Tensor, ...], *inputs: Tensor) -> tuple[Tensor, ...]:
-    outputs = replay(*inputs, *state)
-    return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-def _replay_on_gpu(replay: Callable[..., Any], state: tuple[Tensor, ...], *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Replay without torch's joining of operations on a GPU after a few calls, which moves the last bits: an engine
-    that is made anew, for a run that resumes, would not have those of the one before.
-    """
-    with torch.jit.optimized_execution(False):  # pyright: ignore[reportPrivateImportUsage]
-        return _replay(replay, state, *inputs)
-
-
-def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(one, other, strict=True))

@@ -17,13 +17,12 @@ from groupwise.core.errors import UsageError
 from groupwise.engines.kinds import setting
 from groupwise.engines.local.cache import RowCache
 from groupwise.engines.local.columns import LayerWindows
-from groupwise.engines.local.forward import ATTENTION, Prefill, StepForward
-from groupwise.models.context import EVERY, windows
+from groupwise.engines.local.forward import ATTENTION as ROWS
+from groupwise.engines.local.forward import Prefill, StepForward
+from groupwise.models.context import ATTENTION, EVERY, NEITHER, STATE, has_states, layer_kinds, windows
 from groupwise.models.files.folder import error_line
 from groupwise.models.forward.packed_attention import attending
 
-#: The layers that the engine knows, as configurations name them.
-ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 OTHER_ENGINE = f"set {setting(lambda kind: kind.own_layers)}"
 #: How far logits may lie from the model's own, as a share of their norm. A type of 16 bits is not compared: rounding
 #: alone can choose another expert there.
@@ -40,12 +39,12 @@ def require_sampled(model: Any) -> LayerWindows:
     Raises UsageError for a model that runs by itself, but not as the engine runs it; device meta will do.
     """
     what = f"the local engine cannot sample {type(model).__name__}"
-    other = sorted(set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - ATTENTION_LAYERS)
+    other = sorted(set(layer_kinds(model.config)) - ATTENTION - STATE - NEITHER)
     if other:
         raise UsageError(f"{what}, which has {', '.join(other)} layers; {OTHER_ENGINE}")
     text = (torch.arange(TEXT, device=model.device) % model.config.get_text_config().vocab_size)[None]
     layers = LayerWindows(windows(model.config))
-    with torch.no_grad():
+    with torch.no_grad(), _experts_that_run(model):
         try:
             # Without a cache transformers looks for packed rows, in numbers.
             own = model(input_ids=text, use_cache=True).logits[0]
@@ -67,8 +66,22 @@ def require_sampled(model: Any) -> LayerWindows:
 def own_masks(model: Any) -> Iterator[None]:
     """Make a model attend inside by a function for which transformers makes masks."""
     name = model.config._attn_implementation
-    with attending(model, "sdpa" if name == ATTENTION else name):
+    with attending(model, "sdpa" if name == ROWS else name):
         yield
+
+
+@contextmanager
+def _experts_that_run(model: Any) -> Iterator[None]:
+    """Let device meta run the experts of a model with states, which it has no grouped products for in float32."""
+    used = getattr(model.config, "_experts_implementation", None)
+    changes = model.device.type == "meta" and used == "grouped_mm" and has_states(model.config)
+    if changes:
+        model.set_experts_implementation("batched_mm")
+    try:
+        yield
+    finally:
+        if changes:
+            model.set_experts_implementation(used)
 
 
 def _refused(model: Any, layers: LayerWindows, text: Tensor, own: Tensor) -> str:
@@ -94,15 +107,16 @@ def _sampled(model: Any, layers: LayerWindows, text: Tensor) -> Tensor | None:
     layer does not keep its keys and values.
     """
     long, short = (tuple(text[:-cut].tolist()) if not text.is_meta else (0,) * (TEXT - cut) for cut in (1, 2))
-    prompts = Prefill(model, layers, pad=0)([long, short])
-    if len(prompts.keys) != model.config.get_text_config().num_hidden_layers:
+    prefill = Prefill(model, layers, pad=0)
+    prompts = prefill([long, short])
+    if len(prompts.keys) != len(prefill.kept.keyed):
         return None
     if text.is_meta:
         return prompts.logits
     cache = RowCache(layers)
     cache.insert(prompts, torch.arange(2, device=text.device), ahead=1)
     positions, masks = cache.prepare(ahead=1, last=TEXT - 1)
-    step = StepForward(model, len(masks), layers, ()).eval()
+    step = StepForward(model, len(masks), layers, prefill.kept, ()).eval()
     logits, *_ = step(text[[-1, -2], None], positions, *masks, *cache.views())
     return torch.cat([prompts.logits, logits])
 

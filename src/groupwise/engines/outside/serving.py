@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import threading
@@ -20,6 +21,10 @@ from groupwise.engines.outside.connection import GREETING, PATIENCE, SERVER
 WRONG_KEY = "its --key-file holds another key than engine.key_file"
 #: Seconds in which a process whose connection has ended is seen to have ended too.
 GRACE = 2.0
+#: Milliseconds between two looks at a process while its run is there.
+LOOK = 100
+#: What a connection shows once the other end is closed; the first is Linux's.
+GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 class EngineServer:
@@ -71,10 +76,10 @@ class EngineServer:
         name = str(Address(*peer))
         with connection:
             child = self._process_for(run, connection, name)
-        if child is None:
-            return
-        began = time.monotonic()
-        code = child.process.wait()
+            if child is None:
+                return
+            began = time.monotonic()
+            code = _end_with(connection, child)
         child.close()
         with self._lock:
             ended_here = child in self._ended
@@ -139,6 +144,21 @@ class EngineServer:
         except subprocess.TimeoutExpired:
             self._ended.add(self._child)
             self._child.close()
+
+
+def _end_with(connection: socket.socket, child: Child) -> int:
+    """Wait for the end of a process that serves a connection -> its exit code, 0 if the run went first.
+
+    A process that does not see that its run is gone, because it is stopped or hangs, is killed.
+    """
+    look = select.poll()
+    look.register(connection, GONE)
+    while (code := child.process.poll()) is None:
+        if look.poll(LOOK):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(GRACE)
+            return 0
+    return code
 
 
 def _in_words(error: Exception) -> str:

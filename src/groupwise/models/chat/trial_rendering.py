@@ -5,18 +5,15 @@ The standard library and jinja2 only, so that the process starts in a moment.
 
 import json
 import re
-import resource
 from functools import lru_cache
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from groupwise.core.channel import Channel
-from groupwise.core.errors import RunError
-from groupwise.core.peer import PeerLost
-from groupwise.core.processes.children import Child
+from groupwise.core.processes.trial import TOO_LARGE, limit_memory, tried
 
-#: Seconds in which the process must have started; then the most that a few words may take: seconds, bytes, characters.
-START_SECONDS, SECONDS, MEMORY, LENGTH = 120.0, 10.0, 2**30, 2**20
+#: Characters that may become of a few words.
+LENGTH = 2**20
 #: What is rendered: a question, one with a system prompt, one that is answered, and a conversation.
 ROLES = (("user",), ("system", "user"), ("user", "assistant"), ("system", "user", "assistant", "user"))
 
@@ -29,31 +26,19 @@ def excess(template: str, tokens: str) -> str:
     tokens  the tokenizer's special tokens by name, which templates write: JSON
     Raises RunError if no process can be started.
     """
-    child = Child(__name__)
-    try:
-        try:
-            child.receive(START_SECONDS)
-        except PeerLost as lost:
-            raise RunError(f"the process that tries the chat template did not start: {lost}") from None
-        child.send({"template": template, "tokens": json.loads(tokens)}, seconds=SECONDS)
-        return child.receive(SECONDS)["excess"]
-    except PeerLost as lost:
-        return f"takes more than {SECONDS:g} seconds" if lost.late else f"ends its process ({lost})"
-    finally:
-        child.close()
+    return tried(__name__, {"template": template, "tokens": json.loads(tokens)}, "the chat template")
 
 
 def main(parent: Channel) -> None:
     """Say that it is ready, then what is wrong with the one template that it is sent."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory()
     parent.send({})
     question = parent.receive()
     try:
         longest = max(length(question["template"], question["tokens"], roles) for roles in ROLES)
         wrong = f"writes more than {LENGTH:,} characters" if longest > LENGTH else ""
     except MemoryError:
-        wrong = f"takes more than {MEMORY / 2**20:,.0f} MiB of memory"
+        wrong = TOO_LARGE
     parent.send({"excess": wrong})
 
 

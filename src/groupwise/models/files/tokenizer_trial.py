@@ -5,21 +5,18 @@ standard library and tokenizers only, so that the process starts in a moment.
 """
 
 import json
-import resource
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 from groupwise.core.channel import Channel
-from groupwise.core.errors import RunError, one_line, shortened
-from groupwise.core.peer import PeerLost
-from groupwise.core.processes.children import Child
+from groupwise.core.errors import one_line, shortened
+from groupwise.core.processes.trial import TOO_LARGE, limit_memory, tried
 
 #: The parts of tokenizer.json that hold rules.
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-#: Seconds in which the process must have started; then the most that the texts may take: seconds, bytes, and characters
-#: or ids for a character.
-START_SECONDS, SECONDS, MEMORY, GROWTH = 120.0, 10.0, 2**30, 64
+#: Characters or ids that may become of one character.
+GROWTH = 64
 #: Rules that take a time, and give a text, in proportion to the text, wherever they stand; each once in a part.
 PLAIN = {
     *("Sequence", "ByteLevel", "Digits", "Split", "Metaspace", "NFC", "Lowercase", "Replace", "Prepend", "Strip"),
@@ -40,7 +37,7 @@ TEXTS = (
 
 
 def excess(fields: Mapping[str, Any]) -> str:
-    """Tell what is wrong with the rules of a tokenizer.json that take too much for a few texts; "" for others, also
+    """Tell what is wrong with a tokenizer.json whose rules take too much for a few texts; "" for others, also
     those that are no rules.
 
     Raises RunError if no process can be started.
@@ -48,7 +45,7 @@ def excess(fields: Mapping[str, Any]) -> str:
     parts = {name: fields[name] for name in PARTS if fields.get(name) is not None}
     text = json.dumps(parts)
     if len(text) > LARGEST:
-        return f"are {len(text):,} characters long, above {LARGEST:,}"
+        return f"is {len(text):,} characters long, above {LARGEST:,}"
     return "" if all(map(_is_plain, parts.values())) else _tried(text)
 
 
@@ -76,26 +73,14 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
 
 @lru_cache(maxsize=64)
 def _tried(parts: str) -> str:
-    child = Child(__name__)
-    try:
-        try:
-            child.receive(START_SECONDS)
-        except PeerLost as lost:
-            raise RunError(f"the process that tries the tokenizer did not start: {lost}") from None
-        child.send({"parts": parts}, seconds=SECONDS)
-        return child.receive(SECONDS)["excess"]
-    except PeerLost as lost:
-        return f"take more than {SECONDS:g} seconds for a few words" if lost.late else f"end their process ({lost})"
-    finally:
-        child.close()
+    return tried(__name__, {"parts": parts}, "the tokenizer")
 
 
 def main(parent: Channel) -> None:
     """Say that it is ready, then what is wrong with the rules that it is sent."""
     from tokenizers import Tokenizer  # not at the top: whoever loads this module may have no use for it
 
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory()
     parent.send({})
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
     parts = json.loads(parent.receive()["parts"])
@@ -106,13 +91,13 @@ def main(parent: Channel) -> None:
     try:
         tokenizer = Tokenizer.from_str(json.dumps(whole))
         grown = (size(tokenizer, text) / (len(text) + 16) for text in texts)
-        wrong = next((f"make {many:,.0f} characters or ids of one" for many in grown if many > GROWTH), "")
+        wrong = next((f"makes {many:,.0f} characters or ids of one" for many in grown if many > GROWTH), "")
     except MemoryError:
-        wrong = f"take more than {MEMORY / 2**20:,.0f} MiB of memory for a few words"
+        wrong = TOO_LARGE
     except Exception:  # what tokenizers refuses, it says where all of the tokenizer is loaded
         pass
     except BaseException as error:  # a panic, which is no Exception
-        wrong = f"fail ({shortened(one_line(error), 100)})"
+        wrong = f"fails ({shortened(one_line(error), 100)})"
     parent.send({"excess": wrong})
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from groupwise.core.errors import UsageError
+from groupwise.models.context import has_states, layer_kinds
 from groupwise.models.forward.flex import Tree, Windows, attend_flex, require_plain
 from groupwise.models.forward.heads import hidden
 from groupwise.models.forward.layout import Block, Layout, PackedSequence, packed, padded
@@ -65,11 +66,11 @@ def attending(backbone: nn.Module, name: str) -> Iterator[None]:
 def runs_packed(backbone: nn.Module) -> bool:
     """Tell whether a model gives in a packed sequence what it gives in rows: tried on a few tokens.
 
-    Not so where tokens mix other than by attention (state-space layers), or attention is more than a softmax over keys
-    (softcapping, sinks, chunks).
+    Not so where tokens mix other than by attention (a state reads every row before; its share may be too small to be
+    seen in a trial), or attention is more than a softmax over keys (softcapping, sinks, chunks).
     """
     config: Any = backbone.config
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+    if has_states(config) or "chunked_attention" in layer_kinds(config):
         return False
     tokens, length = _few_rows(backbone, 9)
     rows, line = padded(tokens, length.to(tokens.device)), packed(tokens, length)

@@ -49,8 +49,8 @@ def make_slots(
     compiled  layers are compiled
     Raises UsageError if they are to be compiled and cannot.
     """
-    reason = ""
-    for attend in _ways(graphs):
+    reason = "its layers keep states, for which slots have no place" if prefill.kept.states else ""
+    for attend in [] if reason else _ways(graphs):
         step = partial(SlotStep, model, routers, context, attend, graphs, compiled and attend is not None)
         reason = _refused(model, prefill, step())
         if not reason and attend not in (None, attend_plainly):
@@ -58,7 +58,9 @@ def make_slots(
         if not reason:
             return SlotSampler(step(), max_rows, progress), ""
         if compiled:
-            raise UsageError(f"engine.compile: {reason}; set it to false")
+            break
+    if compiled:
+        raise UsageError(f"engine.compile: {reason}; set it to false")
     return None, reason
 
 
