@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 import transformers
 from benchmarks.architectures.build import small_config
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from groupwise.core.collate import collate
@@ -23,12 +25,13 @@ from groupwise.core.samples import Sample
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.local.trial import require_sampled
 from groupwise.models.context import positions
-from groupwise.models.files.folder import read_config
+from groupwise.models.files.folder import read_config, require_floating
 from groupwise.models.forward import heads
+from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import check_halves, check_runs, require_known_head
 from groupwise.models.load import load_policy
 from groupwise.models.moe.record import require_routers
-from groupwise.planning.activations import without_memory
+from groupwise.planning.activations import cached_widths, without_memory
 from groupwise.training.learner import Learner, LearnerSettings
 
 SIZES: dict[str, Any] = {
@@ -148,6 +151,36 @@ def test_a_scale_before_the_head_is_seen_on_small_logits_too() -> None:
     model.forward = forward
     with pytest.raises(UsageError, match="changes its logits"):
         check_halves(model)
+
+
+def test_a_configuration_without_a_size_is_refused_by_the_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "blt"}))
+    with pytest.raises(UsageError, match=r"it: config\.json is a BltConfig, which has no hidden_size"):
+        read_config(tmp_path, "it")
+
+
+def test_what_a_module_or_a_trial_raises_is_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    keys = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 48}
+    FusedLayers(model_of(config_of("CpmAnt", **keys, num_hidden_layers=1)))  # its norms assert their own size
+    widths = cached_widths(without_memory(config_of("xLSTM", vocab_size=40, hidden_size=32, num_heads=3, num_blocks=2)))
+    assert set(widths) == {32}
+    assert not caplog.records
+
+
+def test_llama_4_is_refused_for_its_layers_alone() -> None:
+    model = model_of(config_of("Llama4Text", **SIZES, head_dim=8, num_local_experts=4, intermediate_size_mlp=48))
+    check_halves(model)
+    with pytest.raises(UsageError, match="cannot sample Llama4ForCausalLM, which has chunked_attention layers"):
+        require_sampled(model)
+
+
+def test_tables_of_integers_are_no_weights_under_the_names_of_files_either(tmp_path: Path) -> None:
+    model = model_of(config_of("Llama", **SIZES))
+    model.model.layers[0].register_buffer("table", torch.arange(3))
+    for name, fits in (("layers.0.ffn.table", True), ("layers.0.ffn.up", False)):
+        save_file({name: torch.arange(3)}, tmp_path / "model.safetensors")
+        with nullcontext() if fits else pytest.raises(UsageError, match=r"1 of its weights .*ffn\.up: I64"):
+            require_floating(model, [tmp_path / "model.safetensors"], "it")
 
 
 def test_a_model_that_reads_from_both_sides_is_no_policy() -> None:

@@ -171,7 +171,8 @@ def numbers_of(model: Any) -> Numbers:
     layers = decoder_layers(model)
     dense, experts = ({id(p): p for m in layers for p in m.parameters() if p.dim() == dim} for dim in (2, 3))
     head, known, config = model.get_output_embeddings().weight, routers(model), model.config.get_text_config()
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None) or 1  # a state-space model's configuration names none
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
     every = [head, *dense.values(), *experts.values()]
     return Numbers(
         layers=len(layers),
@@ -180,7 +181,7 @@ def numbers_of(model: Any) -> Numbers:
         chosen=known[0].chosen / known[0].experts if known else 1.0,
         head=head.numel(),
         trained=sum(p.numel() for p in every if p.requires_grad) / sum(p.numel() for p in every),
-        channels=len(layers) * config.num_attention_heads * width,
+        channels=len(layers) * heads * width,
         cached=sum(cached_widths(model)),
     )
 

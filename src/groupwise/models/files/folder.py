@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from logging import CRITICAL
+from logging import CRITICAL, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ FLOATING = re.compile("B?F[0-9]")
 TEXTS, LARGEST_TEXT = (".json", ".jinja", ".txt", ".model"), 2**28
 #: Bytes of config.json and generation_config.json: transformers checks each entry of a list, for minutes.
 LARGEST_CONFIG = 2**22
+#: Name under which torch logs the traceback of a forward on shapes alone that fails, beside raising it.
+SHAPES = "torch._subclasses.fake_tensor"
+#: What every language model's configuration says.
+MEASURES = ("vocab_size", "hidden_size", "num_hidden_layers")
 #: Counts of config.json that objects are made by before any weight is looked at, and the most that they may be.
 COUNTS = ((re.compile(r"\w*layers?"), 1024), (re.compile(r"\w*(labels|heads?|experts)"), 2**14))
 
@@ -77,7 +81,18 @@ def read_config(folder: Path, what: str, **changes: Any) -> Any:
                 raise UsageError(f"{what}: {_quantised(value)}")
             if expected := _expected(key, value):
                 raise UsageError(f"{what}: config.json: {key} = {str(value)[:40]}: expected {expected}")
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **changes)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **changes)
+        _require_measures(config.get_text_config(), what)
+    return config
+
+
+def _require_measures(text: PreTrainedConfig, what: str) -> None:
+    """Raise UsageError, `what` first, if a text model's configuration does not say its measures."""
+    if absent := [key for key in MEASURES if key not in text.attribute_map and not hasattr(text, key)]:
+        raise UsageError(
+            f"{what}: config.json is a {type(text).__name__}, which has no {' and no '.join(absent)}: by these a run "
+            "is planned and sampled; take another model"
+        )
 
 
 def read_generation(folder: Path, what: str) -> GenerationConfig | None:
@@ -152,6 +167,8 @@ def require_floating(empty: Any, files: list[Path], what: str) -> None:
     And if two files hold a weight of one name, of which one would be passed over.
     """
     own = empty.state_dict()
+    # A model that is converted as it is loaded has its weights under other names in the files.
+    integers = {name.rpartition(".")[2] for name, tensor in own.items() if not tensor.is_floating_point()}
     passed_over = empty._keys_to_ignore_on_load_unexpected or ()
     wrong: dict[str, str] = {}
     places: dict[str, str] = {}
@@ -162,9 +179,10 @@ def require_floating(empty: Any, files: list[Path], what: str) -> None:
                     raise UsageError(f"{what}: {name} is in {other} and in {path.name}; copy the whole folder again")
                 kind = file.get_slice(name).get_dtype()
                 entry = own.get(name, own.get(f"{empty.base_model_prefix}.{name}"))
-                known = (
-                    not entry.is_floating_point() if entry is not None else any(re.search(p, name) for p in passed_over)
-                )
+                if entry is not None:
+                    known = not entry.is_floating_point()
+                else:
+                    known = name.rpartition(".")[2] in integers or any(re.search(p, name) for p in passed_over)
                 if not known and not FLOATING.match(kind):
                     wrong[name] = kind
     if wrong:
@@ -224,7 +242,8 @@ def error_line(error: BaseException) -> str:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep libraries from showing progress bars and warnings inside: a run has its own."""
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    bars, level, shapes = logging.is_progress_bar_enabled(), logging.get_verbosity(), getLogger(SHAPES)
+    of_shapes, shapes.disabled = shapes.disabled, True
     logging.disable_progress_bar()
     logging.set_verbosity(CRITICAL)  # what it says of an error, it also raises
     try:
@@ -233,6 +252,7 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(level)
+        shapes.disabled = of_shapes
         if bars:
             logging.enable_progress_bar()
 

@@ -26,8 +26,12 @@ CHANGES = (*FACTORS, *DIVISORS, *CAPS)
 
 
 def halves(model: Any) -> tuple[nn.Module, nn.Linear]:
-    """Split a model -> (ids [N,T] -> object with last_hidden_state [N,T,H], hidden [..., H] -> logits [..., V])."""
-    return model.base_model, model.get_output_embeddings()
+    """Split a model -> (ids [N,T] -> object with last_hidden_state [N,T,H], hidden [..., H] -> logits [..., V]).
+
+    Of the text part of a multimodal model transformers takes the whole for the backbone: its name is another there.
+    """
+    backbone = model.base_model
+    return getattr(model, "model", model) if backbone is model else backbone, model.get_output_embeddings()
 
 
 @dataclass(frozen=True)
