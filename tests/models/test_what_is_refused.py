@@ -45,15 +45,6 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
-LATENT: dict[str, Any] = {
-    **SIZES,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 8,
-    "q_lora_rank": 8,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-}
 ALIBI = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LONGROPE = {
     "rope_type": "longrope",
@@ -95,7 +86,6 @@ CHANGED = {
     "divided": config_of("Granite", **SIZES, logits_scaling=8.0),
     "multiplied": config_of("Cohere", **SIZES),
     "nanochat": config_of("NanoChat", **SIZES),
-    "divided before the head": config_of("MiniCPM3", **LATENT, dim_model_base=4),
 }
 
 
