@@ -133,7 +133,7 @@ def test_a_sequence_beyond_a_ropes_limit_is_refused_by_its_reason(name: str) -> 
     kind = "dynamic" if "dynamic" in name else "longrope"
     key = LENGTHS[0] if kind == "dynamic" else "original_max_position_embeddings"
     asked = Request((4, 5), 1, 0, max_new_tokens=positions(config) - 1)
-    within = rf"the {CHANGING[kind]} positions \({key}\) within which the model's {kind} rope is one function"
+    within = rf"the {CHANGING[kind]} positions \({key}\) within which the model's rope \({kind}\) is one function"
     assert within.replace("\\", "") in positions_in_words(config)
     with pytest.raises(UsageError, match=rf"{within}.* at most {CHANGING[kind] - 2}"):
         LocalEngine(model_of(config), frozenset(), pad=0).generate([asked], Sampling())
