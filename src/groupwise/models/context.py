@@ -81,6 +81,6 @@ def positions_in_words(config: Any) -> str:
     if rope is None or most < rope.tokens:
         return f"the model's {most} positions"
     return (
-        f"the {most} positions ({rope.key}) within which the model's {rope.rope_type} rope is one function: a longer "
+        f"the {most} positions ({rope.key}) within which the model's rope ({rope.rope_type}) is one function: a longer "
         "sequence has other frequencies, and cached keys and values no longer fit"
     )

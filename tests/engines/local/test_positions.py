@@ -98,6 +98,7 @@ OLDER = {
     "biogpt": config_of("BioGpt", **KEYS),
     "xglm": config_of("XGLM", **{**KEYS, "d_model": 32, "num_layers": 2}, attention_heads=4, ffn_dim=48),
 }
+XLSTM = {"vocab_size": 40, "hidden_size": 64, "embedding_dim": 64, "num_heads": 4, "num_blocks": 1, "chunk_size": 64}
 FIRST = ("bloom", "falcon, alibi", "mpt", "longrope", "yarn and dynamic")
 
 
@@ -132,7 +133,7 @@ def test_a_sequence_beyond_a_ropes_limit_is_refused_by_its_reason(name: str) -> 
     kind = "dynamic" if "dynamic" in name else "longrope"
     key = LENGTHS[0] if kind == "dynamic" else "original_max_position_embeddings"
     asked = Request((4, 5), 1, 0, max_new_tokens=positions(config) - 1)
-    within = rf"the {CHANGING[kind]} positions \({key}\) within which the model's {kind} rope is one function"
+    within = rf"the {CHANGING[kind]} positions \({key}\) within which the model's rope \({kind}\) is one function"
     assert within.replace("\\", "") in positions_in_words(config)
     with pytest.raises(UsageError, match=rf"{within}.* at most {CHANGING[kind] - 2}"):
         LocalEngine(model_of(config), frozenset(), pad=0).generate([asked], Sampling())
@@ -150,8 +151,10 @@ def test_alibi_runs_in_rows_and_is_taken_without_weights_too() -> None:
     [
         (config_of("Bart", **KEYS, d_model=32, decoder_layers=2, decoder_attention_heads=4), "takes no position_ids"),
         (config_of("OpenAIGPT", vocab_size=40, n_embd=32, n_head=4, n_layer=2), "do not all keep keys and values"),
+        (config_of("xLSTM", **XLSTM), r"refuses positions, a cache and a mask .*\(ValueError"),
+        (config_of("Moshi", **{**KEYS, "sliding_window": 6}, head_dim=8, ffn_dim=48), "of their norm from those of a"),
     ],
-    ids=["bart", "openai gpt"],
+    ids=["bart", "openai gpt", "xlstm", "a window that is not kept"],
 )
 def test_positions_or_a_cache_that_a_model_does_not_take_are_named(config: Any, reason: str) -> None:
     with pytest.raises(UsageError, match=rf'cannot sample \w+: .*{reason}.*; set engine.name = "vllm"'):

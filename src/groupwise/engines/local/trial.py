@@ -19,7 +19,7 @@ from groupwise.engines.local.cache import RowCache
 from groupwise.engines.local.columns import LayerWindows
 from groupwise.engines.local.forward import ATTENTION as ROWS
 from groupwise.engines.local.forward import Prefill, StepForward
-from groupwise.models.context import ATTENTION, EVERY, NEITHER, STATE, has_states, layer_kinds, windows
+from groupwise.models.context import ATTENTION, EVERY, NEITHER, STATE, has_states, layer_kinds, positions, windows
 from groupwise.models.files.folder import error_line
 from groupwise.models.forward.packed_attention import attending
 
@@ -28,8 +28,9 @@ OTHER_ENGINE = f"set {setting(lambda kind: kind.own_layers)}"
 #: alone can choose another expert there.
 EXACT = 1e-3
 NO_MEMORY = "its layers do not all keep keys and values of their own"
-#: Tokens of the text: all but one are the long prompt, all but two the short one.
-TEXT = 4
+#: Tokens of the text, of which all but one are the long prompt, all but two the short one; they are more than a window
+#: sees that is no longer than this.
+TEXT, SHORT_WINDOW = 4, 32
 
 
 def require_sampled(model: Any) -> LayerWindows:
@@ -42,13 +43,16 @@ def require_sampled(model: Any) -> LayerWindows:
     other = sorted(set(layer_kinds(model.config)) - ATTENTION - STATE - NEITHER)
     if other:
         raise UsageError(f"{what}, which has {', '.join(other)} layers; {OTHER_ENGINE}")
-    text = (torch.arange(TEXT, device=model.device) % model.config.get_text_config().vocab_size)[None]
     layers = LayerWindows(windows(model.config))
+    tokens = TEXT + (layers.shortest if layers.shortest <= SHORT_WINDOW else 0)
+    text = torch.arange(min(tokens, positions(model.config)), device=model.device)[None]
+    text %= model.config.get_text_config().vocab_size
     with torch.no_grad(), _experts_that_run(model):
         try:
-            # Without a cache transformers looks for packed rows, in numbers.
-            own = model(input_ids=text, use_cache=True).logits[0]
-        except Exception:  # loading has tried it; on device meta it branches on a number, which there is not
+            # Without a cache transformers looks for packed rows, in numbers, which device meta does not have.
+            with own_masks(model):
+                own = model(input_ids=text, use_cache=text.is_meta).logits[0]
+        except Exception:  # on device meta it may branch on a number; on another loading has tried it
             return layers
         if not (reason := _refused(model, layers, text[0], own)):
             return layers
@@ -106,7 +110,7 @@ def _sampled(model: Any, layers: LayerWindows, text: Tensor) -> Tensor | None:
     """Return the logits of two prompts and of a step of each, [4,V]; on device meta those of the prompts; None if a
     layer does not keep its keys and values.
     """
-    long, short = (tuple(text[:-cut].tolist()) if not text.is_meta else (0,) * (TEXT - cut) for cut in (1, 2))
+    long, short = (tuple(text[:-cut].tolist()) if not text.is_meta else (0,) * (len(text) - cut) for cut in (1, 2))
     prefill = Prefill(model, layers, pad=0)
     prompts = prefill([long, short])
     if len(prompts.keys) != len(prefill.kept.keyed):
@@ -115,9 +119,9 @@ def _sampled(model: Any, layers: LayerWindows, text: Tensor) -> Tensor | None:
         return prompts.logits
     cache = RowCache(layers)
     cache.insert(prompts, torch.arange(2, device=text.device), ahead=1)
-    positions, masks = cache.prepare(ahead=1, last=TEXT - 1)
+    places, masks = cache.prepare(ahead=1, last=len(text) - 1)
     step = StepForward(model, len(masks), layers, prefill.kept, ()).eval()
-    logits, *_ = step(text[[-1, -2], None], positions, *masks, *cache.views())
+    logits, *_ = step(text[[-1, -2], None], places, *masks, *cache.views())
     return torch.cat([prompts.logits, logits])
 
 
