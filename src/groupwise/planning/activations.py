@@ -18,10 +18,10 @@ from torch import Tensor, UntypedStorage, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 
 from groupwise.core.prefixes import prompt_keys
+from groupwise.models.causal import CausalLM
 from groupwise.models.files.folder import quiet
 from groupwise.models.forward.forwards import recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
@@ -103,7 +103,7 @@ class _Configuration:
 @lru_cache(maxsize=8)
 def _shapes(of: _Configuration) -> Any:
     with quiet(), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(copy.deepcopy(of.config), dtype=torch.float32, trust_remote_code=False)
+        return CausalLM.from_config(copy.deepcopy(of.config), dtype=torch.float32, trust_remote_code=False)
 
 
 @lru_cache(maxsize=8)

@@ -20,7 +20,9 @@ CHANGES = ("logit_scale", "lm_head_multiplier", "logits_scaling", "final_logit_s
 
 def halves(model: Any) -> tuple[nn.Module, nn.Linear]:
     """Split a model -> (ids [N,T] -> object with last_hidden_state [N,T,H], hidden [..., H] -> logits [..., V])."""
-    return model.base_model, model.get_output_embeddings()
+    base = model.base_model
+    # Llama 4 names another part than it has as its base model.
+    return getattr(model, "model", base) if base is model else base, model.get_output_embeddings()
 
 
 @dataclass(frozen=True)
