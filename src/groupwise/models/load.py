@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -296,7 +297,7 @@ def digest(model: nn.Module) -> str:
     """Return a short hash of every weight: two policies with one digest are the same policy, bit for bit."""
     total, weights, around = hashlib.sha256(), Weights(model), whole_of(model)
     own = ((name, weights.whole(tensor)) for name, tensor in sorted(model.state_dict(keep_vars=True).items()))
-    for name, tensor in (*own, *(around.untrained() if around else ())):
+    for name, tensor in chain(own, around.untrained() if around else ()):  # one at a time is in memory
         total.update(name.encode())
         total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()[:12]
