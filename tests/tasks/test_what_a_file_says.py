@@ -397,6 +397,17 @@ def test_parts_of_text_are_one_text_and_told(tmp_path: Path) -> None:
     assert changes(task)[0].startswith("1 row: what a turn says comes in parts: put together into one text")
 
 
+def test_a_prompt_that_shows_what_a_column_holds_is_refused_and_a_mark_alone_is_text(tmp_path: Path) -> None:
+    for column, held in (("images", ["a.png"]), ("image", "a.png")):
+        for prompt in ("<image>2 + 2?", [user("<image>2 + 2?")]):
+            with pytest.raises(
+                UsageError, match=f"line 1: the prompt shows <image>, and the column '{column}' holds it"
+            ):
+                data(tmp_path, rows(1, prompt=prompt, **{column: held})).samples("train")
+    assert first(data(tmp_path, rows(1, prompt="<image>2 + 2?", images=[]))).prompt == "<image>2 + 2?"
+    assert first(data(tmp_path, rows(1, prompt="2 + 2?", images=["a.png"]))).prompt == "2 + 2?"
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "picture": ([user([{"type": "image_url", "image_url": "a"}])], "turn 1: holds a part of type 'image_url'; a text"),
     "null": ([user(None)], "turn 1 ('user'): its content is nothing (null), not text"),

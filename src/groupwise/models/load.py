@@ -9,17 +9,19 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import CONFIG_MAPPING, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import temporary_folder
 from groupwise.core.numbers.reproducible import prepare
+from groupwise.models.causal import CausalLM, is_multimodal
 from groupwise.models.context import positions
 from groupwise.models.files.folder import (
     ADAPTERS,
@@ -38,6 +40,7 @@ from groupwise.models.files.folder import (
 from groupwise.models.files.gguf import how_to_make
 from groupwise.models.files.tokenizer_trial import excess
 from groupwise.models.forward.heads import check_halves, check_runs
+from groupwise.models.multimodal import text_of, whole_class, whole_of
 from groupwise.models.unread import Weights, device_of, is_unread, parameters_without_memory, running, unread_model
 
 #: Characters of a token: a completion of tokens that are longer fills memory.
@@ -117,7 +120,7 @@ def load_policy(
     if not eos:
         raise UsageError(f"{where}: no end-of-sequence id in model, generation config or tokenizer")
     unread = _unread(folder, what, config, dtype) if in_files else None
-    model = from_pretrained(AutoModelForCausalLM, folder, what, config, dtype)[0] if unread is None else unread
+    model = _read(folder, what, config, dtype) if unread is None else unread
     embeddings = model.get_input_embeddings().weight.shape[0]
     vocabulary = tokenizer.get_vocab()
     if (longest := max(map(len, vocabulary), default=0)) > LONGEST_TOKEN:
@@ -136,15 +139,25 @@ def load_policy(
             (check_runs if sampled_only else check_halves)(model.to(device))
     if training:
         with loading(f"{where}: cannot be saved again"), temporary_folder("trial") as trial:
-            model.save_pretrained(trial, state_dict={})  # no weights: they are what is sure to be saved as it loads
+            whole = whole_of(model)  # no weights: they are what is sure to be saved as it loads
+            (model if whole is None else whole.frame).save_pretrained(trial, state_dict={})
             tokenizer.save_pretrained(trial)
     pad = tokenizer.pad_token_id
     return Policy(model, tokenizer, eos, min(eos) if pad is None else int(pad))
 
 
+def _read(folder: Path, what: str, config: Any, dtype: torch.dtype) -> Any:
+    """Load a folder's causal language model: of a multimodal model its text."""
+    if is_multimodal(config):
+        return text_of(from_pretrained(whole_class(config, what), folder, what, config, dtype)[0], folder, what)
+    return from_pretrained(CausalLM, folder, what, config, dtype)[0]
+
+
 def _unread(folder: Path, what: str, config: Any, dtype: torch.dtype) -> Any:
     """Make a folder's policy with its weights in the files; None if it has to be read whole, which says why."""
-    model = unread_model(AutoModelForCausalLM, folder, what, config, dtype)
+    if is_multimodal(config):
+        return None
+    model = unread_model(CausalLM, folder, what, config, dtype)
     try:
         if model is not None:
             with running(model), loading(what):
@@ -250,12 +263,15 @@ def reading(where: str) -> Iterator[None]:
 
 
 def save_policy(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write a Hugging Face folder that `from_pretrained` loads, tokenizer included.
+    """Write a Hugging Face folder that `from_pretrained` loads, tokenizer included; of a multimodal model all of it.
 
     weights  every entry of the model's state, whole, where the model itself is in shards
     """
     with quiet():
-        model.save_pretrained(folder, state_dict=weights)
+        if (whole := whole_of(model)) is None:
+            model.save_pretrained(folder, state_dict=weights)
+        else:
+            whole.save(weights or model.state_dict(), folder)
         tokenizer.save_pretrained(folder)
 
 
@@ -279,10 +295,11 @@ def end_ids(config: Any, generation: GenerationConfig | None, tokenizer: Any, wh
 
 def digest(model: nn.Module) -> str:
     """Return a short hash of every weight: two policies with one digest are the same policy, bit for bit."""
-    total, weights = hashlib.sha256(), Weights(model)
-    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
+    total, weights, around = hashlib.sha256(), Weights(model), whole_of(model)
+    own = ((name, weights.whole(tensor)) for name, tensor in sorted(model.state_dict(keep_vars=True).items()))
+    for name, tensor in chain(own, around.untrained() if around else ()):  # one at a time is in memory
         total.update(name.encode())
-        total.update(weights.whole(tensor).detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()[:12]
 
 

@@ -18,11 +18,11 @@ from torch import Tensor, UntypedStorage, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache, DynamicCache
 
 from groupwise.core.prefixes import prompt_keys
 from groupwise.engines.local.states import cache_argument, states_of
+from groupwise.models.causal import CausalLM
 from groupwise.models.context import has_states, windows
 from groupwise.models.files.folder import quiet
 from groupwise.models.forward.forwards import recomputed
@@ -105,7 +105,7 @@ class _Configuration:
 @lru_cache(maxsize=8)
 def _shapes(of: _Configuration) -> Any:
     with quiet(), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(copy.deepcopy(of.config), dtype=torch.float32, trust_remote_code=False)
+        return CausalLM.from_config(copy.deepcopy(of.config), dtype=torch.float32, trust_remote_code=False)
 
 
 @lru_cache(maxsize=8)

@@ -14,7 +14,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from groupwise.core.engine import Engine, Request, Sampling
 from groupwise.core.numbers.precision import Precision
@@ -22,6 +21,7 @@ from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.diagnostics.tolerance import FACTOR, FLOAT32, LEAST_TILT, NumericalNoise, Tolerance, tilt
 from groupwise.models.adapters.packed import unpack
+from groupwise.models.causal import CausalLM
 from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy, description, model_like
 from groupwise.models.moe.settings import routers_to_record
@@ -129,7 +129,7 @@ class UnshardedPolicy:
     def __init__(self, learner: Learner) -> None:
         self._learner, self.gathered = learner, not learner.mesh.alone
         own = learner.model
-        self.model = model_like(AutoModelForCausalLM, description(own)).to(learner.device) if self.gathered else own
+        self.model = model_like(CausalLM, description(own)).to(learner.device) if self.gathered else own
         self.gather()
 
     @torch.no_grad()

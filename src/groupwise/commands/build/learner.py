@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.config.recipe import Recipe
@@ -19,6 +19,7 @@ from groupwise.core.errors import GroupwiseError
 from groupwise.core.machine.cards import Cards, failure_of
 from groupwise.core.machine.free_memory import give_back, keep_freed
 from groupwise.core.processes.place import HERE, Place
+from groupwise.models.causal import CausalLM
 from groupwise.models.context import STATE, has_states, layer_kinds
 from groupwise.models.forward.adjustment import adjustment_of
 from groupwise.models.forward.heads import halves
@@ -240,7 +241,7 @@ def _verbs(
 
     routed  whether routes are recorded, which rank 0 has tried: its models have weights
     """
-    policy, reference = (_arrived(mesh, AutoModelForCausalLM) for _ in range(2))
+    policy, reference = (_arrived(mesh, CausalLM) for _ in range(2))
     critic = _arrived(mesh, AutoModelForTokenClassification)
     reward = _arrived(mesh, AutoModelForSequenceClassification)
     own = Policy(policy, None, eos, pad)

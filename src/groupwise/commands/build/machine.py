@@ -34,6 +34,7 @@ from groupwise.models.context import positions
 from groupwise.models.files.folder import loading, read_config, require_room, weight_files
 from groupwise.models.load import load_tokenizer, model_folder, require_config
 from groupwise.models.moe.settings import ReplayFrom
+from groupwise.models.multimodal import whole_of
 from groupwise.models.precision import itemsize
 from groupwise.planning.activations import without_memory
 from groupwise.planning.memory import MemoryPlan, plan
@@ -358,7 +359,8 @@ def disk_plan(
     """Plan the checkpoints of a run with these models, in its folder."""
     reference, settings = recipe.reference, recipe.checkpoint
     numbers = policy_numbers(recipe.adapter, policy) + (0 if critic is None else _trained(critic))
-    checkpoint = BYTES * numbers
+    around = None if recipe.adapter.rank else whole_of(policy)
+    checkpoint = BYTES * numbers + (around.untrained_bytes if around else 0)
     if copies_reference and reference.every:
         checkpoint += itemsize(reference.precision) * sum(p.numel() for p in policy.parameters())
     made = -(-recipe.steps // settings.every) + (recipe.guard is Guard.ROLLBACK)  # that one also at step 0

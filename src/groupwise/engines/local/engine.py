@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from groupwise.core.engine import Finished, OnFinish, Progress, Request, Sampling, silent
 from groupwise.core.errors import RunError, UsageError
@@ -41,6 +40,7 @@ from groupwise.engines.local.trial import require_sampled
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.stop_strings import Decode, StopStrings
+from groupwise.models.causal import CausalLM
 from groupwise.models.context import positions, positions_in_words
 from groupwise.models.files.folder import loading, read_config
 from groupwise.models.forward.adjustment import adjustment_of
@@ -353,7 +353,7 @@ def engine_of_spec(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor]
     config = read_config(folder, what)
     tokenizer = load_tokenizer(folder, config)
     with loading(what):
-        model = AutoModelForCausalLM.from_config(
+        model = CausalLM.from_config(
             config,
             dtype=getattr(torch, spec.dtype),
             attn_implementation=spec.attention,

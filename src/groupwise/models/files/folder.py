@@ -236,7 +236,8 @@ def require_finite(model: torch.nn.Module, what: str) -> None:
 
 def error_line(error: BaseException) -> str:
     """Return a library's message as one line of bounded length."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    # transformers lists every class that it knows.
+    return " ".join(str(error).split()).partition(" Model type should be one of")[0][:300] or type(error).__name__
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ CONTINUED = "the prompt ends with the assistant's turn: the policy continues it"
 #: A column of TRL's that chat templates are given row by row, and what becomes of it, as a note says it.
 KEYWORDS = "chat_template_kwargs"
 UNREAD = f"{KEYWORDS!r} is not given to the chat template, which reads chat.thinking of the recipe for every row"
+#: Mark of a prompt for what is in a column beside it, as verl's files have it.
+_MARK = re.compile("<(image|video|audio)>")
 LEFT_OUT = "the conversation ends with the assistant's turn: left out, for the policy is to answer"
 
 
@@ -98,6 +101,7 @@ class Columns:
         else:
             problem = self._text(values, where, changes)
             text = problem + s.instruction
+        _require_text(problem, values, where)
         answer, held_answer = self._answer(values, changes)
         tools = self._functions(values, where, changes)
         if values.get(KEYWORDS) and KEYWORDS not in self._template:
@@ -218,6 +222,15 @@ def last_boxed(text: str) -> str:
     """
     before, opening, after = text.rpartition("\\boxed{")
     return balanced(text, len(before + opening), len(after)) or "" if opening else ""
+
+
+def _require_text(problem: str, values: Mapping[str, Any], where: str) -> None:
+    """Raise UsageError, `where` first, for a prompt that shows what a column beside it holds, such as an image."""
+    for kind in _MARK.findall(problem):
+        for column in (kind, f"{kind}s"):
+            if values.get(column):
+                words = f"the prompt shows <{kind}>, and the column {column!r} holds it"
+                raise UsageError(f"{where}: {words}; text alone is read: take the row out")
 
 
 def _filled(template: str, values: Mapping[str, Any], changes: list[str]) -> str:
