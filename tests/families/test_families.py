@@ -136,6 +136,11 @@ def assert_sound(run: Path) -> None:
     assert warned <= TRUE_OF_SO_SHORT_A_RUN
 
 
+def parts_of_text(model: Any) -> tuple[Any, Any]:
+    """The parts that train: of a model with a vision tower, what reads and writes text."""
+    return getattr(model.base_model, "language_model", model), model.get_output_embeddings()
+
+
 @torch.no_grad()
 def of_one_rounding(model: Any, ids: Tensor) -> float:
     """What the model's logits change by if each of its weights is rounded once more, up or down."""
@@ -149,8 +154,9 @@ def test_it_trains(family: Family) -> None:
     run = family.trained("grpo")
     assert_sound(run)
     now = load_policy(run / LAST).model
-    still = [name for name, weight in family.own.named_parameters() if torch.equal(weight, now.get_parameter(name))]
-    assert still == []
+    still = {name for name, weight in family.own.named_parameters() if torch.equal(weight, now.get_parameter(name))}
+    text = {id(weight) for part in parts_of_text(family.own) for weight in part.parameters()}
+    assert still == {name for name, weight in family.own.named_parameters() if id(weight) not in text}
 
 
 @pytest.mark.slow
@@ -195,5 +201,6 @@ def test_its_adapters_train_and_are_merged_as_they_were_trained(family: Family) 
         merged, adapted = (each(input_ids=ids).logits for each in (back, model))
         plain = family.own(input_ids=ids).logits
     assert float((adapted - plain).abs().max()) > 1e-3
-    assert float((merged - adapted).abs().max()) < max(1e-5, of_one_rounding(back, ids))
+    # Merged, a weight is rounded; apart, the product with it, the product with B A, and their sum are.
+    assert float((merged - adapted).abs().max()) < max(1e-5, 3 * of_one_rounding(back, ids))
     assert tensors(folder).keys() == tensors(family.folder).keys()
