@@ -28,7 +28,9 @@ from tests.runs.test_run import assert_same_run, go_on, wait_for
 from tests.runs.tiny_runs import rollouts, step_rows
 
 #: Kinds of models: those that people take, of which the first is in the suite, and their neighbours.
-TODAY = "gpt_oss gemma3_text olmo3 mistral gemma2 cohere2 granite qwen3_next qwen3_5_text lfm2 falcon_h1 nemotron_h"
+TODAY = (
+    "gpt_oss gemma3_text gemma3 olmo3 mistral gemma2 cohere2 granite qwen3_next qwen3_5_text lfm2 falcon_h1 nemotron_h"
+)
 NEIGHBOURS = (
     "exaone4 phi3 glm4 glm4_moe deepseek_v3 qwen3_moe mixtral ernie4_5_moe smollm3 starcoder2 hunyuan_v1_dense "
     "hunyuan_v1_moe granitemoe olmoe minimax_m2 jetmoe"
@@ -122,6 +124,12 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     return {name: x for path in folder.glob("*.safetensors") for name, x in load_file(path).items()}
 
 
+def without_types(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without the type of the numbers, which saving writes into its parts too."""
+    parts = {key: without_types(value) if isinstance(value, dict) else value for key, value in config.items()}
+    return {key: value for key, value in parts.items() if key != "dtype"}
+
+
 def assert_sound(run: Path) -> None:
     """Engine and learner agree, no check fails, nothing false is warned of, and answers were as long as they may be."""
     rows = step_rows(run)
@@ -134,6 +142,11 @@ def assert_sound(run: Path) -> None:
     assert max(answer["tokens"] for answer in rollouts(run)) == ANSWER
     warned = set(re.findall("warning, (.*?):", (run / "log.txt").read_text()))
     assert warned <= TRUE_OF_SO_SHORT_A_RUN
+
+
+def parts_of_text(model: Any) -> tuple[Any, Any]:
+    """The parts that train: of a model with a vision tower, what reads and writes text."""
+    return getattr(model.base_model, "language_model", model), model.get_output_embeddings()
 
 
 @torch.no_grad()
@@ -149,8 +162,11 @@ def test_it_trains(family: Family) -> None:
     run = family.trained("grpo")
     assert_sound(run)
     now = load_policy(run / LAST).model
-    still = [name for name, weight in family.own.named_parameters() if torch.equal(weight, now.get_parameter(name))]
-    assert still == []
+    # A bias that only the choice of experts reads has no gradient.
+    weights = {n: w for n, w in family.own.named_parameters() if not n.endswith("correction_bias")}
+    text = {id(weight) for part in parts_of_text(family.own) for weight in part.parameters()}
+    still = {name for name, weight in weights.items() if torch.equal(weight, now.get_parameter(name))}
+    assert still == {name for name, weight in weights.items() if id(weight) not in text}
 
 
 @pytest.mark.slow
@@ -171,7 +187,7 @@ def test_what_it_exports_is_the_folder_that_came_in_with_the_weights_of_the_run(
     back, said = type(family.own).from_pretrained(folder, output_loading_info=True)
     assert not any(said[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     before, after = (json.loads((place / "config.json").read_text()) for place in (family.folder, folder))
-    assert after == before
+    assert without_types(after) == without_types(before)
     were, are = tensors(family.folder), tensors(folder)
     assert {name: x.shape for name, x in are.items()} == {name: x.shape for name, x in were.items()}
     trained = load_policy(run / LAST).model.state_dict()
@@ -195,5 +211,6 @@ def test_its_adapters_train_and_are_merged_as_they_were_trained(family: Family) 
         merged, adapted = (each(input_ids=ids).logits for each in (back, model))
         plain = family.own(input_ids=ids).logits
     assert float((adapted - plain).abs().max()) > 1e-3
-    assert float((merged - adapted).abs().max()) < max(1e-5, of_one_rounding(back, ids))
+    # Merged, a weight is rounded; apart, the product with it, the product with B A, and their sum are.
+    assert float((merged - adapted).abs().max()) < max(1e-5, 3 * of_one_rounding(back, ids))
     assert tensors(folder).keys() == tensors(family.folder).keys()

@@ -28,7 +28,7 @@ class AdapterSettings(Settings):
     rank         0: no adapters, every weight is trained
     alpha        the scale of what is added, alpha/rank
     targets      ends of layers' names, such as "q_proj"; without one every linear layer and every expert gets
-                 adapters, but not the output head, a router, or a layer that the model passes by (Mamba's dt_proj)
+                 adapters, but not the output head, a router, or a layer that the model passes by (a vision tower)
     rate_factor  adapters learn at learner.learning_rate times this
     base         how the weights that get adapters are held, which are frozen: as the policy's, or in 4 bits ("nf4",
                  bitsandbytes), to which the policy is rounded when it is loaded
@@ -95,8 +95,8 @@ def adaptable_weights(model: Any) -> dict[str, Tensor]:
 
 
 def passed_by(model: Any) -> tuple[str, ...]:
-    """Return the linear layers that a model passes by: it multiplies their weights, but does not run them, so that an
-    adapter inside would change nothing.
+    """Return the linear layers that a model does not run over text, so that an adapter inside would change nothing: one
+    whose weight it multiplies itself, a vision tower.
     """
     text = model.config.to_json_string(use_diff=False)
     return _passed_by(_Architecture(type(model), text, model.config))
@@ -116,7 +116,7 @@ def _passed_by(of: _Architecture) -> tuple[str, ...]:
     """Try it on two tokens of a model without memory: none where that model does not run."""
     ran = set[str]()
     try:
-        with quiet(), torch.device("meta"), torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with quiet(), torch.device("meta"), torch.random.fork_rng(devices=[]), torch.no_grad():
             model = of.kind(copy.deepcopy(of.config)).eval()
             model.set_experts_implementation("batched_mm")  # the others need numbers
             head = model.get_output_embeddings()
@@ -124,14 +124,10 @@ def _passed_by(of: _Architecture) -> tuple[str, ...]:
             layers = {name: module for name, module in linear.items() if module is not head}
             for name, layer in layers.items():
                 layer.register_forward_hook(partial(_note, ran, name))
-            ids = torch.zeros(1, 2, dtype=torch.long)
-            states = model.base_model(input_ids=ids, use_cache=True).last_hidden_state
-            weights = [layer.weight for layer in layers.values()]
-            slopes = torch.autograd.grad(states.sum(), weights, allow_unused=True)
+            model.base_model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=True)
     except Exception:  # it branches on a number, which device meta does not have
         return ()
-    used = (name for name, slope in zip(layers, slopes, strict=True) if slope is not None)
-    return tuple(name for name in used if name not in ran)
+    return tuple(name for name in layers if name not in ran)
 
 
 def _note(ran: set[str], name: str, *_: Any) -> None:
@@ -164,18 +160,17 @@ def _require_target(target: str, weights: Mapping[str, Tensor], model: Any) -> N
             f"adapter.targets: {brief(target)} is the output head, which is not adapted: log-probabilities are made of "
             "its own weights; take it out"
         )
+    if any(_matches(_layer(name), target) for name in weights):
+        return
     if over := [name for name in passed_by(model) if _matches(name, target)]:
         raise UsageError(
-            f"adapter.targets: {brief(target)} is a layer that {type(model).__name__} passes by ({over[0]}): it "
-            "multiplies the weight without running the layer, so that an adapter inside would change nothing; take it "
-            "out"
+            f"adapter.targets: {brief(target)} is a layer that {type(model).__name__} passes by ({over[0]}): text does "
+            "not run through it, so that an adapter inside would change nothing; take it out"
         )
-    if not any(_matches(_layer(name), target) for name in weights):
-        known = sorted({_layer(name).rpartition(".")[2] for name in weights})
-        raise UsageError(
-            f"adapter.targets: {brief(target)} matches no linear layer of {type(model).__name__}; "
-            f"{nearest(target, known)}"
-        )
+    known = sorted({_layer(name).rpartition(".")[2] for name in weights})
+    raise UsageError(
+        f"adapter.targets: {brief(target)} matches no linear layer of {type(model).__name__}; {nearest(target, known)}"
+    )
 
 
 def _layer(weight: str) -> str:
