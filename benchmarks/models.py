@@ -29,6 +29,7 @@ from architectures.build import kinds
 from architectures.page import page
 from architectures.trial import Trial
 from groupwise.core.files import jsonl
+from groupwise.core.files.atomic import whole_file
 
 Row = dict[str, Any]
 
@@ -88,6 +89,14 @@ def newest(file: Path) -> dict[str, Row]:
     return {row["kind"]: row for row in rows if row["transformers"] == transformers.__version__}
 
 
+def compacted(file: Path) -> None:
+    """Keep of each kind and transformers the last row."""
+    rows = {(row["transformers"], row["kind"]): row for row in jsonl.rows(file)}
+    text = "".join(json.dumps(rows[key]) + "\n" for key in sorted(rows))
+    with whole_file(file) as out:
+        out.write(text.encode())
+
+
 def missing(names: Mapping[str, str], rows: Mapping[str, Row], only: Sequence[str], again: bool) -> Iterator[str]:
     """List the kinds to try."""
     if unknown := {*only} - {*names}:
@@ -118,6 +127,7 @@ def main(
             lines.write(json.dumps(row) + "\n")
         said = "; ".join(f"{stage}: {words[:150]}" for stage, words in row["stages"].items() if words)
         print(f"{kind} ({row['seconds']} s): {said or 'all'}", flush=True)
+    compacted(file)
     out.write_text(page(out.read_text(), newest(file)))
 
 

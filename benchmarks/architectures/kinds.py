@@ -82,7 +82,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     },
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"is_decoder": True, "attn_layers": ["local", "lsh"], "axial_pos_embds": False},
-    "xlstm": {"hidden_size": 64, "embedding_dim": 64, "chunk_size": 64},
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128, "chunk_size": 64},
     "xmod": {"default_language": "en_XX"},
     "zamba": {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],

@@ -48,8 +48,10 @@ def require_sampled(model: Any) -> LayerWindows:
         try:
             # Without a cache transformers looks for packed rows, in numbers.
             own = model(input_ids=text, use_cache=True).logits[0]
-        except Exception:  # loading has tried it; on device meta it branches on a number, which there is not
-            return layers
+        except Exception as error:  # whatever a model does; on device meta it branches on a number, which there is not
+            if text.is_meta:
+                return layers
+            raise UsageError(f"{what}: it does not run with a cache ({_named(error)}); {OTHER_ENGINE}") from None
         if not (reason := _refused(model, layers, text[0], own)):
             return layers
         if layers.kinds != (EVERY,):
