@@ -64,7 +64,7 @@ def tried(kind: str, class_name: str) -> Row:
         if row.exists():
             return json.loads(row.read_text())
         end = f"no end in {DEADLINE} s" if process.exitcode == -9 else f"the process ended with {process.exitcode}"
-        return {"kind": kind, "class": class_name, "stages": {"builds": f"traceback: {end}"}, "seconds": DEADLINE}
+        return {"kind": kind, "class": class_name, "stages": {"builds": "", "checks": end}, "seconds": DEADLINE}
 
 
 def _try(kind: str, class_name: str, place: Path) -> None:

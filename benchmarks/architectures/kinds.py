@@ -60,6 +60,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "glm4v_moe_text": _TURNED,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": _MIXED},
+    "hrm_text": {"H_cycles": 1, "L_cycles": 1},
     "laguna": {"layer_types": _HALVES[:2], "mlp_layer_types": ["dense", "sparse"]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
