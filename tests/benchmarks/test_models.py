@@ -55,7 +55,7 @@ def test_a_small_model_has_no_weight_where_it_starts_and_one_seed_gives_the_same
         assert weight.numel() < 2 or float(weight.std()) > 0, name
 
 
-@pytest.mark.parametrize(("kind", "name"), [("gemma3_text", "layer_types"), ("kimi_linear", "mlp_layer_types")])
+@pytest.mark.parametrize(("kind", "name"), [("gemma3_text", "layer_types"), ("kimi_linear", "layer_types")])
 def test_a_small_model_has_layers_of_every_kind_that_its_class_names(kind: str, name: str) -> None:
     whole = transformers.CONFIG_MAPPING[kind]()
     assert {*getattr(small_config(kind), name)} == {*getattr(whole, name)}
