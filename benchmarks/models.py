@@ -29,6 +29,7 @@ from architectures.build import kinds
 from architectures.page import page
 from architectures.trial import Trial
 from groupwise.core.files import jsonl
+from groupwise.core.files.atomic import whole_file
 
 Row = dict[str, Any]
 
@@ -63,7 +64,7 @@ def tried(kind: str, class_name: str) -> Row:
         if row.exists():
             return json.loads(row.read_text())
         end = f"no end in {DEADLINE} s" if process.exitcode == -9 else f"the process ended with {process.exitcode}"
-        return {"kind": kind, "class": class_name, "stages": {"builds": f"traceback: {end}"}, "seconds": DEADLINE}
+        return {"kind": kind, "class": class_name, "stages": {"builds": "", "checks": end}, "seconds": DEADLINE}
 
 
 def _try(kind: str, class_name: str, place: Path) -> None:
@@ -86,6 +87,14 @@ def newest(file: Path) -> dict[str, Row]:
     """Read the rows of this transformers: of each kind the last one."""
     rows = jsonl.rows(file) if file.exists() else []
     return {row["kind"]: row for row in rows if row["transformers"] == transformers.__version__}
+
+
+def compacted(file: Path) -> None:
+    """Keep of each kind and transformers the last row."""
+    rows = {(row["transformers"], row["kind"]): row for row in jsonl.rows(file)}
+    text = "".join(json.dumps(rows[key]) + "\n" for key in sorted(rows))
+    with whole_file(file) as out:
+        out.write(text.encode())
 
 
 def missing(names: Mapping[str, str], rows: Mapping[str, Row], only: Sequence[str], again: bool) -> Iterator[str]:
@@ -118,6 +127,7 @@ def main(
             lines.write(json.dumps(row) + "\n")
         said = "; ".join(f"{stage}: {words[:150]}" for stage, words in row["stages"].items() if words)
         print(f"{kind} ({row['seconds']} s): {said or 'all'}", flush=True)
+    compacted(file)
     out.write_text(page(out.read_text(), newest(file)))
 
 

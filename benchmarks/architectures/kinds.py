@@ -60,6 +60,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "glm4v_moe_text": _TURNED,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": _MIXED},
+    "hrm_text": {"H_cycles": 1, "L_cycles": 1},
     "laguna": {"layer_types": _HALVES[:2], "mlp_layer_types": ["dense", "sparse"]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -82,7 +83,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     },
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"is_decoder": True, "attn_layers": ["local", "lsh"], "axial_pos_embds": False},
-    "xlstm": {"hidden_size": 64, "embedding_dim": 64, "chunk_size": 64},
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128, "chunk_size": 64},
     "xmod": {"default_language": "en_XX"},
     "zamba": {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],

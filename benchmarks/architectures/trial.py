@@ -101,6 +101,7 @@ class Trial:
             words = " ".join(str(error).split())[:200]
             fault = "" if stage == "builds" else f"traceback at {at}: "
             self.stages[stage] = f"{fault}{type(error).__name__}: {words}"
+        self.stages[stage] = self.stages[stage].replace(f"{self.folder.parent}/", "")
         return not self.stages[stage]
 
     def _has_experts(self) -> bool:

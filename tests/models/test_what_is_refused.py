@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from benchmarks.architectures.build import small_config
+from benchmarks.architectures.build import save_small, small_config, small_model
+from benchmarks.architectures.trial import RUN
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import groupwise
 from groupwise.core.collate import collate
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import UsageError
@@ -277,3 +279,18 @@ def test_the_text_part_of_a_multimodal_model_is_sampled_as_it_is_trained() -> No
     config = gemma3()
     assert positions(config) == 96
     require_agreement(model_of(config), tokens=89)
+
+
+def test_a_model_that_does_not_run_with_a_cache_is_refused_by_its_class_and_what_it_said() -> None:
+    model = small_model("xlstm", hidden_size=64, embedding_dim=64)
+    model(input_ids=torch.arange(4)[None], use_cache=False)
+    with pytest.raises(UsageError, match=r"xLSTMForCausalLM: it does not run with a cache \(ValueError: matC_old"):
+        LocalEngine(model, frozenset(), pad=0)
+
+
+def test_a_model_whose_memory_cannot_be_planned_is_refused_in_a_line(tmp_path: Path) -> None:
+    recipe = {**RUN, "model": str(save_small("blt", tmp_path / "blt")), "runs": str(tmp_path)}
+    words = "what a run of BltForCausalLM takes cannot be planned: AttributeError"
+    with pytest.raises(UsageError, match=words):
+        groupwise.train(recipe, quiet=True)
+    assert [words in fault for fault in groupwise.check(recipe).faults] == [True]

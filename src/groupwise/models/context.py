@@ -57,7 +57,7 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
     attend, within its window. The last layers of some models take keys and values of earlier ones.
     """
     text = config.get_text_config()
-    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * getattr(text, "num_hidden_layers", 0)
     return tuple(kinds[: len(kinds) - (getattr(text, "num_kv_shared_layers", None) or 0)])
 
 

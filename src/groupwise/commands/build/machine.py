@@ -156,8 +156,9 @@ def memory_of(
 
     def of(other: Plan) -> MemoryPlan:
         recipe, shape = other.recipe, run_shape(other, longest, positions(model.config), cards)
-        of_run = planned_run(model, shape, recipe.learner, recipe.critic, recipe.adapter, recipe.device)
-        return plan(of_run, held, free)
+        with loading(f"what a run of {type(model).__name__} takes cannot be planned"):
+            of_run = planned_run(model, shape, recipe.learner, recipe.critic, recipe.adapter, recipe.device)
+            return plan(of_run, held, free)
 
     memory = of(run)
     if memory.needed > free:

@@ -24,6 +24,10 @@ GAP, GAP_SHARE = 8, 1 / 8
 #: Columns that a new buffer has room for beyond what is seen: this many, or as many as are seen.
 ROOM = 64
 
+#: Names of kinds of layers that see all of a text, and a window of it; and what those with a state alone are given.
+WHOLE, WINDOWED = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")
+STATES = {"conv": None, "linear_attention": None}
+
 
 @dataclass(frozen=True)
 class LayerWindows:
@@ -70,7 +74,7 @@ class LayerWindows:
         found = {kind: iter(things) for kind, things in zip(self.kinds, kinds, strict=True)}
         return [next(found[kind]) for kind in self.layers or () for _ in range(each)]
 
-    def as_argument(self, masks: Sequence[Tensor]) -> Tensor | dict[str, Tensor] | None:
+    def as_argument(self, masks: Sequence[Tensor]) -> Tensor | dict[str, Tensor | None] | None:
         """Turn a mask for each kind into what transformers' models take: one, or one by the kind's name; for a model
         that makes them, [P,W] of what the last token sees, 0 or 1.
         """
@@ -78,8 +82,8 @@ class LayerWindows:
             return (masks[0][:, 0, -1] == 0).long()
         if len(masks) <= 1:
             return masks[0] if masks else None
-        names = ("full_attention" if kind == EVERY else "sliding_attention" for kind in self.kinds)
-        return dict(zip(names, masks, strict=True))
+        seen = zip(self.kinds, masks, strict=True)
+        return {**STATES, **{name: mask for kind, mask in seen for name in (WINDOWED, WHOLE)[kind == EVERY]}}
 
 
 #: A model without windows.
