@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from groupwise.models.context import EVERY
+from groupwise.models.context import EVERY, STATE
 
 T = TypeVar("T")
 #: Columns that a layout has beyond what is seen: this many, or this share of it.
@@ -67,12 +67,14 @@ class LayerWindows:
         found = {kind: iter(things) for kind, things in zip(self.kinds, kinds, strict=True)}
         return [next(found[kind]) for kind in self.layers or () for _ in range(each)]
 
-    def as_argument(self, masks: Sequence[Tensor]) -> Tensor | dict[str, Tensor] | None:
-        """Turn a mask for each kind into what transformers' models take: one, or one by the kind's name."""
+    def as_argument(self, masks: Sequence[Tensor]) -> Tensor | dict[str, Tensor | None] | None:
+        """Turn a mask for each kind into what transformers' models take: one, or one by the kind's name; for states,
+        which read no padding here, none.
+        """
         if len(masks) <= 1:
             return masks[0] if masks else None
         names = ("full_attention" if kind == EVERY else "sliding_attention" for kind in self.kinds)
-        return dict(zip(names, masks, strict=True))
+        return {**dict.fromkeys(STATE), **dict(zip(names, masks, strict=True))}
 
 
 #: A model without windows.

@@ -91,10 +91,10 @@ class ViewCache(Cache):
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._views[1].shape[2] - 1
+        return self._views[4 * self._keyed.get(layer_idx, 0) + 1].shape[2] - 1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self._views[1].shape[2], 0
+        return self.get_seq_length(layer_idx) + 1, 0
 
 
 def row_attention(
