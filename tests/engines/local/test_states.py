@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import groupwise
 from groupwise.core.collate import collate
@@ -76,6 +77,12 @@ NEMOTRON: dict[str, Any] = {
     "n_group": 1,
     "topk_group": 1,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
+}
 ZAMBA = {"layer_types": None, "layers_block_type": ["linear_attention", "hybrid"], "head_dim": None}
 SHORT = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 #: By what is special: a delta rule, convolutions alone, both kinds in one layer, layers of neither, no attention.
@@ -120,7 +127,12 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "bamba": {**MAMBA, "layer_types": None, "attn_layer_indices": [1]},
     "granitemoehybrid": {**MAMBA, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
     "olmo_hybrid": DELTA,
+    "kimi_linear": {**LATENT, **EXPERTS, "num_local_experts": 4, "linear_head_dim": 8, "linear_num_heads": 4},
+    "bailing_hybrid": {**LATENT, **EXPERTS, "n_group": 1, "num_expert_group": 1, "topk_group": 1},
+    "inkling2_text": {"layer_types": ["hybrid", "hybrid_sliding"], "sliding_window": 8},
 }
+#: Those that the installed transformers has.
+FOUND = [name for name in HYBRIDS if name in CONFIG_MAPPING]
 FIRST = ("qwen3_next", "lfm2", "falcon_h1", "nemotron_h", "mamba2")
 DAPO = groupwise.algorithm("dapo")
 #: Prompts longer and shorter than a convolution, in an order in which rows come and go.
@@ -162,11 +174,11 @@ def gap(model: nn.Module, answers: list[tuple[Completion, ...]]) -> float:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in HYBRIDS]
+    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in FOUND]
 )
 def test_rows_come_and_go_and_have_what_model_and_learner_compute_before_and_after_an_update(name: str) -> None:
     model = hybrid(name)
-    engine = LocalEngine(model, frozenset({1}), pad=0, max_rows=3, routes=bool(routers(model)))
+    engine = LocalEngine(model, frozenset({1}), pad=9, max_rows=3, routes=bool(routers(model)))
     learner = Learner(model, None, LearnerSettings(tokens_per_microbatch=60, learning_rate=0.01), 1.0, 1)
     for version in (0, 1):
         answers = engine.generate(ASKED, Sampling())
@@ -193,7 +205,9 @@ def test_a_completion_is_the_same_alone_and_after_sleep() -> None:
 @pytest.mark.parametrize("name", FIRST)
 def test_prompts_of_any_lengths_are_run_as_each_by_itself(name: str) -> None:
     model = hybrid(name)
-    prefill = Prefill(model, LayerWindows(windows(model.config)), pad=0)
+    prefill = Prefill(
+        model, LayerWindows(windows(model.config)), pad=9
+    )  # 0 has an embedding of 0, which changes no state
     prompts = [request.tokens for request in ASKED]
     with torch.inference_mode():
         joined, alone = prefill(prompts), [prefill([prompt]) for prompt in prompts]
