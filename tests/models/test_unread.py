@@ -152,7 +152,7 @@ def test_a_model_that_cannot_stay_in_its_files_is_read_whole(
 def test_a_model_that_changes_its_logits_is_refused_in_the_same_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heads, "CHANGES", ("one", "two", "three", "four"))  # so that its cap is not known
+    monkeypatch.setattr(heads, "CAPS", ())
     folder = saved(tmp_path / "model", "gemma2", final_logit_softcapping=30.0, attn_logit_softcapping=None)
     words = []
     for in_files in (False, True):

@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.architectures.build import small_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from groupwise.core.engine import Finished, Request, Sampling
 from groupwise.core.errors import RunError
 from groupwise.core.records import Completion
+from groupwise.engines.local import engine as local_engine
+from groupwise.engines.local.columns import ONE_KIND
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.local.sampler import support_mask
 from groupwise.engines.local.slots.attention import attend_plainly
@@ -190,8 +193,15 @@ def test_broken_weights_are_said() -> None:
         engine.generate(RAGGED, Sampling())
 
 
-def test_a_model_that_cannot_be_sampled_so_is_sampled_in_rows_and_says_why() -> None:
-    """One in which rows look at each other."""
+def test_a_model_that_makes_its_own_masks_is_sampled_in_rows_and_says_why() -> None:
+    engine = LocalEngine(small_model("mpt"), EOS, 0, slots=True)
+    assert engine._slots is None
+    assert engine.why_rows == "it makes its masks itself, of columns, which slots do not have"
+
+
+def test_a_model_that_cannot_be_sampled_so_is_sampled_in_rows_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in which rows look at each other, which the trial of rows would refuse."""
+    monkeypatch.setattr(local_engine, "require_sampled", lambda model: ONE_KIND)
     torch.manual_seed(4)
     model: Any = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     model.model.layers[1].mlp.register_forward_hook(lambda module, given, out: out + out.mean(0))

@@ -19,9 +19,7 @@ from groupwise.models.adapters.settings import (
     passed_by,
     routing_modules,
 )
-from groupwise.planning.activations import without_memory
 from tests.laws import moe_models
-from tests.models.test_what_is_refused import gemma3
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -120,15 +118,6 @@ def test_a_layer_that_the_model_passes_by_gets_no_adapter(name: str):
     assert [each for each, matrix in adapters.matrices.items() if matrix.grad is None or not matrix.grad.any()] == []
     adapters.merge()
     torch.testing.assert_close(model(input_ids=ids).logits, own, rtol=1e-5, atol=1e-5)
-
-
-def test_a_vision_tower_gets_no_adapter_and_what_targets_name_in_both_is_of_the_text():
-    model = without_memory(gemma3())
-    for targets in ((), ("q_proj",)):
-        weights = adapted_weights(model, AdapterSettings(rank=2, targets=targets))
-        assert {name.split(".")[1] for name in weights} == {"language_model"}
-    with pytest.raises(UsageError, match="'fc1' is a layer that Gemma3ForConditionalGeneration passes by"):
-        adapted_weights(model, AdapterSettings(rank=2, targets=("fc1",)))
 
 
 def test_the_size_is_that_of_the_matrices(policy):

@@ -50,6 +50,7 @@ def make_slots(
     Raises UsageError if they are to be compiled and cannot.
     """
     reason = "its layers keep states, for which slots have no place" if prefill.kept.states else ""
+    reason = "it makes its masks itself, of columns, which slots do not have" if prefill.windows.by_token else reason
     for attend in [] if reason else _ways(graphs):
         step = partial(SlotStep, model, routers, context, attend, graphs, compiled and attend is not None)
         reason = _refused(model, prefill, step())
