@@ -194,7 +194,7 @@ def test_broken_weights_are_said() -> None:
 
 
 def test_a_model_that_makes_its_own_masks_is_sampled_in_rows_and_says_why() -> None:
-    engine = LocalEngine(small_model("mpt"), EOS, 0, slots=True)
+    engine = LocalEngine(small_model("bloom"), EOS, 0, slots=True)
     assert engine._slots is None
     assert engine.why_rows == "it makes its masks itself, of columns, which slots do not have"
 
