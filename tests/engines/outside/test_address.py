@@ -112,6 +112,7 @@ def test_a_run_that_goes_away_in_the_middle_of_an_answer_leaves_the_engine_to_th
         second.close()
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_stopped_for_good_goes_with_its_run(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot see that its run is gone; without somebody who does, every other run would be refused."""
     monkeypatch.setattr(serving, "GRACE", 0.1)

@@ -28,7 +28,7 @@ class AdapterSettings(Settings):
     rank         0: no adapters, every weight is trained
     alpha        the scale of what is added, alpha/rank
     targets      ends of layers' names, such as "q_proj"; without one every linear layer and every expert gets
-                 adapters, but not the output head, a router, or a layer that the model passes by (a vision tower)
+                 adapters, but not the output head, a router, or a layer whose weight the model multiplies itself
     rate_factor  adapters learn at learner.learning_rate times this
     base         how the weights that get adapters are held, which are frozen: as the policy's, or in 4 bits ("nf4",
                  bitsandbytes), to which the policy is rounded when it is loaded
@@ -95,8 +95,8 @@ def adaptable_weights(model: Any) -> dict[str, Tensor]:
 
 
 def passed_by(model: Any) -> tuple[str, ...]:
-    """Return the linear layers that a model does not run over text, so that an adapter inside would change nothing: one
-    whose weight it multiplies itself, a vision tower.
+    """Return the linear layers that a model does not run, so that an adapter inside would change nothing: it multiplies
+    their weights itself.
     """
     text = model.config.to_json_string(use_diff=False)
     return _passed_by(_Architecture(type(model), text, model.config))
