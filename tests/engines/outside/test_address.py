@@ -112,6 +112,21 @@ def test_a_run_that_goes_away_in_the_middle_of_an_answer_leaves_the_engine_to_th
         second.close()
 
 
+def test_a_server_hears_that_a_run_is_gone_behind_what_its_stopped_engine_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "GRACE", 0.1)
+    with listening() as there:
+        line: Any = connections.reach_address(there.server.address, 5.0)(False).line
+        os.kill(process_of(there.server), signal.SIGSTOP)
+        line.channel.connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            while True:
+                line.channel.connection.send(bytes(1 << 16))
+        line.close()
+        assert noted(there, "has gone")
+
+
 @pytest.mark.slow
 def test_an_engine_that_is_stopped_for_good_goes_with_its_run(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot see that its run is gone; without somebody who does, every other run would be refused."""

@@ -2,6 +2,7 @@
 
 import secrets
 import socket
+import struct
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -202,4 +203,7 @@ def _process_at(address: Address, run: str, key: bytes | None) -> AddressLine:
     if refused := answer.get("refused"):
         channel.close()
         raise UsageError(f"engine.address = '{address}': {printable(refused)}")
+    # However this process ends, the server hears of it at once: what a stopped engine does not read would be kept, and
+    # the end of the connection behind it.
+    channel.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return AddressLine(channel)
