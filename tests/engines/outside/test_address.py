@@ -118,11 +118,11 @@ def test_a_server_hears_that_a_run_is_gone_behind_what_its_stopped_engine_does_n
     monkeypatch.setattr(serving, "GRACE", 0.1)
     with listening() as there:
         line: Any = connections.reach_address(there.server.address, 5.0)(False).line
+        assert noted(there, "has an engine now")
         os.kill(process_of(there.server), signal.SIGSTOP)
         line.channel.connection.settimeout(0.2)
         with pytest.raises(TimeoutError):
-            while True:
-                line.channel.connection.send(bytes(1 << 16))
+            line.channel.connection.sendall(bytes(1 << 26))
         line.close()
         assert noted(there, "has gone")
 
