@@ -56,6 +56,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "gemma3n_text": {"activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0], **_SHARED},
     "gemma4_text": {"global_head_dim": 16, **_SHARED},
     "gemma4_unified_text": {"global_head_dim": 16, **_SHARED},
+    "minicpm3": {"dim_model_base": 64},
     "glm4v_text": _TURNED,
     "glm4v_moe_text": _TURNED,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},

@@ -46,6 +46,10 @@ def change(folder: Path, change: Callable[[Fields], object]) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(fields))
 
 
+#: The place of a second text.
+OTHER = {"Sequence": {"id": "B", "type_id": 0}}
+
+
 def eaten() -> Fields:
     """Templates of which one leaves the text out, and the next has nothing to put anywhere."""
     own = {"id": "s", "ids": [], "tokens": ["<eos>"]}
@@ -84,6 +88,7 @@ HOSTILE: dict[str, tuple[Fields, str]] = {
     "a class of letters": ({"normalizer": sequence(*[replace("[\u0f00-\u0f7f]", "\u0f40" * 300, "Regex")])}, "makes"),
     "on the way back": ({"decoder": {"type": "Sequence", "decoders": [replace("a", "a" * 10)] * 3}}, "makes"),
     "copies": ({"post_processor": template(1000)}, "makes"),
+    "a second text where there is one": ({"post_processor": {**template(1), "single": [OTHER]}}, r"fails \(index out"),
     "a text without special tokens": ({"post_processor": eaten()}, r"fails \(not yet implemented"),
     "a search without end": ({"pre_tokenizer": split("(a|aa)+$")}, r"fails \(Onig: .*retry-limit"),
 }

@@ -59,7 +59,8 @@ def _is_plain(part: Any) -> bool:
 def _is_proportional(rule: Mapping[str, Any]) -> bool:
     pattern = rule.get("pattern") or {}
     known = pattern.get("Regex") in KNOWN if "Regex" in pattern else True
-    once = sum("Sequence" in piece for piece in rule.get("single") or ()) <= 1
+    texts = [piece["Sequence"] for piece in rule.get("single") or () if isinstance(piece, dict) and "Sequence" in piece]
+    once = texts in ([], [{"id": "A", "type_id": 0}])  # there is no second text
     short = len(rule.get("content") or "") <= len(pattern.get("String") or " ") and len(rule.get("prepend") or "") <= 1
     return known and once and short
 
