@@ -310,3 +310,9 @@ def test_what_is_wrong_with_a_task_is_said_in_one_line(theirs: Path, keys: dict[
     with pytest.raises(UsageError, match=re.escape(words)) as told:
         groupwise.task(None, keys)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("kind", [{}, [], 3, True, None, "nope"], ids=repr)
+def test_a_kind_that_is_no_name_of_a_part_is_one_line(kind: object) -> None:
+    with pytest.raises(UsageError, match=r"^algorithm\.aggregate\.kind = .*: known: sequence-mean, "):
+        groupwise.algorithm("grpo", {"aggregate": {"kind": kind}})

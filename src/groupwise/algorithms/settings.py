@@ -219,9 +219,10 @@ def _kind(slot: str, current: type, values: Mapping[str, object], files: Files) 
     name = values.get(kind_key)
     if kind_key not in values:
         return current
-    if isinstance(name, str) and name not in known and name in offered_kinds(slot):
+    ours = isinstance(name, str) and name in known
+    if isinstance(name, str) and not ours and name in offered_kinds(slot):
         return offered_part(slot, name)
-    return _choice(f"algorithm.{slot}.{kind_key}", name, known, offered_kinds(slot) if name not in known else ())
+    return _choice(f"algorithm.{slot}.{kind_key}", name, known, () if ours else offered_kinds(slot))
 
 
 def _by_slot(settings: Mapping[str, object]) -> dict[str, dict[str, object]]:
