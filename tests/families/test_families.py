@@ -190,7 +190,7 @@ def test_what_it_exports_is_the_folder_that_came_in_with_the_weights_of_the_run(
     assert without_types(after) == without_types(before)
     were, are = tensors(family.folder), tensors(folder)
     assert {name: x.shape for name, x in are.items()} == {name: x.shape for name, x in were.items()}
-    trained = load_policy(run / LAST).model.state_dict()
+    trained = type(family.own).from_pretrained(run / LAST).state_dict()
     assert back.state_dict().keys() == trained.keys()
     assert all(torch.equal(x, trained[name]) for name, x in back.state_dict().items())
 
