@@ -161,7 +161,7 @@ def of_one_rounding(model: Any, ids: Tensor) -> float:
 def test_it_trains(family: Family) -> None:
     run = family.trained("grpo")
     assert_sound(run)
-    now = load_policy(run / LAST).model
+    now = type(family.own).from_pretrained(run / LAST)
     # A bias that only the choice of experts reads has no gradient.
     weights = {n: w for n, w in family.own.named_parameters() if not n.endswith("correction_bias")}
     text = {id(weight) for part in parts_of_text(family.own) for weight in part.parameters()}
