@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 from benchmarks.architectures.build import small_config
+from benchmarks.architectures.trial import batch_of, gap, own_logprobs
 
-from groupwise.core.collate import collate
 from groupwise.core.engine import Request, Sampling
-from groupwise.core.records import Batch, Completion, Group, Prompt
-from groupwise.core.samples import Sample
+from groupwise.core.records import Batch, Completion
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.context import EVERY
 from groupwise.training.learner import Learner, LearnerSettings
@@ -62,28 +60,10 @@ def asked() -> list[Request]:
 
 
 def worst_gap(model: Any, answers: list[tuple[Completion, ...]], requests: list[Request]) -> float:
-    """The largest difference, nats, from the model's own forward over each whole sequence."""
-    worst = 0.0
-    for request, group in zip(requests, answers, strict=True):
-        for one in group:
-            ids, at = torch.tensor([request.tokens + one.tokens]), len(request.tokens)
-            with torch.no_grad():
-                own = model(input_ids=ids).logits[0].log_softmax(-1)
-            own = own[at - 1 : -1].gather(1, ids[0, at:, None])[:, 0]
-            worst = max(worst, float((own - torch.tensor(one.logp_engine)).abs().max()))
-    return worst
-
-
-def batch_of(requests: list[Request], answers: list[tuple[Completion, ...]]) -> Batch:
-    """The answers as a batch that trains."""
-    groups = [
-        Group(
-            Prompt(Sample(str(i), str(i), ""), request.tokens),
-            tuple(dataclasses.replace(c, score=0.0) for c in group),
-        )
-        for i, (request, group) in enumerate(zip(requests, answers, strict=True))
-    ]
-    return collate(groups, 0)
+    """Return the largest difference, nats, from the model's own forward over each whole sequence."""
+    pairs = [(request, one) for request, group in zip(requests, answers, strict=True) for one in group]
+    plain = [own_logprobs(model, request.tokens, one) for request, one in pairs]
+    return gap([torch.tensor(one.logp_engine) for _, one in pairs], plain)
 
 
 def learned(model: Any, batch: Batch, tokens_per_microbatch: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from groupwise.models.context import EVERY
+from groupwise.models.context import ATTENTION, EVERY, STATE
 
 T = TypeVar("T")
 #: Columns that a layout has beyond what is seen: this many, or this share of it.
@@ -24,9 +24,8 @@ GAP, GAP_SHARE = 8, 1 / 8
 #: Columns that a new buffer has room for beyond what is seen: this many, or as many as are seen.
 ROOM = 64
 
-#: Names of kinds of layers that see all of a text, and a window of it; and what those with a state alone are given.
-WHOLE, WINDOWED = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")
-STATES = {"conv": None, "linear_attention": None}
+#: Kinds of layers that see a window of a text.
+WINDOWED = frozenset(kind for kind in ATTENTION if "sliding" in kind)
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,8 @@ class LayerWindows:
         if len(masks) <= 1:
             return masks[0] if masks else None
         seen = zip(self.kinds, masks, strict=True)
-        return {**STATES, **{name: mask for kind, mask in seen for name in (WINDOWED, WHOLE)[kind == EVERY]}}
+        by_name = {name: mask for kind, mask in seen for name in (ATTENTION - WINDOWED if kind == EVERY else WINDOWED)}
+        return {**dict.fromkeys(STATE - ATTENTION), **by_name}
 
 
 #: A model without windows.

@@ -49,8 +49,7 @@ def make_slots(
     compiled  layers are compiled
     Raises UsageError if they are to be compiled and cannot.
     """
-    reason = "its layers keep states, for which slots have no place" if prefill.kept.states else ""
-    reason = "it makes its masks itself, of columns, which slots do not have" if prefill.windows.by_token else reason
+    reason = _without_place(prefill)
     for attend in [] if reason else _ways(graphs):
         step = partial(SlotStep, model, routers, context, attend, graphs, compiled and attend is not None)
         reason = _refused(model, prefill, step())
@@ -63,6 +62,13 @@ def make_slots(
     if compiled:
         raise UsageError(f"engine.compile: {reason}; set it to false")
     return None, reason
+
+
+def _without_place(prefill: Prefill) -> str:
+    """Say what a model has that slots have no place for; "" if nothing."""
+    if prefill.kept.states:
+        return "its layers keep states, for which slots have no place"
+    return "it makes its masks itself, of columns, which slots do not have" if prefill.windows.by_token else ""
 
 
 def _ways(on_gpu: bool) -> list[Attend | None]:
