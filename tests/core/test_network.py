@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -108,6 +109,21 @@ def test_a_lack_of_descriptors_is_no_end_and_is_said_once(place: tuple[str, int]
     assert notes == ["no connection can be taken for now: too many open files (ulimit -n); it goes on listening"]
     for connection in made:
         connection.close()
+
+
+def test_an_interrupt_that_no_wait_sees_ends_it_all_the_same() -> None:
+    """Another thread gets the signal, so the wait for a connection goes on, as where it comes right before one."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    door = Door(listening, known, lambda *_: None)
+    interrupt = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
+    closes = threading.Timer(10 * network.LOOK, door.close)
+    for timer in (interrupt, closes):
+        timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        door.serve()
+    assert closes.is_alive()
+    closes.cancel()
+    door.close()
 
 
 def test_a_message_above_a_limit_is_refused_by_its_length_alone() -> None:

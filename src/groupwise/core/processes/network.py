@@ -87,6 +87,8 @@ T = TypeVar("T")
 
 #: Connections that may be about to say who they are; for one more the oldest of them goes.
 WAITING = 64
+#: Seconds between two looks at whether there was an interrupt: one that comes right before the wait ends no wait.
+LOOK = 0.5
 #: Seconds after which it is tried again where the system has no descriptor or no memory for a connection.
 PAUSE = 0.05
 #: What says that the system has no room for a connection.
@@ -114,6 +116,7 @@ class Door:
         self._listening, self._known, self._met, self._note = listening, known, met, note
         self._full = False
         self._lock = threading.Lock()
+        listening.settimeout(LOOK)
         self._waiting: dict[socket.socket, None] = {}  # the oldest first
 
     def serve(self) -> None:
@@ -121,7 +124,7 @@ class Door:
         while True:
             try:
                 connection, peer = self._listening.accept()
-            except ConnectionAbortedError:  # whoever it was has gone: the next one need not wait for that
+            except (TimeoutError, ConnectionAbortedError):  # whoever it was has gone: the next need not wait for that
                 continue
             except OSError as error:
                 if self._listening.fileno() < 0 or error.errno in CLOSED:
