@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -291,6 +293,17 @@ def test_every_key_changes_the_run(key: str):
     before, changed = plan(given), plan({**given, key: value})
     old, new = ({**vars(one.recipe), **vars(one), "recipe": None} for one in (before, changed))
     assert old != new
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [[1]], [{"a": 1}], -1, True, math.nan, "x" * 3000, "\0"], ids=repr)
+def test_every_key_takes_a_value_or_refuses_it_in_a_line(value: Any):
+    refused = []
+    for key in keys(Recipe):
+        with contextlib.suppress(UsageError):
+            refused.append(key)
+            recipe.load("quickstart", {key: value})
+            refused.pop()
+    assert len(refused) > 50
 
 
 @pytest.mark.parametrize("key", list(PreferenceSettings.model_fields))

@@ -170,6 +170,11 @@ def test_it_trains(family: Family) -> None:
 
 
 @pytest.mark.slow
+def test_it_trains_by_ratios_of_sequences(family: Family) -> None:
+    assert_sound(family.trained("gspo", "algorithm.name=gspo"))
+
+
+@pytest.mark.slow
 def test_it_is_killed_and_goes_on_to_the_bit(family: Family) -> None:
     whole, cut = family.trained("grpo"), family.place / "cut"
     process = family.begun("cut")
@@ -197,7 +202,8 @@ def test_what_it_exports_is_the_folder_that_came_in_with_the_weights_of_the_run(
 
 @pytest.mark.slow
 def test_its_adapters_train_and_are_merged_as_they_were_trained(family: Family) -> None:
-    run, folder = family.trained("gspo", "algorithm.name=gspo", f"adapter.rank={ADAPTER.rank}"), family.place / "merged"
+    run = family.trained("adapted", "algorithm.name=gspo", f"adapter.rank={ADAPTER.rank}")
+    folder = family.place / "merged"
     assert_sound(run)
     done(CommandProcess("export", str(run), str(folder)), folder)
     model = load_policy(family.folder).model

@@ -157,7 +157,8 @@ def _change(before: Snapshot, after: Snapshot, name: str) -> str:
 
 
 def _own(mutant: Mutant, outcome: Outcome, before: Snapshot) -> list[str]:
-    words = tuple(word for word in mutant.words if word != "--")
+    behind = ("", *mutant.words)
+    words = tuple(word for word, before in zip(mutant.words, behind, strict=False) if word != "--" or before == "--out")
     verb = words[0] if words else ""
     if outcome.late or outcome.code < 0:  # a killed process leaves its temporary files
         return ["tmp", *_own(mutant, Outcome(1, "", "", 0), before)]

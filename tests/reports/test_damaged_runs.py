@@ -70,7 +70,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "evaluation": {**EVALUATED, "avg_at_k": 0.25 + step / 10},
                 "seconds": {"evaluate": 1.0},
             }
-            run.put([(read.METRICS, json.dumps(row).encode() + b"\n")])
+            problems = {"step": step, "by_problem": {f"{i}+1=": (i + step) / 20 for i in range(12)}}
+            run.put(
+                [
+                    (name, json.dumps(one).encode() + b"\n")
+                    for name, one in ((read.METRICS, row), (read.PROBLEMS, problems))
+                ]
+            )
         run.finish()
     (folder / read.RECIPE).write_text(RECIPE)
     parts = [{"slot": "trust", "kind": "clip", "value": "0.2", "equation": "x"}]
@@ -95,7 +101,17 @@ def shows(folder: Path, whole: Path) -> None:
         assert len(refused.splitlines()) <= 1
 
 
-FILES = (read.RECIPE, read.ABOUT, read.SUMMARY, read.METRICS, read.ROLLOUTS, read.MACHINE, read.LOG, read.LOCK)
+FILES = (
+    read.RECIPE,
+    read.ABOUT,
+    read.SUMMARY,
+    read.METRICS,
+    read.ROLLOUTS,
+    read.MACHINE,
+    read.PROBLEMS,
+    read.LOG,
+    read.LOCK,
+)
 
 #: What becomes of a whole file.
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -164,7 +180,7 @@ def rows_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", [read.METRICS, read.ROLLOUTS, read.MACHINE, read.ABOUT, read.SUMMARY])
+@pytest.mark.parametrize("name", [read.METRICS, read.PROBLEMS, read.ROLLOUTS, read.MACHINE, read.ABOUT, read.SUMMARY])
 def test_values_of_every_type_in_every_place(name: str, whole: Path, tmp_path: Path) -> None:
     """Every value of the file by turns is one of each wrong type; several rows of it at once."""
     folder = tmp_path / "run"

@@ -28,7 +28,7 @@ OF_THIS_MACHINE = frozenset({"process", "count", "python", "sleep"})
 
 def _known(name: object) -> object:
     """Raise for what is no engine, in the words that pydantic has for a choice."""
-    if name not in KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         *others, last = map(repr, KINDS)
         choices = {"expected": f"{', '.join(others)} or {last}"}
         raise PydanticCustomError("literal_error", "Input should be {expected}", choices)

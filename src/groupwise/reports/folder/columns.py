@@ -47,11 +47,19 @@ def evaluations(rows: Sequence[Row]) -> Curves:
 
 
 def with_problems(evaluations: Sequence[Row], heldout: Iterable[Row]) -> None:
-    """Give the rows of evaluations what heldout_problems.jsonl has of their step, as `by_problem`."""
+    """Give the rows of evaluations what heldout_problems.jsonl has of their step, as `by_problem`.
+
+    A value that the evaluation cannot have, such as a pass rate above 1, is left out.
+    """
     of_step = {row["step"]: table(row.get("by_problem")) for row in heldout}
     for row in evaluations:
-        values = of_step.get(row["step"], {})
-        row["evaluation"]["by_problem"] = {key: value for key, value in values.items() if is_number(value)}
+        evaluation = row["evaluation"]
+        rates = number(evaluation.get("avg_at_k")) is not None
+        evaluation["by_problem"] = {
+            key: value
+            for key, value in of_step.get(row["step"], {}).items()
+            if is_number(value) and (not rates or 0 <= value <= 1)
+        }
 
 
 def interval(evaluation: Mapping[str, Any]) -> Interval | None:
