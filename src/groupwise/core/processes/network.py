@@ -100,7 +100,7 @@ CLOSED = (errno.EBADF, errno.EINVAL)
 class Door:
     """Accepts connections at a socket until that is closed, each in a thread of its own.
 
-    listening  the socket
+    listening  the socket, which is given LOOK as its timeout
     known      (connection) -> who is there, within a bounded time, whatever they send; None sends them away
     met        (who is there, connection, host and port): what happens then
     note       hears, once, that the system has no room for a connection
@@ -124,7 +124,7 @@ class Door:
         while True:
             try:
                 connection, peer = self._listening.accept()
-            except (TimeoutError, ConnectionAbortedError):  # whoever it was has gone: the next need not wait for that
+            except (TimeoutError, ConnectionAbortedError):  # nobody came, or whoever it was has gone
                 continue
             except OSError as error:
                 if self._listening.fileno() < 0 or error.errno in CLOSED:
