@@ -22,10 +22,12 @@ from groupwise.core.files.atomic import whole_file
 from groupwise.health.symptoms.base import History
 from groupwise.health.watch import findings
 from groupwise.reports.folder import columns, facts
+from groupwise.reports.folder.events import events
 from groupwise.reports.folder.read import HELDOUT, ROLLOUTS, RunFolder, read
 from groupwise.reports.folder.sample import points, sample, with_heldout
 from groupwise.reports.page.answers import Known, answers, check_lines
 from groupwise.reports.page.plots import SECTIONS, plots_for
+from groupwise.reports.page.unchanged import folded
 from groupwise.reports.records import Page, RolloutGroup, Rollouts, RunPage
 
 #: Rows of curves that a page holds; of a longer run, rows spread evenly.
@@ -71,9 +73,11 @@ def page_of(run: RunFolder, groups: Sequence[RolloutGroup], shown: Rollouts | No
         rollouts=shown,
         tables=facts.tables(run),
         texts=facts.texts(run),
+        events=events(run),
     )
-    plots = plots_for(content.steps.columns, content.evaluations.columns, tuple(content.points))
-    return Page(run.name, now(), SECTIONS, plots, (content,))
+    steps, evaluations = content.steps.columns, content.evaluations.columns
+    plots, unchanged = folded(plots_for(steps, evaluations, tuple(content.points)), steps, evaluations)
+    return Page(run.name, now(), SECTIONS, plots, (content,), unchanged=unchanged)
 
 
 def now() -> str:
