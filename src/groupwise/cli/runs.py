@@ -32,15 +32,25 @@ def report(
         Path | None,
         typer.Option(parser=location, help="File to write; default: RUN/report.html or comparison.html."),
     ] = None,
+    text: Annotated[bool, typer.Option("--text", help="Print the report of one run here; write no file.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the numbers of every chart as a table (CSV).")] = False,
 ) -> None:
     """Write the report of a run as one offline page; of several runs, a comparison.
 
     Example: groupwise report runs/quickstart runs/quickstart-2
     """
-    from groupwise.reports.make import make
+    from groupwise.reports import make
 
-    page = make(runs, out)
-    Terminal().print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
+    terminal = Terminal()
+    if text or csv:
+        make.require_alone(runs, out, text, csv)
+        for line in make.in_text(runs[0], terminal.console.width, terminal.console.encoding) if text else ():
+            terminal.print(*line)
+        if csv:
+            typer.echo(make.as_csv(runs), nl=False)
+        return
+    page = make.make(runs, out)
+    terminal.print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
 
 
 @command("Runs", "eval")

@@ -33,7 +33,7 @@ from groupwise.reports.folder.read import (
     read,
 )
 from groupwise.reports.folder.sample import sample, with_heldout
-from groupwise.reports.page.page import as_json, html, page_of
+from groupwise.reports.page.page import as_json, html, page_of, with_contrasts
 from groupwise.reports.records import Live, Page, Rollouts
 
 HOST = "127.0.0.1"
@@ -83,7 +83,7 @@ class Watched:
         self._first, self._end = sample(self.folder / ROLLOUTS, last=_last_whole(run))
         self._groups = self._first.groups[-MOST_GROUPS:]
         self._page, self._next = self._made(run), 0.0
-        return _showing(self._page, with_heldout(self._first, self.folder / HELDOUT))
+        return _showing(self._page, with_contrasts(with_heldout(self._first, self.folder / HELDOUT), self.folder))
 
     def fresh(self, rollout: int) -> Page:
         """Tell how the page is now, with the groups of steps after step `rollout` alone; -1 is all of them."""

@@ -283,7 +283,7 @@ class Page:
 
     written  when, as it is shown
     tables   above the plots: final scores, and what differs between the recipes
-    unchanged  by section the charts whose lines never move, each in words: "Learning rate 0.001"
+    unchanged  by section the charts whose lines never move, each in words: "Learning rate: 0.001"
     edition  changes when a watched run is cut back: a page of another edition has to be loaded again
     """
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean, pvariance
 
 from groupwise.reports.page.unchanged import ALWAYS
@@ -31,7 +32,7 @@ def distance(curves: Sequence[Sequence[float]]) -> float:
     length = len(curves[0])
     count = max(1, min(STRETCHES, length // 2))
     bounds = [i * length // count for i in range(count + 1)]
-    stretches = [[curve[a:b] for curve in curves] for a, b in zip(bounds, bounds[1:], strict=False)]
+    stretches = [[curve[a:b] for curve in curves] for a, b in pairwise(bounds)]
     between = fmean(pvariance([fmean(part) for part in parts]) for parts in stretches)
     noise = fmean(pvariance(part) / len(part) for parts in stretches for part in parts)
     size = fmean(abs(value) for curve in curves for value in curve)

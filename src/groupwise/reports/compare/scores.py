@@ -106,7 +106,13 @@ def final_scores(groups: Sequence[Group], words: Sequence[str] = ()) -> Table:
     names = measures(groups) or [PASS_RATE.words]
     head = ("runs", "seeds", f"held-out {' or '.join(names)}", "95 % interval", "before", "length before")
     several = any(len(_scores(group)) > 1 for group in groups)
-    head += ("length after", "steps", "seconds of training", *(("best seed", "worst seed") if several else ()), "status")
+    head += (
+        "length after",
+        "steps",
+        "seconds of training",
+        *(("best seed", "worst seed") if several else ()),
+        "status",
+    )
     cells, how = _intervals([interval_of(group) for group in groups])
     cells = [_few_seeds(group) or cell for group, cell in zip(groups, cells, strict=True)]
     about = " ".join(filter(None, [*words, how, ABOUT_INTERVALS]))

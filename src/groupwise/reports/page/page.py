@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +22,7 @@ from groupwise.core.files.atomic import whole_file
 from groupwise.health.symptoms.base import History
 from groupwise.health.watch import findings
 from groupwise.reports.folder import columns, facts
+from groupwise.reports.folder.contrast import contrasts
 from groupwise.reports.folder.events import events
 from groupwise.reports.folder.read import HELDOUT, ROLLOUTS, RunFolder, read
 from groupwise.reports.folder.sample import points, sample, with_heldout
@@ -33,9 +34,10 @@ from groupwise.reports.records import Page, RolloutGroup, Rollouts, RunPage
 #: Rows of curves that a page holds; of a longer run, rows spread evenly.
 MOST_ROWS = 4000
 #: In the order they load: each builds on those before it.
-_NAMES = "core traces plots words page heat tokens group filters rollouts live"
+_ROLLOUTS = "rollouts/heat rollouts/tokens rollouts/group rollouts/filters rollouts/rollouts"
+_NAMES = f"core traces marks plots spark words csv page {_ROLLOUTS} live"
 SCRIPTS = tuple(f"{name}.js" for name in _NAMES.split())
-STYLES = ("page.css", "rollouts.css", "heat.css")
+STYLES = ("page.css", "parts.css", "rollouts/rollouts.css", "rollouts/heat.css")
 #: What could end the element that holds the data, or a line of script; all of it occurs only inside JSON strings.
 ESCAPED = {mark.encode(): f"\\u{ord(mark):04x}".encode() for mark in "<>&\u2028\u2029"}
 
@@ -44,7 +46,13 @@ def page_of_run(folder: Path) -> Page:
     """Make the page of one run. Raises UsageError if the folder is none of a run."""
     run = read(folder)
     rollouts, _ = sample(run.folder / ROLLOUTS)
-    return page_of(run, rollouts.groups, with_heldout(rollouts, run.folder / HELDOUT))
+    return page_of(run, rollouts.groups, with_contrasts(with_heldout(rollouts, run.folder / HELDOUT), run.folder))
+
+
+def with_contrasts(rollouts: Rollouts, folder: Path) -> Rollouts:
+    """Add first against last completions."""
+    found, words = contrasts(folder)
+    return replace(rollouts, contrasts=found, contrast_words=words)
 
 
 def page_of(run: RunFolder, groups: Sequence[RolloutGroup], shown: Rollouts | None) -> Page:

@@ -11,14 +11,16 @@ ALWAYS = frozenset({"pass-rate", "measured"})
 _PLAIN = ("", "norm", "ratio", "level", "absolute value")
 
 
-def folded(plots: Iterable[Plot], steps: Columns, evaluations: Columns) -> tuple[tuple[Plot, ...], dict[str, list[str]]]:
+def folded(
+    plots: Iterable[Plot], steps: Columns, evaluations: Columns
+) -> tuple[tuple[Plot, ...], dict[str, list[str]]]:
     """Part the pictures into those with a line that moves, and by section the others in words.
 
     >>> from groupwise.reports.page.plots import plots_for
     >>> columns = {"learning_rate": [0.001, 0.001, 0.001], "entropy_mean": [2.0, 1.9, 1.8]}
     >>> drawn, unchanged = folded(plots_for(columns, {}, []), columns, {})
     >>> [plot.id for plot in drawn], unchanged
-    (['entropy'], {'healthy': ['Learning rate 0.001']})
+    (['entropy'], {'healthy': ['Learning rate: 0.001']})
     """
     drawn, unchanged = [], dict[str, list[str]]()
     for plot in plots:
@@ -43,7 +45,7 @@ def _at_rest(plot: Plot, tables: Mapping[str, Columns]) -> str | None:
         said[line.name] = " to ".join(dict.fromkeys(filter(None, values)))
     unit = "" if plot.unit in _PLAIN or "share" in plot.unit else f" {plot.unit}"
     if len({*said.values()}) == 1:
-        return f"{plot.title} {next(iter(said.values()))}{unit}"
+        return f"{plot.title}: {next(iter(said.values()))}{unit}"
     return f"{plot.title}: {', '.join(f'{name} {value}' for name, value in said.items())}{unit}"
 
 
