@@ -12,17 +12,20 @@ from groupwise.core.machine.terminal import Terminal
 
 @command("Runs")
 def watch(
-    run: RunFolder,
+    run: Annotated[
+        Path | None, typer.Argument(parser=location, help="A run folder; default: a list of the runs in ./runs.")
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
 ) -> None:
-    """Serve the live report of a run to this machine's browser until Ctrl-C.
+    """Serve the live report of a run, or a list of runs, to this machine's browser until Ctrl-C.
 
     Example: groupwise watch runs/quickstart
     """
     from groupwise.reports.make import watched
 
+    what = "the runs of ./runs" if run is None else str(run)
     say = Terminal().print
-    watched(run, port, lambda url: say(f"{url} shows {run} and stays fresh; Ctrl-C ends"))
+    watched(run, port, lambda url: say(f"{url} shows {what} and stays fresh; Ctrl-C ends"))
 
 
 @command("Runs")

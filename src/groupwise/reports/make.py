@@ -13,12 +13,15 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.files.atomic import open_regular
 from groupwise.core.files.paths import location
 from groupwise.reports.compare import compare
-from groupwise.reports.live import Watched, watch
+from groupwise.reports.live import Watched, serve, watch
 from groupwise.reports.page.page import page_of_run, write
+from groupwise.reports.runs_page import RunsDesk
 from groupwise.reports.table import as_csv as as_csv
 from groupwise.reports.text import BLOCKS, Line, lines
 
 REPORT, COMPARISON = "report.html", "comparison.html"
+#: The folder whose runs are listed.
+RUNS = Path("runs")
 #: Columns beyond which a line of text is no longer read well.
 WIDEST = 110
 #: What a page of groupwise's has in its first lines; no other file is written over.
@@ -99,12 +102,16 @@ def in_text(run: Path, width: int, encoding: str) -> Iterator[Line]:
     return lines(run, min(width, WIDEST))
 
 
-def watched(run: Path, port: int, ready: Callable[[str], None]) -> None:
-    """Serve a run's page until Ctrl-C, to whoever has its address.
+def watched(run: Path | None, port: int, ready: Callable[[str], None]) -> None:
+    """Serve a run's page until Ctrl-C, to whoever has its address; without a run, a list of those in ./runs.
 
     Raises UsageError if the folder is none of a run, or the port is taken.
     """
-    watch(Watched(run), port, ready, key=secrets.token_urlsafe(16))
+    key = secrets.token_urlsafe(16)
+    if run is None:
+        serve(RunsDesk(RUNS, f"/{key}/"), port, ready)
+    else:
+        watch(Watched(run), port, ready, key=key)
 
 
 def place(runs: Sequence[Path]) -> Path:

@@ -10,7 +10,7 @@ from groupwise.reports.page.page import page_of_run
 from groupwise.reports.records import Curves, Number, Page, Plot, RunPage
 
 #: Columns of a curve, of the name before it, and of the numbers behind it.
-CURVE, NAME, ENDS = 30, 28, 22
+CURVE, NAME, ENDS = 30, 28, 24
 #: The charts that a terminal shows, in their order; those that a run has.
 SHOWN = ("pass-rate", "measured", "reward", "length", "entropy", "kl", "gradient", "groups")
 BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-~=+*#"
@@ -57,8 +57,9 @@ def spark(values: Sequence[Number], width: int, marks: str = BLOCKS) -> str:
 
 def _curves(page: Page, run: RunPage, width: int, marks: str) -> Iterator[Line]:
     plots = sorted((plot for plot in page.plots if plot.id in SHOWN), key=lambda plot: SHOWN.index(plot.id))
-    room = max(8, min(CURVE, width - NAME - ENDS))
-    rows = [row for plot in plots for row in _of_plot(plot, run, marks, room)]
+    name = min(NAME, max(10, width - 34))
+    room = max(8, min(CURVE, width - name - ENDS))
+    rows = [row for plot in plots for row in _of_plot(plot, run, marks, (name, room))]
     if rows:
         yield ()
         yield ("Curves, first to last",)
@@ -68,15 +69,17 @@ def _curves(page: Page, run: RunPage, width: int, marks: str) -> Iterator[Line]:
         yield from _wrapped(f"unchanged: {'; '.join(still)}", width, "  ")
 
 
-def _of_plot(plot: Plot, run: RunPage, marks: str, width: int) -> Iterator[str]:
+def _of_plot(plot: Plot, run: RunPage, marks: str, widths: tuple[int, int]) -> Iterator[str]:
+    """Write a line for each series; `widths` are those of its name and of its curve."""
+    most, width = widths
     for series in plot.series:
         curves: Curves = run.evaluations if (series.table or plot.table) == "evaluations" else run.steps
         values = curves.columns.get(series.column, [])
         known = [value for value in values if value is not None]
         if known:
             whole = BEFORE.get(series.table or plot.table, "") + series.column
-            name = whole if len(whole) <= NAME else f"{whole[: NAME - 3]}..."
-            yield f"{name:<{NAME}} {spark(values, width, marks):<{width}} {known[0]:.3g} to {known[-1]:.3g}"
+            name = whole if len(whole) <= most else f"{whole[: most - 3]}..."
+            yield f"{name:<{most}} {spark(values, width, marks):<{width}} {known[0]:.3g} to {known[-1]:.3g}"
 
 
 def _checks(run: RunPage, width: int) -> Iterator[Line]:

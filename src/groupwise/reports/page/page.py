@@ -100,15 +100,15 @@ def write(page: Page, path: Path) -> None:
 
 def html(page: Page) -> str:
     """Render the whole page as one HTML text."""
-    scripts = (plotly(), *map(_asset, SCRIPTS))
+    scripts = (plotly(), *map(asset, SCRIPTS))
     parts = {
         "title": markup.escape(page.title),
         "policy": policy(scripts, watched=page.live is not None),
-        "style": "\n".join(map(_asset, STYLES)),
+        "style": "\n".join(map(asset, STYLES)),
         "data": embedded(page),
         "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("page.html"))
 
 
 def embedded(page: Page) -> str:
@@ -144,7 +144,8 @@ def plotly() -> str:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Read a file of the page's own, a script as the browser sees it."""
     text = files("groupwise.reports.page").joinpath("assets", name).read_text(encoding="utf-8")
     return _script(text) if name.endswith(".js") else text
 
