@@ -26,7 +26,7 @@ HEAD = ("run", "state", "step", "held out", "age")
 
 
 @dataclass(frozen=True)
-class Row:
+class ListedRun:
     """A run in the list; `started` is unix seconds."""
 
     name: str
@@ -44,7 +44,7 @@ class RunsDesk:
     root: str = "/"
     seconds: float = SECONDS
     _desks: OrderedDict[str, Desk] = field(default_factory=OrderedDict)
-    _rows: dict[str, tuple[object, Row]] = field(default_factory=dict)
+    _rows: dict[str, tuple[object, ListedRun]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class RunsDesk:
         except (GroupwiseError, OSError) as error:
             return line(503, str(error))
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ListedRun]:
         """Read what is new of the runs, and list all of them, the newest first."""
         found = [self._row(name) for name in self._names()]
         return sorted(found, key=lambda row: (-(row.started or 0.0), row.name))
@@ -87,7 +87,7 @@ class RunsDesk:
                 self._desks.popitem(last=False)
             return self._desks[name]
 
-    def _row(self, name: str) -> Row:
+    def _row(self, name: str) -> ListedRun:
         """Read a run anew if its files changed."""
         folder = self.folder / name
         seen = [is_held(folder / LOCK), *(_stamp(folder / file) for file in (METRICS, SUMMARY, RECIPE, ABOUT))]
@@ -106,7 +106,7 @@ class RunsDesk:
         return HttpReply(200, "text/html; charset=utf-8", text.encode("utf-8", "replace"))
 
 
-def page(rows: Sequence[Row], folder: str, now: float) -> str:
+def page(rows: Sequence[ListedRun], folder: str, now: float) -> str:
     """Write the list as a page without scripts, which loads itself anew."""
     head = "".join(f"<th scope=col>{name}</th>" for name in HEAD)
     body = "".join(_html_row(row, now) for row in rows)
@@ -124,7 +124,7 @@ def page(rows: Sequence[Row], folder: str, now: float) -> str:
     return text
 
 
-def _html_row(row: Row, now: float) -> str:
+def _html_row(row: ListedRun, now: float) -> str:
     age = "" if row.started is None else in_words(max(0.0, now - row.started))
     link = f'<a href="{quote(os.fsencode(row.name))}/">{html.escape(row.name)}</a>'
     state = html.escape(row.state)
@@ -132,15 +132,15 @@ def _html_row(row: Row, now: float) -> str:
     return f'<tr><th scope=row>{link}</th><td><span class="{state}">{state}</span></td>{cells}</tr>'
 
 
-def _row_of(name: str, folder: Path) -> Row:
+def _row_of(name: str, folder: Path) -> ListedRun:
     try:
         run = read(folder)
     except (UsageError, OSError):
-        return Row(name, "cannot be read", "", "", None)
+        return ListedRun(name, "cannot be read", "", "", None)
     steps = number(run.recipe.get("steps"))
     last = run.step_rows[-1]["step"] if run.step_rows else 0
     step = f"{last:,}" + (f" of {steps:,.0f}" if steps else "")
-    return Row(name, STATES.get(run.status.state, run.status.state), step, _held_out(run), _started(run))
+    return ListedRun(name, STATES.get(run.status.state, run.status.state), step, _held_out(run), _started(run))
 
 
 def _held_out(run: RunFolder) -> str:
