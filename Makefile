@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart real vllm ray test test-gpu test-vllm test-slow test-fuzz check bench bench-trl models docs claims clean
+.PHONY: help install quickstart real vllm ray test test-gpu test-vllm test-slow test-fuzz check bench bench-trl models docs site claims clean
 
 help:  ## what each verb does
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -90,10 +90,15 @@ bench-trl: install .venv-trl/installed  ## whole steps against TRL, docs/finding
 models: install  ## what groupwise does with every language model class of the installed transformers: docs/reference/models.md; ONLY=gemma3,lfm2 again
 	$(BIN)/python benchmarks/models.py $(if $(ONLY),--only $(ONLY) --again)
 
-docs: install  ## write docs/reference/algorithms.md from the catalog, docs/reference/keys.md and what answers without torch from the settings, their table of TRL and verl, docs/dev/floors.svg from the imports
+docs: install  ## write docs/reference/algorithms.md from the catalog, docs/reference/keys.md and what answers without torch from the settings, their table of TRL and verl, README.md from the evidence, docs/dev/floors.svg from the imports
 	$(BIN)/python -m groupwise.config.keys docs/reference/keys.md docs/reference/algorithms.md
 	$(BIN)/python -m groupwise.config.elsewhere docs/reference/from-trl-and-verl.md
 	$(BIN)/python docs/dev/floors.py
+	$(BIN)/python docs/dev/readme.py
+
+site: install  ## the documentation as a site that is read and searched offline: site/index.html
+	$(BIN)/mkdocs build --strict --quiet
+	@echo 'the site is in site/index.html'
 
 claims: install  ## what the articles say, measured where it has no row yet: docs/findings/claims.md; EFFORT=--standard trains as well
 	$(BIN)/python benchmarks/take_over.py docs/evidence/moe-stability.jsonl docs/evidence/claims.jsonl
