@@ -11,6 +11,23 @@ from groupwise.core.machine.terminal import Terminal
 
 
 @command("Runs")
+def runs(
+    folder: Annotated[
+        Path | None, typer.Argument(parser=location, help="Folder that holds runs; default: runs.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, for a program.")] = False,
+) -> None:
+    """List runs, the newest first: state, step, held-out result, algorithm, age.
+
+    Example: groupwise runs
+    """
+    from groupwise.commands.runs import listing
+
+    terminal = Terminal()
+    terminal.print(listing(folder, json, terminal.console.width))
+
+
+@command("Runs")
 def watch(
     run: RunFolder,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
