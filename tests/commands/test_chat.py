@@ -102,6 +102,7 @@ def test_without_a_template_a_prompt_is_continued_by_itself_and_that_is_said(pla
         conversation.say("1+1=")
         conversation.say("2+2=")
     assert seen == ["1+1=", "2+2="]
+    assert conversation.messages == []
     assert notes == [f"{plain} has no chat template: each prompt is continued as plain text"]
 
 
