@@ -59,13 +59,15 @@ class Heard(list[str]):
 
 
 @contextmanager
-def prompts_to(conversation: Conversation) -> Iterator[list[str]]:
-    """The prompts that the engine is given, as text, less what it has drawn of an answer."""
+def prompts_to(conversation: Conversation, sizes: list[int] | None = None) -> Iterator[list[str]]:
+    """The prompts that the engine is given, as text, less what it has drawn of an answer; `sizes` get their tokens."""
     seen: list[str] = []
     generate = conversation.engine.generate
 
     def hear(requests: Any, *others: Any) -> Any:
         for request in requests:
+            if sizes is not None:
+                sizes.append(len(request.tokens) - request.drawn)
             text = conversation.policy.decode_all(request.tokens[: len(request.tokens) - request.drawn])
             seen.extend([text] if text not in seen else [])
         return generate(requests, *others)
@@ -107,20 +109,30 @@ def test_without_a_template_a_prompt_is_continued_by_itself_and_that_is_said(pla
 
 
 def test_the_oldest_turns_go_where_the_model_has_no_room(with_template: str) -> None:
-    notes = Heard()
-    with opened(with_template, ChatOptions(max_tokens=40), notes) as conversation, prompts_to(conversation) as seen:
+    notes, sizes = Heard(), list[int]()
+    with (
+        opened(with_template, ChatOptions(max_tokens=40), notes) as conversation,
+        prompts_to(conversation, sizes) as seen,
+    ):
         for turn in range(8):
             conversation.say(f"turn {turn}" + "." * 40)
     assert "turn 0" not in seen[-1]
     assert "turn 7" in seen[-1]
     assert "left out: the model takes 300 tokens" in notes.text
-    assert max(map(len, seen)) < 300
+    assert max(sizes) + 40 <= 300, "an answer of any length has room"
+
+
+def test_an_answer_to_a_long_prompt_has_the_room_that_is_left(with_template: str) -> None:
+    with opened(with_template, ChatOptions(max_tokens=200), Heard()) as conversation:
+        assert [len(conversation.answers("x" * 250, count)) for count in (1, 3)] == [1, 3]
+        conversation.say("x" * 250, Heard())
+        assert conversation.messages[0]["content"] == "x" * 250
 
 
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [
-        ("x" * 400, "the model takes 300 with the answer; shorten it"),
+        ("x" * 400, "the model takes 300 with the answer; shorten the prompt"),
         ("\udcff", "the prompt: the model's tokenizer cannot"),
     ],
 )

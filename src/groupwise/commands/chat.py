@@ -119,15 +119,21 @@ class Conversation:
         return derive(self.seed, "chat", self.turns)
 
     def _fitting(self, messages: Sequence[dict[str, str]]) -> tuple[tuple[int, ...], int]:
-        """Return the ids of a conversation that leaves room for an answer, and how many of its oldest turns went."""
+        """Return the ids of a conversation that leaves room for an answer, and how many of its oldest turns went.
+
+        Turns go until an answer of any length has room, or half of the model's positions; a last prompt needs less.
+        """
+        most, tokens = self.policy.positions, ()
+        room = min(self.sampling.max_new_tokens, most // 2)
         for left_out in range(0, len(messages), 2):
             tokens = self._ids(messages[left_out:])
             if not tokens:
                 raise UsageError("the prompt is empty; write at least one character")
-            if len(tokens) < self.policy.positions:
+            if len(tokens) + (room if left_out + 1 < len(messages) else 1) <= most:
                 return tokens, left_out // 2
-        most = f"the model takes {self.policy.positions} with the answer"
-        raise UsageError(f"the prompt has {len(tokens)} tokens, and {most}; shorten it")
+        raise UsageError(
+            f"the prompt has {len(tokens)} tokens, and the model takes {most} with the answer; shorten the prompt"
+        )
 
     def _ids(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         if self.chat.template is None:
