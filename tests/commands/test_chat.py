@@ -114,10 +114,10 @@ def test_the_oldest_turns_go_where_the_model_has_no_room(with_template: str) -> 
         opened(with_template, ChatOptions(max_tokens=40), notes) as conversation,
         prompts_to(conversation, sizes) as seen,
     ):
-        for turn in range(8):
-            conversation.say(f"turn {turn}" + "." * 40)
+        for turn in range(14):
+            conversation.say(f"turn {turn}" + "." * (13 * turn % 50))
     assert "turn 0" not in seen[-1]
-    assert "turn 7" in seen[-1]
+    assert "turn 13" in seen[-1]
     assert "left out: the model takes 300 tokens" in notes.text
     assert max(sizes) + 40 <= 300, "an answer of any length has room"
 
