@@ -89,3 +89,19 @@ def plan(
     from groupwise.commands.plan import in_words, scale_plan
 
     Terminal().print(in_words(scale_plan(recipe, chosen, ranks, device, cards)))
+
+
+@command("Train")
+def init(
+    folder: Annotated[Path, typer.Argument(parser=location, help="A new or an empty folder.")],
+) -> None:
+    """Begin a project of your own: a commented recipe, a reward and ten rows of data that train as they are.
+
+    Example: groupwise init mine
+    """
+    from groupwise.commands.init import write_project
+
+    made = write_project(folder)
+    say = Terminal().print
+    say(f"{made.folder} holds {', '.join(made.files)}")
+    say(f"next: groupwise check {made.recipe}, then groupwise train {made.recipe}")

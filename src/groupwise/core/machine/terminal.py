@@ -51,6 +51,11 @@ class Terminal:
         """Print the parts, one behind the other, and the end of a line."""
         self.console.print(self.text(*parts))
 
+    def write(self, text: str) -> None:
+        """Write a part of a line as it is, cleaned, and show it at once."""
+        self.console.file.write(clean(text, self.console.encoding))
+        self.console.file.flush()
+
     def text(self, *parts: Part) -> Text:
         """Return what `print` prints, for a table or a panel."""
         pairs = ((part, "") if isinstance(part, str) else part for part in parts)
