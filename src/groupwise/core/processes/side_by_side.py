@@ -1,0 +1,36 @@
+"""Work that waits for processes, so many at once."""
+
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from typing import TypeVar
+
+Work, Result = TypeVar("Work"), TypeVar("Result")
+
+
+def side_by_side(
+    wanted: Sequence[Work], do: Callable[[Work], Result], at_once: int
+) -> Iterator[tuple[Work, Result | None]]:
+    """Do each, so many at once, and yield it twice: with None where it begins, and with its result where it is done.
+
+    do       raises nothing, and returns something; with one at once it is called in this thread
+    at_once  threads, each of which waits for a process; they end with this process, and with them what they wait for
+             (children.py)
+    """
+    if at_once == 1:
+        for each in wanted:
+            yield each, None
+            yield each, do(each)
+        return
+    waiting = iter(wanted)
+    heard: SimpleQueue[tuple[Work, Result | None]] = SimpleQueue()
+
+    def work_off() -> None:
+        for each in waiting:  # a sequence's iterator gives each to one thread
+            heard.put((each, None))
+            heard.put((each, do(each)))
+
+    for _ in range(min(at_once, len(wanted))):
+        Thread(target=work_off, daemon=True).start()
+    for _ in range(2 * len(wanted)):
+        yield heard.get()
