@@ -5,7 +5,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
 
-Work, Result = TypeVar("Work"), TypeVar("Result")
+Work = TypeVar("Work")
+Result = TypeVar("Result")
 
 
 def side_by_side(
