@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from groupwise.config.recipe import assignment
+from groupwise.config.recipe_files import assignment
 from groupwise.core.errors import UsageError, brief, shortened
 from groupwise.reports.compare.members import SPEAKING
 
@@ -35,9 +35,11 @@ class Cell:
         return {key: value for key, value in self.values.items() if key != SEED}
 
 
-def read_over(texts: Sequence[str], settings: Values) -> dict[str, tuple[object, ...]]:
-    """Read every `--over KEY=VALUE,VALUE`. Raises UsageError for what is no list of values, a value that comes twice,
-    and a key that is given twice or is laid over the recipe by `--set` as well.
+def read_over(texts: Sequence[str], settings: Values, many: bool = False) -> dict[str, tuple[object, ...]]:
+    """Read every `--over KEY=VALUE,VALUE`.
+
+    Raises UsageError for what is no list of values, a value that comes twice, a key that is given twice or is set by
+    `--set` as well, and more than a hundred runs unless `many` are asked for.
     """
     if not texts:
         raise UsageError("sweep: give what the runs differ in, such as --over seed=0,1,2")
@@ -55,6 +57,8 @@ def read_over(texts: Sequence[str], settings: Values) -> dict[str, tuple[object,
                 named = key if key == other else f"{key} and {other}"
                 raise UsageError(f"{named}: set by --over and by {option}; leave one of them out")
         over[key] = _values(text, key, rest)
+    if count(over) > MOST_RUNS and not many:
+        raise UsageError(f"sweep: these are {count(over):,} runs; add --yes to start more than {MOST_RUNS}")
     return over
 
 

@@ -11,7 +11,8 @@ from groupwise.commands.sweep import grid
 from groupwise.commands.sweep.grid import Cell, Over, Values
 from groupwise.config.given import given
 from groupwise.config.plan import Plan
-from groupwise.config.recipe import Recipe, find
+from groupwise.config.recipe import Recipe
+from groupwise.config.recipe_files import find
 from groupwise.config.resolve import resolve
 from groupwise.config.validate import require_offloadable
 from groupwise.core.code.user_code import Source
@@ -37,7 +38,7 @@ class Request:
     recipe    a name or a path
     settings  dotted keys that are laid over it in every run
     over      the values of each key that runs differ in
-    base      flat keys of the recipe with the settings laid over it
+    base      flat keys of the recipe with the settings laid over it, but those of `over`
     code      files of the user's own that runs are made of: their name, and a hash
     threads   of each run; None leaves that to the recipe
     """
@@ -72,7 +73,8 @@ def request(recipe: str, settings: Values, over: Over, at_once: int) -> Request:
     plans = [_checked(recipe, settings, cell) for cell in grid.cells(over, taken=())]
     sources = {source.path: source for plan in plans for source in plan.code}
     table = base.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=set(grid.OWN))
-    keys = {key: _by_name(value, sources) for key, value in flat(table).items()}
+    own = {key: value for key, value in flat(table).items() if not any(f"{key}.".startswith(f"{k}.") for k in over)}
+    keys = {key: _by_name(value, sources) for key, value in own.items()}
     code = {source.path.name: source.sha256[:16] for source in sources.values()}
     on_cpu = all(plan.recipe.device == "cpu" for plan in plans)
     free = base.threads == "auto" and THREADS not in over and on_cpu

@@ -22,7 +22,7 @@ FINISHED, FAILED = "finished", "failed"
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """Run of a sweep that has ended.
 
     error             why it failed, in one line; "" if it is finished
@@ -58,7 +58,7 @@ class Row:
         return {"run": self.cell.name, "state": self.state, "error": self.error, **measured}
 
 
-def finished_row(cell: Cell, folder: Path) -> Row | None:
+def finished_row(cell: Cell, folder: Path) -> RunRow | None:
     """Read the row of a run; None if the run is not finished, or has not begun."""
     try:
         run = read(folder / cell.name)
@@ -74,7 +74,7 @@ def finished_row(cell: Cell, folder: Path) -> Row | None:
         scores = [row.get("reward_mean") for row in run.step_rows]
     last = [float(score) for score in scores[-LAST:] if is_number(score)]
     seconds = (run.summary or {}).get("seconds_training")
-    return Row(
+    return RunRow(
         cell,
         measure=what.words,
         heldout_before=_number(heldout[0]) if heldout and run.evaluation_rows[0]["step"] == 0 else None,
@@ -106,14 +106,14 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs that differ in their seed alone, in the order of the grid."""
 
     values: Mapping[str, object]
-    rows: tuple[Row, ...]
+    rows: tuple[RunRow, ...]
 
     @property
-    def finished(self) -> tuple[Row, ...]:
+    def finished(self) -> tuple[RunRow, ...]:
         return tuple(row for row in self.rows if row.finished)
 
     @property
@@ -149,24 +149,24 @@ class Group:
         return Summary(float(f"{fmean(known):.9g}"), *ends)
 
 
-def groups(rows: Sequence[Row]) -> list[Group]:
+def groups(rows: Sequence[RunRow]) -> list[SeedGroup]:
     """Group rows by their values but the seed."""
-    by_group: dict[str, list[Row]] = {}
+    by_group: dict[str, list[RunRow]] = {}
     for row in rows:
         by_group.setdefault(repr(row.cell.group), []).append(row)
-    return [Group(own[0].cell.group, tuple(own)) for own in by_group.values()]
+    return [SeedGroup(own[0].cell.group, tuple(own)) for own in by_group.values()]
 
 
-def as_json(asked: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+def as_json(asked: Mapping[str, Any], rows: Sequence[RunRow]) -> dict[str, Any]:
     """Make what sweep.json holds: the request, its groups and its runs."""
     runs = [{"over": dict(row.cell.values), **row.table()} for row in rows]
     return {**asked, "groups": [group.table() for group in groups(rows)], "runs": runs}
 
 
-def as_csv(keys: Sequence[str], rows: Sequence[Row]) -> bytes:
+def as_csv(keys: Sequence[str], rows: Sequence[RunRow]) -> bytes:
     """Make what sweep.csv holds: a line a run, its values beside its name."""
     tables = [row.table() for row in rows]
-    names = [name for name in Row(Cell("", {})).table() if name != "run"]
+    names = [name for name in RunRow(Cell("", {})).table() if name != "run"]
     lines = [
         [table["run"], *(shown(row.cell.values[key]) for key in keys), *(_cell(table[name]) for name in names)]
         for row, table in zip(rows, tables, strict=True)
@@ -174,7 +174,7 @@ def as_csv(keys: Sequence[str], rows: Sequence[Row]) -> bytes:
     return _csv([["run", *keys, *names], *lines])
 
 
-def seconds_csv(rows: Sequence[Row]) -> bytes:
+def seconds_csv(rows: Sequence[RunRow]) -> bytes:
     """Make what seconds.csv holds: the seconds of training of each run, which differ from time to time."""
     return _csv([["run", "seconds_training"], *([row.cell.name, _cell(row.seconds)] for row in rows if row.finished)])
 

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from groupwise.commands.sweep import grid
-from groupwise.commands.sweep.grid import Cell, Values
+from groupwise.commands.sweep.grid import Cell, Over, Values
 from groupwise.commands.sweep.request import (
     CSV,
     JSON,
@@ -20,10 +19,10 @@ from groupwise.commands.sweep.request import (
     request,
     require_same,
 )
-from groupwise.commands.sweep.results import Row, as_csv, as_json, finished_row, seconds_csv
+from groupwise.commands.sweep.results import RunRow, as_csv, as_json, finished_row, seconds_csv
 from groupwise.commands.sweep.table import table
 from groupwise.commands.train.apart import train_apart
-from groupwise.core.code.trace import unexpected
+from groupwise.core.code.unexpected import unexpected
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, disk_remedy
 from groupwise.core.files.atomic import open_to_append, whole_file
 from groupwise.core.files.jsonl import encoded
@@ -33,6 +32,7 @@ from groupwise.core.processes.side_by_side import side_by_side
 from groupwise.core.processes.stop import Stop
 from groupwise.journal.journal import LOCK
 from groupwise.journal.kept import RECIPE
+from groupwise.reports.folder.read import in_words as seconds_in_words
 from groupwise.reports.make import make
 
 
@@ -46,28 +46,21 @@ class Done(NamedTuple):
 
 def sweep(
     recipe: str,
-    over: Sequence[str],
+    over: Over,
     settings: Values,
     say: Callable[[str], None],
     out: Path | None = None,
     at_once: int = 1,
-    many: bool = False,
 ) -> Done:
     """Train a recipe with each combination of values, and write what came of it.
 
-    over      each KEY=VALUE,VALUE
+    over      the values of each key that runs differ in (grid.read_over)
     settings  dotted keys, laid over the recipe in every run
     out       the folder of the sweep; None is NAME-sweep beside the recipe's runs
     at_once   how many runs go on side by side
-    many      whether there may be more than a hundred
-    Raises UsageError, before anything is started, if a value, the folder or the number of runs is refused; RunError if
-    the disk refuses.
+    Raises UsageError, before anything is started, if a value or the folder is refused; RunError if the disk refuses.
     """
-    values = grid.read_over(over, settings)
-    count = grid.count(values)
-    if count > grid.MOST_RUNS and not many:
-        raise UsageError(f"sweep: {count:,} runs; more than {grid.MOST_RUNS} are begun with --yes only")
-    asked = request(recipe, settings, values, at_once)
+    asked = request(recipe, settings, over, at_once)
     folder = default_folder(recipe, settings) if out is None else out
     with _held(folder):
         before = read_asked(folder)
@@ -91,8 +84,8 @@ def _swept(asked: Request, folder: Path, say: Callable[[str], None], at_once: in
         for child in list(running):
             child.process.send_signal(stop.number)
 
-    def trained(cell: Cell) -> Row:
-        return Row(cell, error="stopped") if stop.asked else _trained(asked, cell, folder, running)
+    def trained(cell: Cell) -> RunRow:
+        return RunRow(cell, error="stopped") if stop.asked else _trained(asked, cell, folder, running)
 
     with stop.listening(heard):
         for number, (cell, row) in _numbered(side_by_side(missing, trained, at_once)):
@@ -111,7 +104,7 @@ def _swept(asked: Request, folder: Path, say: Callable[[str], None], at_once: in
     return Done(list(_lines(asked, ended, len(cells), folder)), failed, stop.number)
 
 
-def _numbered(steps: Iterator[tuple[Cell, Row | None]]) -> Iterator[tuple[int, tuple[Cell, Row | None]]]:
+def _numbered(steps: Iterator[tuple[Cell, RunRow | None]]) -> Iterator[tuple[int, tuple[Cell, RunRow | None]]]:
     """Count what begins."""
     number = 0
     for cell, row in steps:
@@ -119,7 +112,7 @@ def _numbered(steps: Iterator[tuple[Cell, Row | None]]) -> Iterator[tuple[int, t
         yield number, (cell, row)
 
 
-def _trained(asked: Request, cell: Cell, folder: Path, running: set[Child]) -> Row:
+def _trained(asked: Request, cell: Cell, folder: Path, running: set[Child]) -> RunRow:
     """Train one run, or resume it -> its row, which says in one line why it failed if it did."""
     try:
         train_apart(asked.recipe, asked.keys_of(cell, folder), folder / cell.name, asked.threads, running)
@@ -127,9 +120,9 @@ def _trained(asked: Request, cell: Cell, folder: Path, running: set[Child]) -> R
         if row is None:
             raise RunError(f"{folder / cell.name}: what it wrote cannot be read; delete the folder and sweep again")
     except GroupwiseError as refused:
-        return Row(cell, error=str(refused))
+        return RunRow(cell, error=str(refused))
     except Exception as wrong:
-        return Row(cell, error=unexpected(wrong, f"the run {cell.name}"))
+        return RunRow(cell, error=unexpected(wrong, f"the run {cell.name}"))
     return row
 
 
@@ -141,17 +134,19 @@ def _head(asked: Request, count: int, missing: int, folder: Path, at_once: int) 
         yield f"--at-once {at_once}: this machine has {cores()} cores, so the runs wait for each other"
 
 
-def _in_words(row: Row) -> str:
+def _in_words(row: RunRow) -> str:
     if row.error:
         return f"failed: {row.error}"
     after = "" if row.heldout_after is None else f"held-out {row.measure} "
     if row.heldout_after is not None and row.heldout_before is not None:
         after += f"{row.heldout_before:.3f} -> "
     after += "" if row.heldout_after is None else f"{row.heldout_after:.3f}, "
-    return f"{after}{row.steps} steps" + ("" if row.seconds is None else f" in {row.seconds:.0f} s of training")
+    return f"{after}{row.steps} steps" + (
+        "" if row.seconds is None else f" in {seconds_in_words(row.seconds)} of training"
+    )
 
 
-def _lines(asked: Request, rows: Sequence[Row], count: int, folder: Path) -> Iterator[str]:
+def _lines(asked: Request, rows: Sequence[RunRow], count: int, folder: Path) -> Iterator[str]:
     """Say the table, what there is of it, and where it is written down."""
     if rows:
         yield from table(asked.recipe, rows)
@@ -171,7 +166,7 @@ def _lines(asked: Request, rows: Sequence[Row], count: int, folder: Path) -> Ite
     yield f"{', '.join(files[:-1])} and {files[-1]} are in {folder}"
 
 
-def _write(asked: Request, cells: Sequence[Cell], rows: Mapping[str, Row], folder: Path) -> None:
+def _write(asked: Request, cells: Sequence[Cell], rows: Mapping[str, RunRow], folder: Path) -> None:
     """Write what there is so far, each file whole or not at all. Raises RunError where the disk refuses."""
     ended = [rows[cell.name] for cell in cells if cell.name in rows]
     contents = {

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from groupwise.commands.sweep.grid import words
-from groupwise.commands.sweep.results import LAST, Group, Row, Summary, groups
+from groupwise.commands.sweep.results import LAST, RunRow, SeedGroup, Summary, groups
 from groupwise.core.errors import shortened
 
 #: Columns of a terminal that lines have at most, those of an error apart; and of a group's name.
 WIDTH, LONGEST = 110, 36
 
 
-def table(recipe: str, rows: Sequence[Row]) -> Iterator[str]:
+def table(recipe: str, rows: Sequence[RunRow]) -> Iterator[str]:
     """Say the scores of each group with their intervals, in lines of at most WIDTH columns."""
     measures = list(dict.fromkeys(row.measure for row in rows if row.measure)) or ["score"]
     heldout = shortened(f"held-out {' or '.join(measures)}", 28)
@@ -30,7 +30,7 @@ def table(recipe: str, rows: Sequence[Row]) -> Iterator[str]:
             yield f"{row.cell.name} failed: {row.error}"
 
 
-def _line(recipe: str, group: Group) -> tuple[str, ...]:
+def _line(recipe: str, group: SeedGroup) -> tuple[str, ...]:
     done = group.finished
     count = str(len(done)) if len(done) == len(group.rows) else f"{len(done)} of {len(group.rows)}"
     steps = sorted({row.steps for row in done})
@@ -41,7 +41,7 @@ def _line(recipe: str, group: Group) -> tuple[str, ...]:
         _score(group.heldout),
         _score(group.training),
         f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else "".join(map(str, steps)) or "-",
-        f"{fmean(seconds):.0f}" if seconds else "-",
+        f"{fmean(seconds):.1f}" if seconds else "-",
     )
 
 
