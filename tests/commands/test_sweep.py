@@ -215,7 +215,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp
         monkeypatch.setattr(sys, "argv", ["groupwise", "sweep", *words])
         with pytest.raises(SystemExit) as leaving:
             cli.main()
-        return int(leaving.value.code or 0), *capfd.readouterr()
+        out, err = capfd.readouterr()
+        return int(leaving.value.code or 0), out, err
 
     return called
 

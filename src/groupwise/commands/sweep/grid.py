@@ -160,13 +160,13 @@ def _name(values: Values) -> str:
     >>> _name({"seed": 0, "algorithm.name": "grpo"}), _name({"start": "../other/run", "task.operands": [2, 3]})
     ('grpo-seed-0', 'run-operands-2_3')
     """
-    parts = [(_title(key), _mark(_last(key, shown(value)))) for key, value in _seed_last(values)]
+    parts = [(_mark(_title(key)), _mark(_last(key, shown(value)))) for key, value in _seed_last(values)]
     name = "-".join(filter(None, (part for pair in parts for part in pair)))[:LONGEST_NAME]
     return re.sub(r"^\.+", "", name) or "run"
 
 
 def _mark(value: str) -> str:
-    return re.sub(r"[^\w.+-]+", "_", value).strip("_")[-LONGEST_VALUE:]
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "_", value).strip("_")[-LONGEST_VALUE:]
 
 
 def _seed_last(values: Values) -> list[tuple[str, object]]:

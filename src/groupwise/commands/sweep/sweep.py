@@ -44,6 +44,30 @@ class Done(NamedTuple):
     stopped_by: int
 
 
+class Running:
+    """Processes of the runs that go on, to each of which a request to stop is handed on."""
+
+    def __init__(self) -> None:
+        self._children, self._number = set[Child](), 0
+
+    @contextmanager
+    def hold(self, child: Child) -> Iterator[None]:
+        """Count a process in as long as it runs; one that comes after the request is stopped as well."""
+        self._children.add(child)
+        try:
+            if self._number:
+                child.process.send_signal(self._number)
+            yield
+        finally:
+            self._children.discard(child)
+
+    def stop(self, number: int) -> None:
+        """Send every process a signal, after which a run saves itself and ends."""
+        self._number = number
+        for child in list(self._children):
+            child.process.send_signal(number)
+
+
 def sweep(
     recipe: str,
     over: Over,
@@ -77,45 +101,36 @@ def _swept(asked: Request, folder: Path, say: Callable[[str], None], at_once: in
     missing = [cell for cell in cells if cell.name not in rows]
     for line in _head(asked, len(cells), len(missing), folder, at_once):
         say(line)
-    stop, running = Stop(), set[Child]()
+    stop, running = Stop(), Running()
 
     def heard(line: str) -> None:
         say(line)
-        for child in list(running):
-            child.process.send_signal(stop.number)
+        running.stop(stop.number)
 
     def trained(cell: Cell) -> RunRow:
         return RunRow(cell, error="stopped") if stop.asked else _trained(asked, cell, folder, running)
 
+    number = 0
     with stop.listening(heard):
-        for number, (cell, row) in _numbered(side_by_side(missing, trained, at_once)):
+        for cell, row in side_by_side(missing, trained, at_once):
+            if stop.asked and not (row and row.finished):
+                continue  # it was stopped, or never begun
             if row is None:
-                words = "" if stop.asked else f"{number} of {len(missing)}: {cell.name}"
-            elif row.finished or not stop.asked:
-                rows[cell.name] = row
-                words = f"  {cell.name}: {_in_words(row)}"
-                _write(asked, cells, rows, folder)
+                number += 1
+                say(f"{number} of {len(missing)}: {cell.name}")
             else:
-                words = ""
-            if words:
-                say(words)
+                rows[cell.name] = row
+                _write(asked, cells, rows, folder)
+                say(f"  {cell.name}: {_in_words(row)}")
     ended = [rows[cell.name] for cell in cells if cell.name in rows]
     failed = sum(not row.finished for row in ended)
     return Done(list(_lines(asked, ended, len(cells), folder)), failed, stop.number)
 
 
-def _numbered(steps: Iterator[tuple[Cell, RunRow | None]]) -> Iterator[tuple[int, tuple[Cell, RunRow | None]]]:
-    """Count what begins."""
-    number = 0
-    for cell, row in steps:
-        number += row is None
-        yield number, (cell, row)
-
-
-def _trained(asked: Request, cell: Cell, folder: Path, running: set[Child]) -> RunRow:
+def _trained(asked: Request, cell: Cell, folder: Path, running: Running) -> RunRow:
     """Train one run, or resume it -> its row, which says in one line why it failed if it did."""
     try:
-        train_apart(asked.recipe, asked.keys_of(cell, folder), folder / cell.name, asked.threads, running)
+        train_apart(asked.recipe, asked.keys_of(cell, folder), folder / cell.name, asked.threads, running.hold)
         row = finished_row(cell, folder)
         if row is None:
             raise RunError(f"{folder / cell.name}: what it wrote cannot be read; delete the folder and sweep again")
