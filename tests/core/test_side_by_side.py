@@ -44,3 +44,12 @@ def test_what_begins_is_heard_before_it_is_done() -> None:
 
 def test_nothing_to_do_is_nothing_heard() -> None:
     assert list(side_by_side([], str, 3)) == []
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_what_is_raised_is_raised_here(at_once: int) -> None:
+    def do(number: int) -> int:
+        return 1 // number
+
+    with pytest.raises(ZeroDivisionError):
+        list(side_by_side([2, 0, 1], do, at_once))
