@@ -152,13 +152,10 @@ def _head(asked: Request, count: int, missing: int, folder: Path, at_once: int) 
 def _in_words(row: RunRow) -> str:
     if row.error:
         return f"failed: {row.error}"
-    after = "" if row.heldout_after is None else f"held-out {row.measure} "
-    if row.heldout_after is not None and row.heldout_before is not None:
-        after += f"{row.heldout_before:.3f} -> "
-    after += "" if row.heldout_after is None else f"{row.heldout_after:.3f}, "
-    return f"{after}{row.steps} steps" + (
-        "" if row.seconds is None else f" in {seconds_in_words(row.seconds)} of training"
-    )
+    before = "" if row.heldout_before is None else f"{row.heldout_before:.3f} -> "
+    heldout = "" if row.heldout_after is None else f"held-out {row.measure} {before}{row.heldout_after:.3f}, "
+    seconds = "" if row.seconds is None else f" in {seconds_in_words(row.seconds)} of training"
+    return f"{heldout}{row.steps} steps{seconds}"
 
 
 def _lines(asked: Request, rows: Sequence[RunRow], count: int, folder: Path) -> Iterator[str]:
