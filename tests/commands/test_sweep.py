@@ -259,7 +259,10 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp
         (["quickstart", "--over", "seed=0", "--out", ""], "path"),
     ],
 )
-def test_wrong_use_is_one_line_and_nothing_is_started(call: Callable[..., Any], words: list[str], message: str) -> None:
+def test_wrong_use_is_one_line_and_nothing_is_started(
+    call: Callable[..., Any], words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "train_apart", lambda *_: pytest.fail("a run was started"))
     code, out, err = call(*words)
     assert (code, out) == (2, "")
     assert message in err
@@ -286,13 +289,27 @@ def test_the_command_prints_the_table_and_a_failed_run_is_exit_code_1(
     assert "1 of 2 runs finished" in out
 
 
-def started(folder: Path, settings: Mapping[str, object]) -> subprocess.Popen[str]:
-    """The command in a process group of its own: two algorithms, three seeds, two at once."""
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    over = ["--over", "seed=0,1,2", "--over", "algorithm.name=grpo,dapo", "--at-once", "2", "--out", str(folder)]
-    command = [sys.executable, "-m", "groupwise", "sweep", "quickstart", *over, *words]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, start_new_session=True, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+Start = Callable[[Path, Mapping[str, object]], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """The command in a process group of its own: two algorithms, three seeds, two at once. It ends with the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def started(folder: Path, settings: Mapping[str, object]) -> subprocess.Popen[str]:
+        words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+        over = ["--over", "seed=0,1,2", "--over", "algorithm.name=grpo,dapo", "--at-once", "2", "--out", str(folder)]
+        command = [sys.executable, "-m", "groupwise", "sweep", "quickstart", *over, *words]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, start_new_session=True, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+        processes.append(process)
+        return process
+
+    yield started
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 def steps_saved(folder: Path) -> dict[str, int]:
@@ -309,16 +326,16 @@ def wait_for(ready: Callable[[], object], process: subprocess.Popen[str]) -> Non
 
 @pytest.mark.slow
 def test_a_sweep_killed_twice_ends_in_the_files_of_an_undisturbed_one(
-    settings: dict[str, object], tmp_path: Path
+    settings: dict[str, object], tmp_path: Path, start: Start
 ) -> None:
     longer = {**settings, "steps": 12}
     whole, killed = tmp_path / "whole" / "sweep", tmp_path / "killed" / "sweep"
-    first = started(whole, longer)
+    first = start(whole, longer)
     said = first.communicate(timeout=600)[0]
     assert first.returncode == 0, said
     resumed: dict[str, int] = {}
     for finished in (0, 3):
-        process = started(killed, longer)
+        process = start(killed, longer)
         wait_for(
             lambda least=finished: len([*killed.glob("*/summary.json")]) >= least and any(steps_saved(killed).values()),
             process,
@@ -330,7 +347,7 @@ def test_a_sweep_killed_twice_ends_in_the_files_of_an_undisturbed_one(
         while living := own_processes(str(killed)):
             assert time.monotonic() < until, living
             time.sleep(0.01)
-    last = started(killed, longer)
+    last = start(killed, longer)
     said = last.communicate(timeout=600)[0]
     assert last.returncode == 0, said
     assert contents(killed) == contents(whole)
@@ -345,10 +362,10 @@ def test_a_sweep_killed_twice_ends_in_the_files_of_an_undisturbed_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_that_is_asked_to_stop_saves_its_runs_and_says_how_to_go_on(
-    settings: dict[str, object], tmp_path: Path, number: int
+    settings: dict[str, object], tmp_path: Path, start: Start, number: int
 ) -> None:
     folder = tmp_path / "sweep"
-    process = started(folder, {**settings, "steps": 200, "checkpoint.every": 200})
+    process = start(folder, {**settings, "steps": 200, "checkpoint.every": 200})
     wait_for(lambda: any("pass_rate" in row for run in folder.glob("*-seed-*") for row in read_metrics(run)), process)
     process.send_signal(number)
     said = process.communicate(timeout=120)[0]
