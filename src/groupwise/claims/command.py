@@ -10,8 +10,6 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any, NamedTuple
 
 import orjson
@@ -29,6 +27,7 @@ from groupwise.core.files.atomic import open_regular, open_to_append, whole_file
 from groupwise.core.files.jsonl import encoded
 from groupwise.core.files.paths import existing_parent
 from groupwise.core.machine.facts import cores
+from groupwise.core.processes.side_by_side import side_by_side
 from groupwise.reports.make import require_ours
 from groupwise.reports.page.page import write
 
@@ -99,26 +98,16 @@ def _seeds(experiment: Experiment, effort: Effort, known: Measurements, seed: in
 def _in_turn(wanted: Sequence[Measuring], work: Path, at_once: int) -> Iterator[tuple[Measuring, Row | None]]:
     """Measure each, and yield it twice: without a row where it begins, and with it where it is done.
 
-    What has no process of its own comes first, one by one. Of the others each thread waits for a process; threads end
-    with this process, and with them what they wait for (core/processes/children.py).
+    What has no process of its own comes first, one by one.
     """
     apart = [each for each in wanted if each.experiment.own_process] if at_once > 1 else []
-    for each in wanted:
-        if not apart or not each.experiment.own_process:
-            yield each, None
-            yield each, _measured(each.experiment, each.seed, work)
-    waiting = iter(apart)
-    heard: SimpleQueue[tuple[Measuring, Row | None]] = SimpleQueue()
+    here = [each for each in wanted if not apart or not each.experiment.own_process]
 
-    def work_off() -> None:
-        for each in waiting:  # a list's iterator gives each to one thread
-            heard.put((each, None))
-            heard.put((each, _measured(each.experiment, each.seed, work)))
+    def row(each: Measuring) -> Row:
+        return _measured(each.experiment, each.seed, work)
 
-    for _ in range(min(at_once, len(apart))):
-        Thread(target=work_off, daemon=True).start()
-    for _ in range(2 * len(apart)):
-        yield heard.get()
+    yield from side_by_side(here, row, at_once=1)
+    yield from side_by_side(apart, row, at_once)
 
 
 def _measured(experiment: Experiment, seed: int, work: Path) -> Row:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from groupwise.cli.app import RecipeName, Settings, assigned, command, settled
+from groupwise.config.answers import require_known_keys
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import from_here, location
 from groupwise.core.machine.terminal import Terminal
@@ -43,6 +44,41 @@ def train(
         raise typer.Exit(128 + done.stopped_by)
     for line in in_words(done.summary, from_here(done.folder)):
         Terminal().print(line)
+
+
+@command("Train")
+def sweep(
+    recipe: RecipeName,
+    over: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=VALUE,...", help="Values of a key, a run each; repeat it for a grid of keys."),
+    ],
+    at_once: Annotated[int, typer.Option(min=1, max=1024, help="Number of runs side by side.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=location, help="Folder of the sweep; default: NAME-sweep in the recipe's runs folder."),
+    ] = None,
+    set: Settings = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Start more than 100 runs.")] = False,
+) -> None:
+    """Train a recipe with each combination of values and compare the runs. Repeat the command to go on after a stop.
+
+    Example: groupwise sweep quickstart --over seed=0,1,2 --over algorithm.name=grpo,dapo --at-once 2
+    """
+    chosen = settled(recipe, set)
+    from groupwise.commands.sweep.grid import read_over
+
+    values = read_over(over, chosen, many=yes)
+    require_known_keys(recipe, {**chosen, **{key: first for key, (first, *_) in values.items()}})
+    from groupwise.commands.sweep.sweep import sweep as run  # torch takes seconds to import: not for an answer
+
+    done = run(recipe, values, chosen, Terminal(stderr=True).print, out, at_once)
+    for line in done.lines:
+        Terminal().print(line)
+    if done.stopped_by:
+        raise typer.Exit(128 + done.stopped_by)
+    if done.failed:
+        raise typer.Exit(1)
 
 
 @command("Train")
