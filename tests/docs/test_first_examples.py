@@ -34,7 +34,7 @@ NOT_RUN = {
     "ladder.md": ("check", "it trains for hours"),
     "memory.md": ("shown", "it needs a model's folder"),
     "models.md": ("shown", "it takes a minute a model"),
-    "own_loop.md": ("shown", "tests/docs/test_docs.py runs docs/own_loop.py, which these lines are from"),
+    "own_loop.md": ("shown", "tests/docs/test_docs.py runs docs/howto/own_loop.py, which these lines are from"),
     "performance.md": ("shown", "it takes minutes, and says how fast"),
     "python.md": ("shown", "tests/docs/test_python_page.py runs every block of the page"),
     "real_models.md": ("shown", "it fetches a model of 93 MB"),
