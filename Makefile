@@ -1,4 +1,4 @@
-# On a machine with no GPU exactly this torch is installed: an open range would pull gigabytes of CUDA libraries.
+# Exactly this torch; tools/torch_build.py gives pip the index of its build for a CPU where no GPU is seen.
 TORCH := torch==2.13.0
 # What benchmarks/trl is measured against, in an environment of its own.
 TRL := trl==1.16.0 accelerate datasets
@@ -16,8 +16,9 @@ help:  ## what each verb does
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "groupwise needs Python 3.11 or newer; set PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,tasks,adapters,bitsandbytes]'
+	$(BIN)/python -m pip install --disable-pip-version-check $$($(BIN)/python tools/torch_build.py) $(TORCH)
+	@echo "then groupwise with its libraries and the tools for development; pip shows the size of each"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,tasks,adapters,bitsandbytes]'
 	@touch $@
 
 install: .venv/installed  ## create .venv with groupwise, its tested versions and the tools for development
@@ -65,7 +66,7 @@ bench: install  ## the engine against model.generate, dense and with experts, wh
 
 .venv-trl/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	.venv-trl/bin/python -m pip install --disable-pip-version-check $$(.venv-trl/bin/python tools/torch_build.py) $(TORCH)
 	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(TRL)
 	@touch $@
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import platform
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from groupwise.claims.articles import CLAIMS, SUBJECTS, chosen
 from groupwise.claims.claim import Claim
 from groupwise.claims.experiments import Effort, Experiment
 from groupwise.claims.measurements import Measurements, Row
-from groupwise.claims.page import HEADING, counted, markdown, report
+from groupwise.claims.page import ARTICLES, HEADING, counted, markdown, report
 from groupwise.core import VERSION
 from groupwise.core.code.unexpected import unexpected
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, brief, shortened
@@ -259,13 +260,15 @@ def effort_of(quick: bool, standard: bool, full: bool) -> Effort:
 
 
 def listing(names: Sequence[str], rows: Path = ROWS) -> Iterator[str]:
-    """List every claim with its source, the effort it needs, and the verdict of the rows so far."""
+    """List every claim with its source, the effort it needs, and its verdict; then the articles that sources name."""
     claims = chosen(names)
     known = current(claims, read_rows(rows))
     width = max(len(claim.name) for claim in claims)
     for claim in claims:
         yield f"{claim.name:<{width}}  --{claim.effort.words:<9} {claim.verdict(known).outcome.value}"
         yield f"{'':<{width}}  {claim.title} ({claim.source})"
+    named = [name for name in ARTICLES if any(re.search(rf"\b{name}\b", claim.source) for claim in claims)]
+    yield from (f"{name}  {ARTICLES[name]}" for name in named)
 
 
 def run(
