@@ -74,8 +74,8 @@ def test_a_terminal_gets_a_head_of_six_lines_a_panel_and_the_result_in_bold(tmp_
     written = in_terminal(words_of(tmp_path), tmp_path)
     plain = ESCAPES.sub("", written)
     for name in HEAD:
-        assert len(re.findall(rf"^{name:<12} \S", plain, re.MULTILINE)) == 1, name
-    assert re.search(r"^checks       (\d+)/\1 ok \(worst: ", plain, re.MULTILINE)
+        assert len(re.findall(rf"(?:^|\r){name:<12} \S", plain, re.MULTILINE)) == 1, name
+    assert re.search(r"(?:^|\r)checks       (\d+)/\1 ok \(worst: ", plain, re.MULTILINE)
     assert "shaping" not in plain, "the plan is in log.txt"
     panel = plain[plain.rindex("╭") : plain.rindex("╯")]
     assert {len(line) for line in panel.splitlines()} == {80} | {len(panel.splitlines()[-1])}
@@ -106,7 +106,7 @@ def test_a_pipe_gets_lines_that_log_txt_has_too_and_the_log_has_the_plan(tmp_pat
     out, err = run_here(words_of(tmp_path), monkeypatch, capsys)
     log = next(tmp_path.rglob("log.txt")).read_text()
     timed = re.findall(r"^\d\d:\d\d:\d\d .*$", out, re.MULTILINE)
-    assert [line.split()[1] for line in timed if " warm start " not in line] == [
+    assert [line.split()[1] for line in timed] == [
         "eval",
         "check",
         "step",
@@ -165,4 +165,4 @@ def test_a_resumed_run_names_its_folder_as_a_fresh_one_does(tmp_path: Path, monk
     assert not Path(place).is_absolute()
     again, _ = run_here(["train", "--resume", str(tmp_path / place), "--set", "steps=3"], monkeypatch, capsys)
     assert f"run          {place}: " in again
-    assert str(tmp_path) not in again
+    assert f"{tmp_path}/runs" not in again
