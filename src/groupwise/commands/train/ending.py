@@ -112,8 +112,12 @@ def _read_again(folder: Path) -> Iterator[str]:
     """
     path = folder / MACHINE
     tables = [row.get("witness") for row in (jsonl.rows(path) if path.exists() else ())]
-    read = [{check.get("verdict") for check in table.values()} for table in tables if isinstance(table, dict)]
+    read = [
+        {check.get("verdict") for check in table.values() if isinstance(check, dict)}
+        for table in tables
+        if isinstance(table, dict)
+    ]
     if read:
         differed = sum("fail" in verdicts for verdicts in read)
         found = f"{differed} of them differed" if differed else "nothing differed"
-        yield f"read a second time by the witness: {len(read)} step{'s' * (len(read) != 1)}, {found}"
+        yield f"read a second time by the witness: {counted(len(read), 'step')}, {found}"

@@ -72,14 +72,14 @@ class Run:
         """Read metrics.jsonl as it is now, as columns: `pandas.DataFrame(run.metrics())`.
 
         A row a step, step 0 that of the first evaluation; None if a step has no such number. Tables are names with
-        dots: `loss`, `seconds.update`, `evaluation.avg_at_k`. What each is: docs/metrics.md.
+        dots: `loss`, `seconds.update`, `evaluation.avg_at_k`. What each is: docs/reference/metrics.md.
         """
         return metric_columns(read_metrics(self.folder))
 
     def rollouts(self, step: int | None = None) -> list[dict[str, Any]]:
         """Read rollouts.jsonl as it is now, or its rows of one step: `pandas.DataFrame(run.rollouts(step=1))`.
 
-        A row a completion, with its prompt, answer, text, score and advantage. What else there is: docs/metrics.md.
+        A row a completion, with its prompt, answer, text, score and advantage; docs/reference/metrics.md has the rest.
         Raises UsageError if there are none.
         """
         path = whole_recipe(self.folder).with_name(ROLLOUTS)
