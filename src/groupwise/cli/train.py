@@ -23,6 +23,11 @@ def train(
         str | None,
         typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: HOST:PORT, auto or local. Sets placement.ray."),
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the whole plan and every check.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line: steps, evaluations, checks and the end.")
+    ] = False,
 ) -> None:
     """Train a policy by a recipe, or go on with a run that stopped.
 
@@ -30,20 +35,27 @@ def train(
     """
     if (recipe is None) == (resume is None):
         raise UsageError("train takes a recipe or --resume RUN, one of them")
+    if quiet + verbose + json > 1:
+        raise UsageError("--quiet, --verbose and --json exclude each other; give one of them")
     chosen = assigned(set) if recipe is None else settled(recipe, set)
     if ray is not None:
         chosen["placement.ray"] = ray
     from groupwise.commands.train import train as run  # torch takes seconds to import: not for an answer
-    from groupwise.commands.train.run import in_words
+    from groupwise.commands.train.ending import say_end
     from groupwise.commands.train.torchrun import follows
+    from groupwise.journal.lines import Shown
 
     if follows(recipe, resume, chosen):
         return
-    done = run.resume(resume, chosen) if resume is not None else run.train(str(recipe), chosen)
+    ways = {Shown.RESULT: quiet, Shown.WHOLE: verbose, Shown.JSON: json}
+    shown = next((way for way, asked in ways.items() if asked), Shown.BRIEF)
+    if resume is not None:
+        done = run.resume(resume, chosen, shown=shown)
+    else:
+        done = run.train(str(recipe), chosen, shown=shown)
+    say_end(done.summary, from_here(done.folder), shown, Terminal())
     if not done.finished:
         raise typer.Exit(128 + done.stopped_by)
-    for line in in_words(done.summary, from_here(done.folder)):
-        Terminal().print(line)
 
 
 @command("Train")
