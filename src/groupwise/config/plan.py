@@ -16,7 +16,7 @@ from groupwise.core import VERSION
 from groupwise.core.code.user_code import Source
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import brief, counted, listed
-from groupwise.core.machine.facts import where
+from groupwise.core.machine.facts import commit, where
 from groupwise.core.numbers.measure import CORRECTNESS
 from groupwise.core.processes.place import Role, in_words, resources_in_words
 from groupwise.core.samples import TASK
@@ -301,6 +301,7 @@ def about(plan: Plan, started: float) -> dict[str, Any]:
         "algorithm": algorithm_row(plan.algorithm),
         "task": plan.recipe.task.get("name") or type(plan.task).__name__,
         **({"code": [{"path": str(one.path), "sha256": one.sha256} for one in plan.code]} if plan.code else {}),
+        **({"commit": name} if (name := commit(Path.cwd())) else {}),
         "resumed": [],
     }
 
