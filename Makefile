@@ -90,9 +90,8 @@ bench-trl: install .venv-trl/installed  ## whole steps against TRL, docs/benchma
 models: install  ## what groupwise does with every language model class of the installed transformers: docs/models.md; ONLY=gemma3,lfm2 again
 	$(BIN)/python benchmarks/models.py $(if $(ONLY),--only $(ONLY) --again)
 
-docs: install  ## write docs/algorithms.md from the catalog, docs/keys.md from the settings, their table of TRL and verl, docs/floors.svg from the imports
-	$(BIN)/python -m groupwise.algorithms.explain > docs/algorithms.md
-	$(BIN)/python -m groupwise.config.keys > docs/keys.md
+docs: install  ## write docs/algorithms.md from the catalog, docs/keys.md and what answers without torch from the settings, their table of TRL and verl, docs/floors.svg from the imports
+	$(BIN)/python -m groupwise.config.keys docs/keys.md docs/algorithms.md
 	$(BIN)/python -m groupwise.config.elsewhere docs/from-trl-and-verl.md
 	$(BIN)/python docs/floors.py
 

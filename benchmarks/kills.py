@@ -33,7 +33,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import typer
 
-from groupwise import cli
+from groupwise.cli import __main__ as cli
 from groupwise.commands.train import train as _imported_before_the_fork  # noqa: F401
 from groupwise.core.errors import GroupwiseError
 from groupwise.journal.journal import read_metrics

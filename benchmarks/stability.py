@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 import typer
 
-from groupwise.config.recipe import assignment
+from groupwise.config.recipe_files import assignment
 from groupwise.journal.journal import read_metrics
 from sweep import finished
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from groupwise.config.recipe import assignment
+from groupwise.config.recipe_files import assignment
 from groupwise.journal.journal import read_metrics
 
 

@@ -18,7 +18,7 @@ from tests.warm import WarmPopen
 CODE = """
 import resource, sys
 import torch
-from groupwise.cli import main
+from groupwise.cli.__main__ import main
 _, threads, file_size, *words = sys.argv
 sys.stdout.reconfigure(line_buffering=True)
 torch.set_num_threads(int(threads))

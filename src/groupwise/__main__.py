@@ -1,6 +1,6 @@
 """`python -m groupwise`: the `groupwise` command of this interpreter."""
 
-from groupwise.cli import main
+from runpy import run_module
 
 if __name__ == "__main__":
-    main()
+    run_module("groupwise.cli", run_name="__main__", alter_sys=True)

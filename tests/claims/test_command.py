@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from groupwise import cli
 from groupwise.claims import articles
 from groupwise.claims.articles import CLAIMS, SUBJECTS, chosen
 from groupwise.claims.claim import Claim, Line
@@ -22,6 +21,7 @@ from groupwise.claims.command import current, missing, read_rows
 from groupwise.claims.experiments import Effort
 from groupwise.claims.measurements import Outcome
 from groupwise.claims.page import HEADING, markdown
+from groupwise.cli import __main__ as cli
 from tests.command_process import CommandProcess
 
 DOCS = Path(__file__).parents[2] / "docs"

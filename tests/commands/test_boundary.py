@@ -10,12 +10,16 @@ from typing import Any, NoReturn
 
 import pytest
 
-from groupwise import cli
 from groupwise.algorithms import explain as words
+from groupwise.cli import __main__ as cli
 from groupwise.commands.train import train
-from groupwise.core.code import trace as boundary
+from groupwise.core.code import unexpected as boundary
 
 TINY = {"warm_start.steps": 0, "steps": 1}
+
+
+#: A command that computes its answer; without --set it would read one that was written before.
+EXPLAIN = ("explain", "grpo", "--set", "kl.beta=1")
 
 
 class Unspeakable(Exception):
@@ -74,14 +78,14 @@ def test_an_error_is_one_line_and_its_traceback_a_file(
     error: BaseException | None, said: str, monkeypatch: Any, capfd: Any
 ):
     monkeypatch.setattr(words, "explain", fails_with(error) if error else deeper)
-    code, line = call(monkeypatch, capfd, "explain", "grpo")
+    code, line = call(monkeypatch, capfd, *EXPLAIN)
     assert code == 1
-    assert line.startswith(f"groupwise: unexpected, in explain grpo: {said}")
+    assert line.startswith(f"groupwise: unexpected, in {' '.join(EXPLAIN)}: {said}")
     assert len(line) < 900
     file = Path(line.rpartition("the traceback is in ")[2])
     assert file.parent == Path(tempfile.gettempdir())
     assert file.read_text().startswith("Traceback (most recent call last):")
-    assert "cli.py" in file.read_text()
+    assert "cli/learn.py" in file.read_text()
 
 
 def test_without_a_command_there_is_the_help_and_no_error(monkeypatch: Any, capfd: Any):
@@ -92,8 +96,11 @@ def test_without_a_command_there_is_the_help_and_no_error(monkeypatch: Any, capf
 def test_where_nothing_can_be_written_the_line_stands_alone(failing: Exception, monkeypatch: Any, capfd: Any):
     monkeypatch.setattr(words, "explain", fails_with(ValueError("why")))
     monkeypatch.setattr(tempfile, "mkstemp", fails_with(failing))
-    code, line = call(monkeypatch, capfd, "explain", "grpo")
-    assert (code, line.partition(" at ")[0]) == (1, "groupwise: unexpected, in explain grpo: ValueError: why")
+    code, line = call(monkeypatch, capfd, *EXPLAIN)
+    assert (code, line.partition(" at ")[0]) == (
+        1,
+        "groupwise: unexpected, in explain grpo --set kl.beta=1: ValueError: why",
+    )
     assert "traceback" not in line
 
 
@@ -102,7 +109,10 @@ def test_where_nothing_can_be_computed_the_kind_of_error_is_said(monkeypatch: An
     for name in ("one_line", "_place"):
         monkeypatch.setattr(boundary, name, fails_with(MemoryError()))
     monkeypatch.setattr(boundary.traceback, "format_exception", fails_with(MemoryError()))
-    assert call(monkeypatch, capfd, "explain", "grpo") == (1, "groupwise: unexpected, in explain grpo: ValueError")
+    assert call(monkeypatch, capfd, *EXPLAIN) == (
+        1,
+        "groupwise: unexpected, in explain grpo --set kl.beta=1: ValueError",
+    )
 
 
 def test_a_traceback_of_a_run_is_at_the_end_of_its_log(monkeypatch: Any, capfd: Any, tmp_path: Path):

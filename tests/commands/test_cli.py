@@ -16,7 +16,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 import groupwise
-from groupwise import cli
+from groupwise.cli import __main__ as cli
 from groupwise.core.errors import UsageError
 from groupwise.core.processes.stop import SIGNALS
 from groupwise.models.load import Policy, load_policy, prompt_ids
@@ -107,7 +107,7 @@ def test_help_is_not_an_error(monkeypatch, capfd):
 
 def test_help_does_not_wait_for_torch():
     """Nobody should wait seconds to read a help text."""
-    code = "import sys, groupwise.cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, groupwise.cli.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

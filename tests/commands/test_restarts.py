@@ -15,7 +15,7 @@ from groupwise.commands.train import train
 from groupwise.commands.train.callbacks import StepRecord
 from groupwise.commands.train.run import Run
 from groupwise.commands.train.train import with_restarts
-from groupwise.config import recipe
+from groupwise.config import recipe, recipe_files
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import ProcessLost, RunError
 from groupwise.journal.journal import METRICS, Journal
@@ -34,7 +34,7 @@ class Going:
     def __init__(self, place: Path, restarts: int, steps: Sequence[int]) -> None:
         self.folder, self.steps, self.reasons = place / "run", list(steps), [""]
         table = resolved_recipe(resolve(recipe.load("quickstart", {"placement.restarts": restarts})))
-        Journal.create(self.folder, recipe.dump(table)).close()
+        Journal.create(self.folder, recipe_files.dump(table)).close()
 
     def __call__(self, reason: str = "") -> Run:
         self.reasons += [reason] * bool(reason)

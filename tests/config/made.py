@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from groupwise.config import recipe
+from groupwise.config import recipe, recipe_files
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import LONGEST_MESSAGE, UsageError
@@ -19,7 +19,7 @@ def plan(changes: dict[str, Any] | None = None, name: str = "quickstart") -> Pla
 
 def read_back(plan: Plan) -> Plan:
     """The plan of the recipe that a run of this one writes."""
-    return resolve(recipe.parse(tomllib.loads(recipe.dump(resolved_recipe(plan), "a comment")), "again"))
+    return resolve(recipe.parse(tomllib.loads(recipe_files.dump(resolved_recipe(plan), "a comment")), "again"))
 
 
 def refusal(changes: dict[str, Any], name: str = "quickstart") -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.cli import main
+from groupwise.cli.__main__ import main
 from groupwise.config.elsewhere import chapters, in_words, option_of, with_tables
 from groupwise.config.keys import sections
 from groupwise.config.recipe import load

@@ -14,7 +14,7 @@ import groupwise
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts.trust import Clip
 from groupwise.algorithms.settings import algorithm, as_keys
-from groupwise.config import recipe as recipes
+from groupwise.config import recipe_files
 from groupwise.config.given import Given, given
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import UsageError
@@ -68,7 +68,7 @@ def test_overrides_are_laid_over_the_algorithm() -> None:
 
 
 def test_an_algorithm_takes_the_place_of_the_recipes() -> None:
-    other = {**recipes.read_table(recipes.find("quickstart")), "algorithm": {"name": "grpo", "kl.beta": 0.3}}
+    other = {**recipe_files.read_table(recipe_files.find("quickstart")), "algorithm": {"name": "grpo", "kl.beta": 0.3}}
     row = groupwise.algorithm("grpo", {"trust.epsilon_high": 0.28})
     assert table(given({**other, "name": "quickstart"}, algorithm=row)) == table(given("quickstart", algorithm=row))
 
@@ -114,7 +114,7 @@ def test_an_algorithm_that_no_recipe_can_say_is_refused_in_one_line(row: Any, wo
 def test_a_function_may_stand_wherever_a_recipe_says_use() -> None:
     """In the dictionary, in the overrides, or beside the rewards that a recipe names."""
     brief = notebook(CELL)["brief"]
-    base = recipes.read_table(recipes.find("quickstart"))
+    base = recipe_files.read_table(recipe_files.find("quickstart"))
     expected = {"task": {}, "mine": {"use": f"{Path.cwd() / 'runs/sums/code/mine.py'}:brief", "weight": 0.5}}
     named = {"name": "sums"}
     for one in (

@@ -15,7 +15,7 @@ import pytest
 import groupwise
 from groupwise.algorithms.parts.trust import Clip
 from groupwise.algorithms.settings import ESTIMATORS, KIND_KEY, KINDS, algorithm
-from groupwise.config import recipe
+from groupwise.config import recipe, recipe_files
 from groupwise.config.recipe import Recipe
 from groupwise.core.errors import UsageError, nearest
 from groupwise.core.settings import Settings
@@ -150,7 +150,7 @@ def test_values_that_python_cannot_read_are_refused(value: str, tmp_path: Path) 
     with pytest.raises(UsageError, match=r"deep\.toml: not a TOML file: "):
         recipe.load(str(path))
     with pytest.raises(UsageError, match=r"^--set 'steps=.*: cannot be read: ") as caught:
-        recipe.assignment(f"steps={value}")
+        recipe_files.assignment(f"steps={value}")
     assert len(str(caught.value)) < 600
 
 
@@ -194,7 +194,7 @@ def test_numbers_of_hundreds_of_digits_and_tables_thousands_deep_are_refused(tmp
 )
 def test_what_a_set_would_drop_is_refused_or_kept_whole(text: str) -> None:
     try:
-        _, value = recipe.assignment(text)
+        _, value = recipe_files.assignment(text)
     except UsageError as error:
         assert str(error).startswith(f"--set {text!r}: more than one value")  # noqa: PT017
     else:
@@ -210,12 +210,12 @@ def test_what_a_set_would_drop_is_refused_or_kept_whole(text: str) -> None:
     ],
 )
 def test_a_value_of_the_command_line_is_one_value(text: str, value: object) -> None:
-    assert recipe.assignment(text) == ("a", value)
+    assert recipe_files.assignment(text) == ("a", value)
 
 
 def test_an_assignment_without_a_value_is_refused() -> None:
     with pytest.raises(UsageError, match="expected key=value"):
-        recipe.assignment("steps")
+        recipe_files.assignment("steps")
 
 
 PATHS = {
@@ -271,11 +271,11 @@ def test_a_pipe_is_no_recipe(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"pipe\.toml': not a regular file"):
         recipe.load(str(tmp_path / "pipe.toml"))
     with pytest.raises(UsageError, match="not a regular file"):
-        recipe.read_table(Path("/dev/zero"))
+        recipe_files.read_table(Path("/dev/zero"))
 
 
 def test_a_file_too_long_for_a_recipe_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_bytes(b"#" * (recipe.LARGEST_FILE + 1))
+    (tmp_path / "a.toml").write_bytes(b"#" * (recipe_files.LARGEST_FILE + 1))
     with pytest.raises(UsageError, match="longer than 1 MiB; no recipe is"):
         recipe.load(str(tmp_path / "a.toml"))
 

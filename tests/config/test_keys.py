@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from groupwise.algorithms.settings import KINDS, algorithm, settings
-from groupwise.cli import app
-from groupwise.config.keys import chosen, page, sections, text
-from groupwise.config.recipe import Recipe, first_comment, section_type, shipped
+from groupwise.cli.__main__ import app
+from groupwise.config.described import chosen, page, text
+from groupwise.config.keys import sections
+from groupwise.config.recipe import Recipe, section_type
+from groupwise.config.recipe_files import find, first_sentence, shipped
 from groupwise.core.errors import UsageError
 from groupwise.core.settings import Settings
 from groupwise.rewards.functions import form
@@ -54,7 +56,7 @@ def test_every_key_has_a_type_and_a_meaning(place: tuple[str, str]) -> None:
 
 
 def test_the_page_in_docs_is_made_from_todays_settings() -> None:
-    assert (Path(__file__).parents[2] / "docs" / "keys.md").read_text() == page(), "run make docs"
+    assert (Path(__file__).parents[2] / "docs" / "keys.md").read_text() == page(sections()), "run make docs"
 
 
 def test_defaults_and_bounds_are_the_declared_ones() -> None:
@@ -72,15 +74,19 @@ def test_defaults_and_bounds_are_the_declared_ones() -> None:
 
 
 def test_a_section_is_printed_with_those_inside_it() -> None:
-    assert [section.name for section in chosen("checkpoint")] == ["checkpoint"]
-    assert {"algorithm.trust", "algorithm.trust.clip"} <= {section.name for section in chosen("algorithm.trust")}
-    assert "  checkpoint.every = 50  (whole number, at least 1)\n      steps between" in text(chosen("checkpoint"))
+    assert [section.name for section in chosen(sections(), "checkpoint")] == ["checkpoint"]
+    assert {"algorithm.trust", "algorithm.trust.clip"} <= {
+        section.name for section in chosen(sections(), "algorithm.trust")
+    }
+    assert "  checkpoint.every = 50  (whole number, at least 1)\n      steps between" in text(
+        chosen(sections(), "checkpoint")
+    )
 
 
 def test_a_key_is_printed_alone_in_its_section() -> None:
-    (section,) = chosen("learner.learning_rate")
+    (section,) = chosen(sections(), "learner.learning_rate")
     assert (section.name, [key.name for key in section.keys]) == ("learner", ["learner.learning_rate"])
-    assert {section.name for section in chosen("task.limit")} == {"task.data", "task.environment"}
+    assert {section.name for section in chosen(sections(), "task.limit")} == {"task.data", "task.environment"}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +100,7 @@ def test_a_key_is_printed_alone_in_its_section() -> None:
 )
 def test_a_name_that_is_neither_is_answered(wrong: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        chosen(wrong)
+        chosen(sections(), wrong)
 
 
 @pytest.mark.parametrize(
@@ -113,4 +119,4 @@ def test_the_commands_say_it(words: list[str], line: str, capsys: pytest.Capture
 
 def test_every_recipe_that_comes_along_says_what_it_is() -> None:
     assert "quickstart" in shipped()
-    assert all(len(first_comment(name).split()) > 2 for name in shipped())
+    assert all(len(first_sentence(find(name)).split()) > 2 for name in shipped())

@@ -14,10 +14,11 @@ import pytest
 import groupwise
 from groupwise.algorithms.parts.aggregate import Constant
 from groupwise.algorithms.settings import CATALOG, algorithm, settings
-from groupwise.config import recipe
+from groupwise.config import recipe, recipe_files
 from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.errors import UsageError
+from groupwise.core.files.paths import recipe_folder
 from groupwise.core.processes.place import PlacementSettings
 from groupwise.core.settings import Settings
 from groupwise.engines.settings import OF_A_CHILD, EngineSettings
@@ -25,7 +26,7 @@ from groupwise.journal.kept import create_recipe, replace_recipe, whole_recipe
 from groupwise.training.start.reward_model import PreferenceSettings
 from tests.config.made import plan, read_back, refusal
 
-FOLDER = recipe.recipe_folder()
+FOLDER = recipe_folder()
 RECIPES = sorted(FOLDER.rglob("*.toml"))
 
 
@@ -431,7 +432,7 @@ def test_a_recipe_is_read_as_editors_save_it(encoding: str, newline: str, tmp_pa
     plain, saved = tmp_path / "plain.toml", tmp_path / "saved.toml"
     plain.write_text(text)
     saved.write_text(text, encoding=encoding, newline=newline)
-    assert recipe.read_table(saved) == recipe.read_table(plain)
+    assert recipe_files.read_table(saved) == recipe_files.read_table(plain)
 
 
 @pytest.mark.parametrize(
@@ -443,7 +444,7 @@ def test_a_recipe_that_is_not_utf8_is_one_line_that_says_so(encoding: str, words
     path = tmp_path / "saved.toml"
     path.write_text('name = "é"\n', encoding=encoding)
     with pytest.raises(UsageError, match=f"saved.toml: not a TOML file: it is {words}; save it as UTF-8$"):
-        recipe.read_table(path)
+        recipe_files.read_table(path)
 
 
 def test_peft_is_asked_for_where_it_is_needed_and_missing(monkeypatch: pytest.MonkeyPatch):
@@ -463,7 +464,7 @@ def test_a_runs_recipe_that_an_editor_marked_is_read_and_cut_off_is_still_seen(t
     create_recipe(tmp_path, "# a comment\nsteps = 3\n")
     path = tmp_path / "recipe.toml"
     path.write_text(path.read_text(), encoding="utf-8-sig")
-    assert recipe.read_table(whole_recipe(tmp_path)) == {"steps": 3}
+    assert recipe_files.read_table(whole_recipe(tmp_path)) == {"steps": 3}
     replace_recipe(tmp_path, "steps = 4\n", "a remark")
     assert path.read_text().splitlines()[1:4] == ["# a comment", "# a remark", "steps = 4"]
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]), encoding="utf-8-sig")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from groupwise.config import recipe
+from groupwise.config import recipe, recipe_files
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.engine import Distribution, Sampling
 from groupwise.core.errors import UsageError
@@ -67,7 +67,7 @@ def test_a_resolved_recipe_says_the_ends_and_biases() -> None:
 
 
 def test_a_bias_is_set_from_the_command_line_by_its_id() -> None:
-    key, value = recipe.assignment("sampling.logit_bias.198=-5")
+    key, value = recipe_files.assignment("sampling.logit_bias.198=-5")
     assert recipe.load("quickstart", {key: value}).sampling.logit_bias == {198: -5.0}
 
 

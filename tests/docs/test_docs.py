@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 import groupwise
-from groupwise import cli
 from groupwise.algorithms import catalog as rows
 from groupwise.algorithms.laws import LAWS, tried
 from groupwise.algorithms.laws.draws import draw
 from groupwise.algorithms.parts.gae import GAE
 from groupwise.algorithms.settings import KINDS
+from groupwise.cli import __main__ as cli
 from groupwise.commands.algorithm import laws
-from groupwise.config import recipe
+from groupwise.config import recipe, recipe_files
 from groupwise.config.resolve import resolve
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -216,7 +216,7 @@ def test_the_pages_commands_are_understood(
         fields = "(epsilon_low=0.2, epsilon_high=0.2, dual_clip=0.0, delta=0.5)"
         assert f"{'StaleClip' if PART_USE in command else 'stale-clip'}{fields}" in capsys.readouterr().out
         return
-    settings = dict(recipe.assignment(word) for word in rest if word != "--set")
+    settings = dict(recipe_files.assignment(word) for word in rest if word != "--set")
     plan = resolve(recipe.load(name, settings))
     assert plan.algorithm.name == settings.get("algorithm.name", "grpo")
     if "stale" in command.lower():

@@ -14,10 +14,11 @@ import pytest
 from pydantic import create_model
 
 import groupwise
-from groupwise import cli
+from groupwise.cli import __main__ as cli
 from groupwise.commands.algorithm import laws
 from groupwise.commands.train import resume as changes
-from groupwise.config import keys, recipe
+from groupwise.config import keys, recipe, recipe_files
+from groupwise.config.described import chosen
 from groupwise.config.resolve import resolve
 from groupwise.core.settings import Fixed
 from groupwise.diagnostics import checks, groups
@@ -64,7 +65,7 @@ def test_the_commands_are_understood(
         assert not leaving.value.code
         assert "Fade(width=0.5)" in capsys.readouterr().out
         return
-    plan = resolve(recipe.load(name, dict(recipe.assignment(word) for word in rest if word != "--set")))
+    plan = resolve(recipe.load(name, dict(recipe_files.assignment(word) for word in rest if word != "--set")))
     if "engine.name" in command:
         assert plan.recipe.engine.name == "mine"
     else:
@@ -135,11 +136,13 @@ def test_the_key_is_read_has_a_meaning_and_may_change(monkeypatch: pytest.Monkey
     with_it = create_model("WithIt", __base__=recipe.Recipe, checks=(Annotated[section, Fixed("none")], section()))
     monkeypatch.setattr(keys, "Recipe", with_it)
     monkeypatch.setattr(recipe, "Recipe", with_it)
-    (shown,) = (key for part in keys.chosen("checks") for key in part.keys if key.name == "checks.probe_first")
+    (shown,) = (
+        key for part in chosen(keys.sections(), "checks") for key in part.keys if key.name == "checks.probe_first"
+    )
     assert (shown.kind, shown.default, shown.bounds) == ("whole number", "4", "at least 0, at most 1,000,000,000")
     assert shown.meaning == "the first steps, after each of which engine and learner are both asked the probe"
     assert "checks.probe_first" in changes.changeable_keys(with_it)
-    table = {**recipe.read_table(recipe.find("quickstart")), "name": "it", "checks": {"probe_first": 2}}
+    table = {**recipe_files.read_table(recipe_files.find("quickstart")), "name": "it", "checks": {"probe_first": 2}}
     given = with_it.model_validate(table).checks
     assert [step for step in range(1, 9) if given.asks(step)] == [1, 2, 4, 8]
     assert [step for step in range(1, 9) if section().asks(step)] == [1, 2, 3, 4, 8]

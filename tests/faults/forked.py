@@ -68,7 +68,7 @@ class Outcome:
 
 
 def command() -> None:
-    from groupwise.cli import main
+    from groupwise.cli.__main__ import main
 
     main()
 

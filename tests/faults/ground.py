@@ -139,7 +139,7 @@ def without_place(evaluation: str) -> str:
 
 
 def _call(*words: str) -> str:
-    from groupwise.cli import app
+    from groupwise.cli.__main__ import app
 
     with contextlib.redirect_stdout(io.StringIO()) as out:
         code = app(list(words), standalone_mode=False)

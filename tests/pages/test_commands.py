@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from groupwise import cli
+from groupwise.cli import __main__ as cli
 from groupwise.reports.make import make, place
 
 #: What is asked wrongly, and what the line says of it.

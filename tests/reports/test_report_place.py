@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from groupwise import cli
+from groupwise.cli import __main__ as cli
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.reports import make as makes
 from groupwise.reports.make import make

@@ -17,7 +17,7 @@ import groupwise
 from groupwise.commands.build.policy import export
 from groupwise.commands.evaluate import evaluate_policies
 from groupwise.commands.train.train import resume
-from groupwise.config import recipe
+from groupwise.config import recipe_files
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
 from groupwise.journal.kept import create_recipe
@@ -99,7 +99,7 @@ def test_another_rank_is_refused_before_anything_is_trained(
 ):
     folder = other(2)
     path = folder / "recipe.toml"
-    create_recipe(folder, recipe.dump({**recipe.read_table(path), "adapter": section}))
+    create_recipe(folder, recipe_files.dump({**recipe_files.read_table(path), "adapter": section}))
     with pytest.raises(UsageError, match=words) as error:
         resume(folder)
     assert "\n" not in str(error.value)

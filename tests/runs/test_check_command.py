@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from groupwise import cli
+from groupwise.cli import __main__ as cli
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.tiny import CHATML, ByteSpec
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise import cli, loop
+from groupwise import loop
+from groupwise.cli import __main__ as cli
 from groupwise.commands.build.engine import PROBE_PROMPTS
 from groupwise.commands.train.train import resume
 from groupwise.config import recipe

@@ -15,7 +15,7 @@ import groupwise
 from groupwise.commands.build.rollout import selected
 from groupwise.commands.evaluate import Results, difference, evaluate_policies, result_lines, with_step, write_results
 from groupwise.commands.train.train import resume
-from groupwise.config import recipe
+from groupwise.config import recipe, recipe_files
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import UsageError
 from groupwise.core.files import jsonl
@@ -192,7 +192,9 @@ def test_a_recipe_that_evaluates_is_told_on_the_command_line_to_evaluate_nothing
     assert str(error.value).startswith("evaluation.every, evaluation.samples: set, but nothing in this run reads it")
     words = re.search(r"--set '(evaluation=.*)'$", str(error.value))
     assert words is not None
-    assert "evaluation   none" in resolve(recipe.load("quickstart", dict([recipe.assignment(words[1])]))).describe()
+    assert (
+        "evaluation   none" in resolve(recipe.load("quickstart", dict([recipe_files.assignment(words[1])]))).describe()
+    )
 
 
 def test_the_default_is_what_is_held_out_and_stays_so(changes: dict[str, object]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.config.recipe import dump
+from groupwise.config.recipe_files import dump
 from tests.runs.tiny_runs import rollouts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-trl-and-verl.md").read_text()

@@ -15,7 +15,7 @@ import pytest
 import groupwise
 from groupwise.commands.train.run import Run
 from groupwise.commands.train.train import resume
-from groupwise.config import recipe
+from groupwise.config import recipe, recipe_files
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import RunError, UsageError
@@ -274,11 +274,11 @@ def test_another_guard_may_be_chosen_when_a_run_goes_on(returned, tmp_path):
     shutil.copytree(returned.folder, folder)
     factor = 0.5 ** len(returned.summary["rollbacks"])
     resume(folder, {"guard": "warn", "steps": 25, "learner.learning_rate": 0.01, "learner.warmup_updates": 0})
-    assert "rollback" not in recipe.read_table(folder / "recipe.toml")
+    assert "rollback" not in recipe_files.read_table(folder / "recipe.toml")
     assert step_rows(folder)[-1]["learning_rate"] == pytest.approx(0.01 * factor)
     assert f"the learning rate of the next update is {0.01 * factor:.3g}, and" in (folder / "log.txt").read_text()
     resume(folder, {"guard": "rollback", "rollback.most": 5, "steps": 26})
-    assert recipe.read_table(folder / "recipe.toml")["rollback"] == {"most": 5, "rate_factor": 0.3}
+    assert recipe_files.read_table(folder / "recipe.toml")["rollback"] == {"most": 5, "rate_factor": 0.3}
 
 
 def every_and_keep() -> Iterator[tuple[int, int]]:

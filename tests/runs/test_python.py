@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import groupwise
-from groupwise.config import recipe as recipes
+from groupwise.config import recipe_files
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import from_here
 from groupwise.journal.journal import read_metrics
@@ -44,7 +44,7 @@ FILE = "def even(sample, completion):\n    return float(completion[-1:] in list(
 
 
 def quickstart() -> dict[str, Any]:
-    return recipes.read_table(recipes.find("quickstart"))
+    return recipe_files.read_table(recipe_files.find("quickstart"))
 
 
 @pytest.fixture(scope="module")

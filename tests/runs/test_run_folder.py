@@ -18,7 +18,7 @@ import groupwise
 import groupwise.commands.train.train as starts
 from groupwise.commands.evaluate import evaluate_policies
 from groupwise.commands.train.train import resume
-from groupwise.core.code.trace import save_traceback
+from groupwise.core.code.unexpected import save_traceback
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
 from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics
 from groupwise.journal.kept import create_recipe, whole_recipe

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import groupwise
-from groupwise.config.recipe import load, parse, read_table
+from groupwise.config.recipe import load, parse
+from groupwise.config.recipe_files import read_table
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import recipe_folder

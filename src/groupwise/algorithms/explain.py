@@ -1,6 +1,6 @@
 """An algorithm in words: its equation, its parts with their values, its paper, what to watch; and what differs.
 
-docs/algorithms.md is made here from the same rows: python -m groupwise.algorithms.explain > docs/algorithms.md
+docs/algorithms.md is made here from the same rows (`make docs`).
 """
 
 import dataclasses
@@ -137,7 +137,3 @@ def lines(row: Algorithm) -> list[tuple[str, str, str]]:
 def _table(lines: list[tuple[str, str, str]]) -> list[str]:
     width = max(10, *(len(name) + 1 for name, _, _ in lines))
     return [row for name, part, equation in lines for row in (f"{name:<{width}} {part}", f"{'':<{width}} {equation}")]
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -23,7 +23,7 @@ from groupwise.claims.experiments import Effort, Experiment
 from groupwise.claims.measurements import Measurements, Row
 from groupwise.claims.page import HEADING, counted, markdown, report
 from groupwise.core import VERSION
-from groupwise.core.code.trace import unexpected
+from groupwise.core.code.unexpected import unexpected
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, brief, shortened
 from groupwise.core.files.atomic import open_regular, open_to_append, whole_file
 from groupwise.core.files.jsonl import encoded

@@ -7,7 +7,7 @@ from typing import Any
 from groupwise.claims import readings
 from groupwise.commands.train.train import resume, train
 from groupwise.core.channel import Channel
-from groupwise.core.code.trace import unexpected
+from groupwise.core.code.unexpected import unexpected
 from groupwise.core.errors import GroupwiseError, RunError
 from groupwise.journal.kept import RECIPE
 

@@ -9,7 +9,7 @@ from groupwise.algorithms import explain as words
 from groupwise.algorithms.laws import tried
 from groupwise.algorithms.own_parts import slot_of
 from groupwise.algorithms.settings import own
-from groupwise.config import recipe
+from groupwise.config import recipe, recipe_files
 from groupwise.core.errors import UsageError, brief
 from groupwise.journal import kept
 from groupwise.journal.kept import RECIPE, whole_recipe
@@ -26,7 +26,7 @@ def explain(name: str, chosen: Mapping[str, object], note: Callable[[str], None]
         return words.explain(name, chosen)
     run = Path(name)
     path = whole_recipe(run)
-    table = dict(recipe.parse(recipe.read_table(path), str(path)).algorithm)
+    table = dict(recipe.parse(recipe_files.read_table(path), str(path)).algorithm)
     for line in kept.differences(run):
         note(line)
     return words.explain(str(table.pop("name", "")), {**table, **chosen}, kept.kept_code(run))

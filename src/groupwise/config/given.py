@@ -9,7 +9,8 @@ from typing import Any
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import algorithm as row
 from groupwise.algorithms.settings import as_keys
-from groupwise.config.recipe import Recipe, find, named_table, parse, require_overrides, set_key
+from groupwise.config.recipe import Recipe, parse
+from groupwise.config.recipe_files import find, named_table, require_overrides, set_key
 from groupwise.core.code.live_code import extracted, located, require_as_in_its_file
 from groupwise.core.code.user_code import Files, Source
 from groupwise.core.errors import UsageError, brief

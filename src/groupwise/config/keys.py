@@ -6,18 +6,19 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 
+from groupwise.algorithms import explain
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.settings import ESTIMATORS, KIND_KEY, KINDS, PLACES
-from groupwise.config.elsewhere import option_of
-from groupwise.config.recipe import Recipe, is_section, section_types
+from groupwise.config.answers import ANSWERS
+from groupwise.config.described import Key, KeySection, page
+from groupwise.config.recipe import Recipe, algorithm_keys, is_section, known_keys, section_types
 from groupwise.config.rewards import RewardTable
-from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.settings import Settings
 from groupwise.rewards.functions import form
 from groupwise.tasks.make import ENVIRONMENTS, PRESETS, kind_of, names
@@ -36,30 +37,6 @@ _TYPES = {
 _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 
 
-@dataclass(frozen=True)
-class Key:
-    """Key with what may be said of it. `default` is as TOML has it; empty if there is none."""
-
-    name: str
-    kind: str
-    default: str
-    bounds: str
-    meaning: str
-
-
-@dataclass(frozen=True)
-class KeySection:
-    """Keys that one object reads; `title` is its docstring's first line."""
-
-    name: str
-    title: str
-    keys: tuple[Key, ...]
-
-    def only(self, key: str) -> "KeySection":
-        """Leave out all keys but one."""
-        return dataclasses.replace(self, keys=tuple(one for one in self.keys if one.name == key))
-
-
 def sections() -> list[KeySection]:
     """List a recipe's own keys, its sections, then what tasks, rewards and an algorithm's parts have."""
     nested = {name: kind for name, kind in section_types().items() if is_section(kind)}
@@ -72,24 +49,6 @@ def sections() -> list[KeySection]:
         *_rewards(),
         *_algorithm(),
     ]
-
-
-def chosen(section: str | None) -> list[KeySection]:
-    """Choose all sections, or that of a name with those inside it; for a key's name the key alone, in its section.
-
-    Raises UsageError if there is none.
-    """
-    every = sections()
-    if section is None:
-        return every
-    some = [s for s in every if s.name == section or s.name.startswith(f"{section}.")]
-    some = some or [s for one in every if (s := one.only(section)).keys]
-    if not some:
-        inside = [s.name for s in every if s.name.endswith(f".{section}")]
-        names = [*(s.name for s in every), *([key.name for s in every for key in s.keys] if "." in section else [])]
-        words = option_of(section) or f"there is no such section or key; {nearest(section, names, inside)}"
-        raise UsageError(f"keys {brief(section)}: {words}")
-    return some
 
 
 def meanings(kind: type) -> dict[str, str]:
@@ -219,42 +178,24 @@ def _title(kind: type) -> str:
     return inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
 
 
-PAGE = """\
-# The keys of a recipe
-
-`make docs` writes this page from the objects that read the keys; `groupwise keys` prints it, `groupwise keys learner`
-one section. Where no default stands, a key is needed, or the last column says what happens without it. A key is laid
-over a recipe with `--set learner.schedule=cosine`. Bounds of tasks, rewards and parts are said in words.
-"""
-#: A bar inside a cell of the table.
-BAR = "\\|"
-TABLE = "| key | type | default | bounds | meaning |\n|---|---|---|---|---|\n"
+def write_answers(page_of_keys: Path, page_of_algorithms: Path) -> None:
+    """Write docs/keys.md, docs/algorithms.md and what `answers` reads, all from the same objects."""
+    page_of_keys.write_text(page(sections()), encoding="utf-8")
+    page_of_algorithms.write_text(explain.page(), encoding="utf-8")
+    ANSWERS.write_text(made_answers(), encoding="utf-8")
 
 
-def text(some: Iterable[KeySection]) -> str:
-    """Write sections one after another; a key on one line, its meaning under it."""
-    return "\n\n".join("\n".join([f"[{one.name}]  {one.title}", *map(_lines, one.keys)]) for one in some)
-
-
-def page() -> str:
-    """Write docs/keys.md."""
-    return PAGE + "".join(_section(one) for one in sections())
-
-
-def _lines(key: Key) -> str:
-    default = f" = {key.default}" if key.default else ""
-    facts = ", ".join(filter(None, (key.kind, key.bounds)))
-    return f"  {key.name}{default}{f'  ({facts})' if facts else ''}\n      {key.meaning}"
-
-
-def _section(one: KeySection) -> str:
-    rows = ""
-    for key in one.keys:
-        default = f"`{key.default}`" if key.default else ""
-        cells = (f"`{key.name}`", key.kind, default, key.bounds, key.meaning)
-        rows += f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |\n"
-    return f"\n## {one.name}\n\n{one.title}\n\n{TABLE}{rows}"
+def made_answers() -> str:
+    """Make the content of answers.json."""
+    answers = {
+        "keys": known_keys(),
+        "algorithm_keys": algorithm_keys(),
+        "algorithms": {name: explain.explain(name) for name in CATALOG},
+        "family": explain.family(),
+        "sections": [dataclasses.asdict(section) for section in sections()],
+    }
+    return json.dumps(answers, indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    write_answers(*map(Path, sys.argv[1:]))

@@ -13,7 +13,7 @@ from groupwise.claims.experiments import DYNAMIC_SAMPLING, GRPO, computed, recip
 from groupwise.claims.measurements import Measurements, above, below, every
 from groupwise.claims.readings import in_words
 from groupwise.claims.toys import chances_of
-from groupwise.config.recipe import read_table
+from groupwise.config.recipe_files import read_table
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
 

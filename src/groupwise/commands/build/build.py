@@ -36,7 +36,7 @@ from groupwise.commands.build.rollout import (
 )
 from groupwise.commands.build.witness import unheard, witness_of
 from groupwise.config.plan import OWN_START, Plan
-from groupwise.config.recipe import dump
+from groupwise.config.recipe_files import dump
 from groupwise.config.resolve import resolved_recipe
 from groupwise.core.environment import Environments
 from groupwise.core.errors import UsageError

@@ -13,6 +13,7 @@ from torch import nn
 
 from groupwise.commands.build.rollout import too_long
 from groupwise.config import recipe as recipes
+from groupwise.config import recipe_files
 from groupwise.config.plan import OWN_CRITIC, OWN_REFERENCE, OWN_START, REWARD_MODEL
 from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve
@@ -137,7 +138,7 @@ def checkpoint_policy(run: Path, folder: Path, note: Note, device: str | None = 
     Raises UsageError if it does not load, or the run does not start from the policy that the adapters are of.
     """
     place, table = folder / checkpoint.POLICY, whole_recipe(run)
-    loaded = recipes.read_table(table)
+    loaded = recipe_files.read_table(table)
     where = device or str(loaded["device"])
     if not holds_adapters(place):
         return load_policy(place, device=where)

@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from groupwise.config import recipe
+from groupwise.config import recipe, recipe_files
 from groupwise.config.plan import Plan
 from groupwise.config.recipe import Recipe, is_section, section_type
 from groupwise.config.resolve import resolved_recipe
@@ -76,13 +76,13 @@ def continuation(run: Path, overrides: Mapping[str, object], step: int) -> Conti
 
     Raises UsageError if recipe.toml was edited by hand, a key may not change, or the run is beyond its last step.
     """
-    recipe.require_overrides(overrides)
+    recipe_files.require_overrides(overrides)
     path = whole_recipe(run)
-    table = recipe.read_table(path)
+    table = recipe_files.read_table(path)
     require_as_written(path, table)
     changed = copy.deepcopy(table)
     for key, value in overrides.items():
-        recipe.set_key(changed, key, value)
+        recipe_files.set_key(changed, key, value)
     asked = {key.partition(".")[0] for key in overrides}
     if "guard" in asked and "rollback" not in asked and changed.get("guard") != Guard.ROLLBACK:
         changed.pop("rollback", None)  # nothing reads it without that guard, and a recipe says nothing unread
@@ -153,7 +153,7 @@ def require_as_written(path: Path, table: Mapping[str, Any]) -> None:
         return
     copy = path.with_name(COPY)
     try:
-        changes = differences(recipe.read_table(copy), table)
+        changes = differences(recipe_files.read_table(copy), table)
     except UsageError:
         raise UsageError(
             f"{path}: edited by hand, and what it was is not known, for {COPY} beside it cannot be read; put back what "
@@ -187,7 +187,7 @@ def record_changes(then: Continuation, plan: Plan, book: Journal, state: Mapping
     for line in lines:
         book.log(line)
     remark = f"after step {step}: {', '.join(map(str, then.changes))}"
-    book.replace_recipe(recipe.dump(resolved_recipe(plan)), remark)
+    book.replace_recipe(recipe_files.dump(resolved_recipe(plan)), remark)
     return lines
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from groupwise.commands.build.policy import policy_after
 from groupwise.config.plan import REWARD_MODEL, Plan
-from groupwise.config.recipe import read_table
+from groupwise.config.recipe_files import read_table
 from groupwise.core.errors import GroupwiseError, UsageError, brief
 from groupwise.core.files import jsonl
 from groupwise.core.files.paths import from_here, location

@@ -23,11 +23,12 @@ from groupwise.commands.train.resume import continuation, made_again, missing_ro
 from groupwise.commands.train.run import Run, evaluations_of, summary_of
 from groupwise.commands.train.torchrun import with_given_ranks
 from groupwise.config import recipe as recipes
+from groupwise.config import recipe_files
 from groupwise.config.given import RecipeLike, RewardsLike, given
 from groupwise.config.plan import Plan, about
 from groupwise.config.resolve import resolve, resolved_recipe
 from groupwise.config.usual import unusual
-from groupwise.core.code.trace import save_traceback
+from groupwise.core.code.unexpected import save_traceback
 from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError
 from groupwise.core.files.paths import location
 from groupwise.core.machine.cards import failure_of
@@ -78,7 +79,7 @@ def train(
     plan.recipe.engine.require_place()
     plan.recipe.engine.require_device(plan.recipe.device)
     trackers = made_trackers(plan.recipe.journal.trackers)
-    text = recipes.dump(resolved_recipe(plan), given_recipe.origin)
+    text = recipe_files.dump(resolved_recipe(plan), given_recipe.origin)
     book = Journal.create(plan.folder, text, kept.written(plan.code))
     notes += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
 
@@ -126,7 +127,7 @@ def with_restarts(folder: Path, first: Callable[[], Run], again: Callable[[str],
             if lost.final or not folder.is_dir():
                 raise
             path = whole_recipe(folder)
-            most = recipes.parse(recipes.read_table(path), str(path)).placement.restarts
+            most = recipes.parse(recipe_files.read_table(path), str(path)).placement.restarts
             step = max((row["step"] for row in sound_metrics(folder)), default=-1)
             in_a_row, farthest = (1, step) if step > farthest else (in_a_row + 1, farthest)
             if not most:

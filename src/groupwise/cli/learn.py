@@ -1,0 +1,150 @@
+"""Commands that say what there is: recipes, keys, algorithms, and what articles claim of them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from groupwise.cli.app import PartFields, Settings, assigned, command
+from groupwise.core.errors import UsageError
+from groupwise.core.files.paths import location
+from groupwise.core.machine.terminal import Terminal
+
+
+@command("Learn")
+def recipes() -> None:
+    """List the recipes that come with groupwise: what each trains, its model, and what it needs.
+
+    Example: groupwise recipes
+    """
+    from groupwise.config.recipe_files import listing
+
+    for line in listing():
+        Terminal().print(line)
+
+
+@command("Learn")
+def keys(
+    section: Annotated[
+        str | None,
+        typer.Argument(help="Section or key, such as learner, task.data or learner.schedule; default: all."),
+    ] = None,
+) -> None:
+    """Show the keys of a recipe: default, type, bounds and meaning.
+
+    Example: groupwise keys learner
+    """
+    from groupwise.config.answers import sections
+    from groupwise.config.described import chosen, text
+
+    Terminal().print(text(chosen(sections(), section)))
+
+
+@command("Learn")
+def explain(
+    algorithm: Annotated[
+        str | None,
+        typer.Argument(help="Algorithm, such as gspo, or a run folder; default: list all."),
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="Another algorithm: show what differs.")] = None,
+    set: Settings = None,
+) -> None:
+    """Explain an algorithm: objective, parts with their values, paper, what to watch.
+
+    Example: groupwise explain grpo --against gspo
+    """
+    if algorithm is None and (against is not None or set):
+        raise UsageError("--against and --set go with an algorithm: groupwise explain grpo --against gspo")
+    if against is not None and set:
+        raise UsageError("--against compares two rows of the catalog as they are; leave out --set")
+    Terminal().print(_explained(algorithm, against, assigned(set)))
+
+
+def _explained(algorithm: str | None, against: str | None, given: Mapping[str, object]) -> str:
+    from groupwise.config.answers import explained, family
+
+    if algorithm is None:
+        return family()
+    if against is None and not given and (known := explained(algorithm)):
+        return known
+    from groupwise.algorithms.explain import compare  # torch takes seconds to import
+    from groupwise.commands.algorithm import explain as in_words
+
+    if against is not None:
+        return compare(algorithm, against)
+    chosen = {key.removeprefix("algorithm."): value for key, value in given.items()}
+    return in_words(algorithm, chosen, Terminal(stderr=True).print)
+
+
+@command("Learn")
+def laws(
+    part: Annotated[str, typer.Argument(help="Your part: my_parts.py:StaleClip, or package.module:Name.")],
+    set: PartFields = None,
+) -> None:
+    """Test a part of your own against the properties that all parts of its slot have; exit code 1 if one fails.
+
+    Example: groupwise laws my_parts.py:StaleClip
+    """
+    from groupwise.commands.algorithm import laws as tried
+
+    trial = tried(part, assigned(set))
+    say = Terminal().print
+    say(f"{trial.part}, a part of the slot {trial.slot}")
+    for words, seen in trial.laws:
+        say(f"broken  {words}: {seen}" if seen else f"holds   {words}")
+    say(f"{len(trial.laws) - trial.broken} of {len(trial.laws)} laws hold")
+    if trial.broken:
+        raise typer.Exit(1)
+
+
+def _rows_place(text: str) -> Path:
+    return location(text, "--rows")
+
+
+@command("Learn")
+def claims(
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="This claim only; can be repeated.")] = None,
+    list: Annotated[
+        bool, typer.Option("--list", help="Show the claims and their verdicts so far; measure nothing.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Mathematics and toy models; minutes.")] = False,
+    standard: Annotated[
+        bool, typer.Option("--standard", help="Training runs with three seeds as well; about an hour.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="As many runs as each answer needs.")] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, max=2**31 - 1, help="This seed only, even if it is in the file already."),
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", parser=_rows_place, help="File of rows; default: claims/rows.jsonl."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=location, help="Folder for claims.md and claims.html; default: claims.")
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Training runs side by side, one thread each; default: 1.")
+    ] = None,
+) -> None:
+    """Measure what papers claim of these algorithms: holds, does not hold, or cannot be told.
+
+    Example: groupwise claims --quick
+    """
+    from groupwise.claims import command
+
+    names, say = only or [], Terminal().print
+    if list:
+        if quick or standard or full or any(each is not None for each in (seed, out, at_once)):
+            raise UsageError("claims --list measures and writes nothing; it goes with --only and --rows alone")
+        for line in command.listing(names, rows or command.ROWS):
+            say(line)
+        return
+    effort = command.effort_of(quick, standard, full)
+    note = Terminal(stderr=True).print
+    done = command.run(names, effort, note, seed, rows or command.ROWS, out or command.FOLDER, at_once or 1)
+    for line in done.lines:
+        say(line)
+    if done.failed:
+        raise typer.Exit(1)
