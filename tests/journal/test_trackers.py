@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from groupwise.config import recipe
+from groupwise.config import recipe, recipe_files
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import Journal
 from groupwise.journal.sender import COLUMNS, Sender, Senders
@@ -270,7 +270,7 @@ def test_a_recipe_may_name_every_tracker_one_or_several_and_no_other():
     for several in ("tensorboard, mlflow", ["tensorboard", "mlflow"]):
         loaded = recipe.load("quickstart", {"journal.tracker": several})
         assert loaded.journal.trackers == ("tensorboard", "mlflow")
-        again = recipe.parse(tomllib.loads(recipe.dump(loaded.model_dump(exclude_unset=True))), "again")
+        again = recipe.parse(tomllib.loads(recipe_files.dump(loaded.model_dump(exclude_unset=True))), "again")
         assert again.journal == loaded.journal
 
 
