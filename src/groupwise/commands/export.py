@@ -1,6 +1,7 @@
 """Export of a run's policy: a model folder with its card, which a hub takes."""
 
 import re
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def _sent(folder: Path, repository: str, api: HfApi, note: Note) -> str:
     except Exception as error:  # no network, no login, no right, no such owner: the folder is whole, whatever it was
         raise RunError(
             f"{folder} is written and was not sent to {repository} at {api.endpoint}: "
-            f"{shortened(_words(error))}; send it with: hf upload {repository} {folder}"
+            f"{shortened(_words(error))}; send it with: hf upload {repository} {shlex.quote(str(folder))} "
+            f"(which overwrites a {CARD} there)"
         ) from None
     return address
 

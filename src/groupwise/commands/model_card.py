@@ -162,7 +162,7 @@ def _recipe(text: str) -> str:
     """Write the recipe whole, between fences that are longer than any in it."""
     fence = "`" * max(3, *(len(ticks) + 1 for ticks in re.findall("`+", text) or [""]))
     return (
-        "## Recipe\n\n`groupwise train recipe.toml` with the text below in that file trains it again.\n\n"
+        "## Recipe\n\n`groupwise train recipe.toml` trains by it again, with the files that it names.\n\n"
         f"{fence}toml\n{text.rstrip()}\n{fence}\n"
     )
 
