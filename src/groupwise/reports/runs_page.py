@@ -12,8 +12,9 @@ from threading import Lock
 from urllib.parse import quote, unquote_to_bytes
 
 from groupwise.core.errors import GroupwiseError, UsageError
-from groupwise.reports.folder.lines import number, table
-from groupwise.reports.folder.read import ABOUT, LOCK, METRICS, RECIPE, SUMMARY, RunFolder, in_words, is_held, read
+from groupwise.reports.folder.overview import Overview, overview
+from groupwise.reports.folder.read import ABOUT, LOCK, LOG, METRICS, RECIPE, SUMMARY
+from groupwise.reports.folder.state import in_words, is_held
 from groupwise.reports.live import SECONDS, Desk, HttpReply, Watched, line
 from groupwise.reports.page.page import asset
 
@@ -21,7 +22,6 @@ from groupwise.reports.page.page import asset
 MOST_OPEN = 4
 #: The list is loaded anew so often, in seconds.
 RELOADED = 10
-STATES = {"finished": "finished", "going": "running", "stopped": "stopped", "failed": "failed", "empty": "not begun"}
 HEAD = ("run", "state", "step", "held out", "age")
 
 
@@ -90,10 +90,10 @@ class RunsDesk:
     def _row(self, name: str) -> ListedRun:
         """Read a run anew if its files changed."""
         folder = self.folder / name
-        seen = [is_held(folder / LOCK), *(_stamp(folder / file) for file in (METRICS, SUMMARY, RECIPE, ABOUT))]
+        seen = [is_held(folder / LOCK), *(_stamp(folder / file) for file in (METRICS, SUMMARY, RECIPE, ABOUT, LOG))]
         before, row = self._rows.get(name, (None, None))
         if row is None or before != seen:
-            row = _row_of(name, folder)
+            row = _row_of(overview(folder, name))
             self._rows[name] = seen, row
         return row
 
@@ -132,33 +132,11 @@ def _html_row(row: ListedRun, now: float) -> str:
     return f'<tr><th scope=row>{link}</th><td><span class="{state}">{state}</span></td>{cells}</tr>'
 
 
-def _row_of(name: str, folder: Path) -> ListedRun:
-    try:
-        run = read(folder)
-    except (UsageError, OSError):
-        return ListedRun(name, "cannot be read", "", "", None)
-    steps = number(run.recipe.get("steps"))
-    last = run.step_rows[-1]["step"] if run.step_rows else 0
-    step = f"{last:,}" + (f" of {steps:,.0f}" if steps else "")
-    return ListedRun(name, STATES.get(run.status.state, run.status.state), step, _held_out(run), _started(run))
-
-
-def _held_out(run: RunFolder) -> str:
-    """Write the first and the newest score of what the run is measured by."""
-    rows = [table(row.get("evaluation")) for row in run.evaluation_rows]
-    for column in ("avg_at_k", "measured_mean"):
-        values = [value for row in rows if (value := number(row.get(column))) is not None]
-        if values:
-            return " to ".join(f"{value:.3f}" for value in [*values[:1], *values[1:][-1:]])
-    return ""
-
-
-def _started(run: RunFolder) -> float | None:
-    told = number(run.about.get("started"))
-    if told:
-        return float(told)
-    stamps = [stamp for name in (RECIPE, METRICS) if (stamp := _stamp(run.folder / name))]
-    return stamps[0][1] if stamps else None
+def _row_of(run: Overview) -> ListedRun:
+    step = f"{run.step or 0:,}" + (f" of {run.steps:,}" if run.steps else "")
+    held = run.held_out
+    ends = [] if held is None else [value for value in (held.before, held.last) if value is not None]
+    return ListedRun(run.name, run.state, step, " to ".join(f"{value:.3f}" for value in ends), run.started)
 
 
 def _stamp(path: Path) -> tuple[int, float] | None:
