@@ -124,7 +124,7 @@ def test_a_problem_that_one_of_the_two_lacks_is_not_compared(folder: Path) -> No
 
 
 def test_without_evaluations_problems_alike_stand_side_by_side_and_are_called_so(folder: Path) -> None:
-    rows = [completion(1, 0, "aa", "x", source="s"), completion(3, 0, "other", "z", source="t")]
+    rows = [completion(1, 0, "aa", "x", source="s"), completion(3, 0, "cc", "z", source="t")]
     rows += [completion(3, 1, "dddd", "no", source="s"), completion(3, 2, "bb", "y", source="s")]
     lines(folder / ROLLOUTS, *rows)
     (one,), words = contrasts(folder)
