@@ -113,7 +113,13 @@ def test_the_recipe_of_a_tutorial_trains(
 ) -> None:
     there(page(name))
     (path,) = (file for file, _ in FILE.findall(page(name)) if file.endswith(".toml"))
-    changes = {"steps": 1, "warm_start.steps": 2, "prompts_per_step": 2, "samples_per_prompt": 2, "evaluation.samples": 1}
+    changes = {
+        "steps": 1,
+        "warm_start.steps": 2,
+        "prompts_per_step": 2,
+        "samples_per_prompt": 2,
+        "evaluation.samples": 1,
+    }
     assert groupwise.train(path, {"runs": small()["runs"], **changes}, quiet=True).summary["steps"] == 1
 
 
