@@ -31,17 +31,20 @@ def runs(
 
 @command("Runs")
 def watch(
-    run: RunFolder,
+    run: Annotated[
+        Path | None, typer.Argument(parser=location, help="A run folder; default: a list of the runs in ./runs.")
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
 ) -> None:
-    """Serve the live report of a run to this machine's browser until Ctrl-C.
+    """Serve the live report of a run, or a list of runs, to this machine's browser until Ctrl-C.
 
     Example: groupwise watch runs/quickstart
     """
     from groupwise.reports.make import watched
 
+    what = "the runs of ./runs" if run is None else str(run)
     say = Terminal().print
-    watched(run, port, lambda url: say(f"{url} shows {run} and stays fresh; Ctrl-C ends"))
+    watched(run, port, lambda url: say(f"{url} shows {what} and stays fresh; Ctrl-C ends"))
 
 
 @command("Runs")
@@ -51,15 +54,25 @@ def report(
         Path | None,
         typer.Option(parser=location, help="File to write; default: RUN/report.html or comparison.html."),
     ] = None,
+    text: Annotated[bool, typer.Option("--text", help="Print the report of one run here; write no file.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the numbers of every chart as a table (CSV).")] = False,
 ) -> None:
     """Write the report of a run as one offline page; of several runs, a comparison.
 
     Example: groupwise report runs/quickstart runs/quickstart-2
     """
-    from groupwise.reports.make import make
+    from groupwise.reports import make
 
-    page = make(runs, out)
-    Terminal().print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
+    terminal = Terminal()
+    if text or csv:
+        make.require_alone(runs, out, text, csv)
+        for line in make.in_text(runs[0], terminal.console.width, terminal.console.encoding) if text else ():
+            terminal.print(*line)
+        if csv:
+            typer.echo(make.as_csv(runs), nl=False)
+        return
+    page = make.make(runs, out)
+    terminal.print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
 
 
 @command("Runs", "eval")
@@ -97,14 +110,18 @@ def export(
     run: RunFolder,
     folder: Annotated[Path, typer.Argument(parser=location, help="New folder to write.")],
     step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest.")] = None,
+    push: Annotated[
+        str,
+        typer.Option(metavar="OWNER/NAME", help="Send the folder to this repository of a hub; new ones are private."),
+    ] = "",
 ) -> None:
-    """Write a run's policy as a Hugging Face model folder, with adapters merged.
+    """Write a run's policy as a Hugging Face model folder with a model card, with adapters merged.
 
     Example: groupwise export runs/quickstart my-model
     """
-    from groupwise.commands.build.policy import export as export_policy
+    from groupwise.commands.export import export as export_policy
 
-    done = export_policy(run, folder, step, Terminal(stderr=True).print)
+    done = export_policy(run, folder, step, Terminal(stderr=True).print, push=push)
     Terminal().print(f"{folder} holds the policy after step {done}: from_pretrained loads it")
 
 

@@ -36,6 +36,12 @@ class Terminal:
         return self.console.is_terminal and not self.console.no_color
 
     @property
+    def has_panels(self) -> bool:
+        """True if a panel can stay in place and its bars can be drawn."""
+        console = self.console
+        return console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
+
+    @property
     def in_notebook(self) -> bool:
         """True if what is printed stands in a notebook."""
         return Console().is_jupyter
