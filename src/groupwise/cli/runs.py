@@ -110,14 +110,18 @@ def export(
     run: RunFolder,
     folder: Annotated[Path, typer.Argument(parser=location, help="New folder to write.")],
     step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest.")] = None,
+    push: Annotated[
+        str,
+        typer.Option(metavar="OWNER/NAME", help="Send the folder to this repository of a hub; new ones are private."),
+    ] = "",
 ) -> None:
-    """Write a run's policy as a Hugging Face model folder, with adapters merged.
+    """Write a run's policy as a Hugging Face model folder with a model card, with adapters merged.
 
     Example: groupwise export runs/quickstart my-model
     """
-    from groupwise.commands.build.policy import export as export_policy
+    from groupwise.commands.export import export as export_policy
 
-    done = export_policy(run, folder, step, Terminal(stderr=True).print)
+    done = export_policy(run, folder, step, Terminal(stderr=True).print, push=push)
     Terminal().print(f"{folder} holds the policy after step {done}: from_pretrained loads it")
 
 

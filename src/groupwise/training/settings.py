@@ -11,7 +11,7 @@ from groupwise.core.processes.place import PlacementSettings
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.diagnostics.checks import CheckSettings
 from groupwise.engines.settings import EngineSettings
-from groupwise.journal.journal import JournalSettings
+from groupwise.journal.settings import JournalSettings
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat.prompts import ChatSettings
 from groupwise.models.moe.settings import RoutingSettings

@@ -42,8 +42,9 @@ from groupwise.journal import journal, kept
 from groupwise.journal.journal import Journal, sound_metrics
 from groupwise.journal.kept import whole_recipe
 from groupwise.journal.lines import Shown
+from groupwise.journal.sender import Senders
 from groupwise.journal.terminal import View
-from groupwise.journal.trackers import Sender, tracker
+from groupwise.journal.trackers import Tracked, Tracker, made_trackers
 from groupwise.reports.make import make
 from groupwise.training import checkpoint
 from groupwise.training.run import Training
@@ -81,7 +82,7 @@ def train(
     plan, notes = plan_of(given_recipe, loaded)
     plan.recipe.engine.require_place()
     plan.recipe.engine.require_device(plan.recipe.device)
-    send_to = tracker(plan.recipe.journal.tracker)
+    trackers = made_trackers(plan.recipe.journal.trackers)
     text = recipe_files.dump(resolved_recipe(plan), given_recipe.origin)
     book = Journal.create(plan.folder, text, kept.written(plan.code))
     notes += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
@@ -89,7 +90,7 @@ def train(
     def first() -> Run:
         with threads(plan.recipe), freed_stays(large=not plan.recipe.learner.recompute):
             row = about(plan, time.time())
-            return _go(plan, book, row, None, Sender(send_to, book.log), notes, callbacks, shown, fresh=True)
+            return _go(plan, book, row, None, trackers, notes, callbacks, shown, fresh=True)
 
     return with_restarts(plan.folder, first, partial(_resumed, plan.folder, {}, callbacks, shown))
 
@@ -160,7 +161,7 @@ def _resumed(
     plan = resolve(loaded, place=named(Path(os.path.realpath(folder))))
     plan.recipe.engine.require_place()
     plan.recipe.engine.require_device(plan.recipe.device)
-    send_to = tracker(plan.recipe.journal.tracker)
+    trackers = made_trackers(plan.recipe.journal.trackers)
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about(plan, path.stat().st_mtime)
     damaged += missing_rows(folder, step)
@@ -174,7 +175,7 @@ def _resumed(
     with threads(plan.recipe), freed_stays(large=not plan.recipe.learner.recompute):
         returns = state.get("rollbacks", ())
         row = resumed(before, step, time.time(), plan.recipe.device, then.changes, returns, lost)
-        return _go(plan, book, row, newest, Sender(send_to, book.log), notes, callbacks, shown, fresh=False)
+        return _go(plan, book, row, newest, trackers, notes, callbacks, shown, fresh=False)
 
 
 def _go(
@@ -182,7 +183,7 @@ def _go(
     book: Journal,
     about_row: Mapping[str, Any],
     newest: Path | None,
-    send: Sender,
+    trackers: Sequence[Tracker],
     notes: Sequence[str],
     callbacks: Sequence[Callback],
     shown: Shown,
@@ -195,6 +196,7 @@ def _go(
         book.log(line)
         view.note(line)
 
+    send = Senders(trackers, say)
     called = Callbacks(callbacks, plan.recipe.steps, plan.folder, say, book.log)
     opened = ExitStack()
     summary: dict[str, Any] | None = None
@@ -216,10 +218,12 @@ def _go(
                     view.note(f"going on after step {run.progress.step}")
             book.listen(send.metrics)
             book.listen_to_cuts(send.cut_back)
+            if plan.recipe.journal.completions:
+                book.listen_to_rollouts(send.completions, plan.recipe.journal.completions)
             if callbacks:
                 book.listen(called.hear)
                 run.after_step = after
-            send.start(plan.folder, plan.folder.name, resolved_recipe(plan), after=run.progress.step)
+            send.start(_tracked(plan, after=run.progress.step))
             if loop.train(run):
                 summary = _finished(plan, run, book)
         for line in [stopped(plan.folder)] if summary is None else result(summary, plan.folder):
@@ -234,6 +238,12 @@ def _go(
         return Run(plan.folder, summary)
     view.note(stopped(plan.folder))
     return Run(plan.folder, {}, stopped_by=stop.number)
+
+
+def _tracked(plan: Plan, after: int) -> Tracked:
+    """Make what trackers hear of a run at its start."""
+    own = plan.recipe.journal
+    return Tracked(plan.folder, plan.folder.name, resolved_recipe(plan), after, own.project, own.group, own.tags)
 
 
 def _finished(plan: Plan, run: Training, book: Journal) -> dict[str, Any]:
