@@ -13,7 +13,8 @@ from urllib.parse import quote, unquote_to_bytes
 
 from groupwise.core.errors import GroupwiseError, UsageError
 from groupwise.reports.folder.lines import number, table
-from groupwise.reports.folder.read import ABOUT, LOCK, METRICS, RECIPE, SUMMARY, RunFolder, in_words, is_held, read
+from groupwise.reports.folder.read import ABOUT, LOCK, METRICS, RECIPE, SUMMARY, RunFolder, read
+from groupwise.reports.folder.state import in_words, is_held
 from groupwise.reports.live import SECONDS, Desk, HttpReply, Watched, line
 from groupwise.reports.page.page import asset
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from groupwise.reports.folder.columns import evaluations
 from groupwise.reports.folder.lines import count_of, number, table, tables
-from groupwise.reports.folder.read import RECIPE, RunFolder, in_words
+from groupwise.reports.folder.read import RECIPE, RunFolder
+from groupwise.reports.folder.state import in_words
 from groupwise.reports.records import Table
 
 #: Of a recipe.toml that a run wrote: what it was made from.
