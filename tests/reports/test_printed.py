@@ -111,8 +111,8 @@ def test_nothing_else_is_served(target: str, folder: Path, tmp_path: Path) -> No
 
 def test_a_run_is_read_again_only_when_it_changed(folder: Path, tmp_path: Path, monkeypatch) -> None:
     desk, read = RunsDesk(tmp_path), []
-    whole = runs_page.read
-    monkeypatch.setattr(runs_page, "read", lambda path: read.append(path.name) or whole(path))
+    whole = runs_page.overview
+    monkeypatch.setattr(runs_page, "overview", lambda path, name: read.append(name) or whole(path, name))
     assert [row.step for row in desk.rows()] == ["3 of 3"]
     desk.rows()
     assert read == ["run"]

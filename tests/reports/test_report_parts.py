@@ -17,7 +17,7 @@ from groupwise.reports.folder.read import HELDOUT, LOG, METRICS, RECIPE, ROLLOUT
 from groupwise.reports.folder.totals import again, totals
 from groupwise.reports.page.plots import plots_for
 from groupwise.reports.page.unchanged import folded
-from groupwise.reports.records import Curves, RunPage, Status
+from groupwise.reports.records import Curves, RunPage, Status, Table
 from tests.reports.test_compare import DAPO, curves, grouped, member
 
 
@@ -140,8 +140,12 @@ def test_one_step_alone_has_nothing_to_compare(folder: Path) -> None:
 # Sums, and how to run it again
 
 
+def pairs(table: Table) -> dict[str, str]:
+    return {row[0]: row[1] for row in table.rows}
+
+
 def test_sums_by_hand(folder: Path) -> None:
-    assert dict(totals(read(folder)).rows) == {
+    assert pairs(totals(read(folder))) == {
         "steps": "3",
         "tokens sampled": "60",
         "held-out completions": "20",
@@ -153,7 +157,7 @@ def test_sums_by_hand(folder: Path) -> None:
 def test_how_to_run_it_again_names_command_recipe_and_commit(folder: Path) -> None:
     table = again(read(folder))
     told = {"command": f"groupwise train {folder}/recipe.toml", "recipe": "made from quickstart", "commit": "abc"}
-    assert dict(table.rows) == {**told, "with": "torch 2"}
+    assert pairs(table) == {**told, "with": "torch 2"}
     assert "the same numbers" in table.words
     (folder / RECIPE).write_text("steps = 3\n")
     assert "the same numbers" not in again(read(folder)).words, "a run that is not deterministic promises nothing"
@@ -163,7 +167,7 @@ def test_an_older_folder_has_fewer_parts_and_no_error(tmp_path: Path) -> None:
     lines(tmp_path / METRICS, {"step": 1, "pass_rate": 0.5})
     run = read(tmp_path)
     assert again(run).rows == ()
-    assert dict(totals(run).rows) == {"steps": "1"}
+    assert pairs(totals(run)) == {"steps": "1"}
     assert events(run) == ()
 
 

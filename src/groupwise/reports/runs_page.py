@@ -12,8 +12,8 @@ from threading import Lock
 from urllib.parse import quote, unquote_to_bytes
 
 from groupwise.core.errors import GroupwiseError, UsageError
-from groupwise.reports.folder.lines import number, table
-from groupwise.reports.folder.read import ABOUT, LOCK, METRICS, RECIPE, SUMMARY, RunFolder, read
+from groupwise.reports.folder.overview import Overview, overview
+from groupwise.reports.folder.read import ABOUT, LOCK, LOG, METRICS, RECIPE, SUMMARY
 from groupwise.reports.folder.state import in_words, is_held
 from groupwise.reports.live import SECONDS, Desk, HttpReply, Watched, line
 from groupwise.reports.page.page import asset
@@ -22,12 +22,11 @@ from groupwise.reports.page.page import asset
 MOST_OPEN = 4
 #: The list is loaded anew so often, in seconds.
 RELOADED = 10
-STATES = {"finished": "finished", "going": "running", "stopped": "stopped", "failed": "failed", "empty": "not begun"}
 HEAD = ("run", "state", "step", "held out", "age")
 
 
 @dataclass(frozen=True)
-class Row:
+class ListedRun:
     """A run in the list; `started` is unix seconds."""
 
     name: str
@@ -45,7 +44,7 @@ class RunsDesk:
     root: str = "/"
     seconds: float = SECONDS
     _desks: OrderedDict[str, Desk] = field(default_factory=OrderedDict)
-    _rows: dict[str, tuple[object, Row]] = field(default_factory=dict)
+    _rows: dict[str, tuple[object, ListedRun]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -68,7 +67,7 @@ class RunsDesk:
         except (GroupwiseError, OSError) as error:
             return line(503, str(error))
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ListedRun]:
         """Read what is new of the runs, and list all of them, the newest first."""
         found = [self._row(name) for name in self._names()]
         return sorted(found, key=lambda row: (-(row.started or 0.0), row.name))
@@ -88,13 +87,13 @@ class RunsDesk:
                 self._desks.popitem(last=False)
             return self._desks[name]
 
-    def _row(self, name: str) -> Row:
+    def _row(self, name: str) -> ListedRun:
         """Read a run anew if its files changed."""
         folder = self.folder / name
-        seen = [is_held(folder / LOCK), *(_stamp(folder / file) for file in (METRICS, SUMMARY, RECIPE, ABOUT))]
+        seen = [is_held(folder / LOCK), *(_stamp(folder / file) for file in (METRICS, SUMMARY, RECIPE, ABOUT, LOG))]
         before, row = self._rows.get(name, (None, None))
         if row is None or before != seen:
-            row = _row_of(name, folder)
+            row = _row_of(overview(folder, name))
             self._rows[name] = seen, row
         return row
 
@@ -107,7 +106,7 @@ class RunsDesk:
         return HttpReply(200, "text/html; charset=utf-8", text.encode("utf-8", "replace"))
 
 
-def page(rows: Sequence[Row], folder: str, now: float) -> str:
+def page(rows: Sequence[ListedRun], folder: str, now: float) -> str:
     """Write the list as a page without scripts, which loads itself anew."""
     head = "".join(f"<th scope=col>{name}</th>" for name in HEAD)
     body = "".join(_html_row(row, now) for row in rows)
@@ -125,7 +124,7 @@ def page(rows: Sequence[Row], folder: str, now: float) -> str:
     return text
 
 
-def _html_row(row: Row, now: float) -> str:
+def _html_row(row: ListedRun, now: float) -> str:
     age = "" if row.started is None else in_words(max(0.0, now - row.started))
     link = f'<a href="{quote(os.fsencode(row.name))}/">{html.escape(row.name)}</a>'
     state = html.escape(row.state)
@@ -133,33 +132,11 @@ def _html_row(row: Row, now: float) -> str:
     return f'<tr><th scope=row>{link}</th><td><span class="{state}">{state}</span></td>{cells}</tr>'
 
 
-def _row_of(name: str, folder: Path) -> Row:
-    try:
-        run = read(folder)
-    except (UsageError, OSError):
-        return Row(name, "cannot be read", "", "", None)
-    steps = number(run.recipe.get("steps"))
-    last = run.step_rows[-1]["step"] if run.step_rows else 0
-    step = f"{last:,}" + (f" of {steps:,.0f}" if steps else "")
-    return Row(name, STATES.get(run.status.state, run.status.state), step, _held_out(run), _started(run))
-
-
-def _held_out(run: RunFolder) -> str:
-    """Write the first and the newest score of what the run is measured by."""
-    rows = [table(row.get("evaluation")) for row in run.evaluation_rows]
-    for column in ("avg_at_k", "measured_mean"):
-        values = [value for row in rows if (value := number(row.get(column))) is not None]
-        if values:
-            return " to ".join(f"{value:.3f}" for value in [*values[:1], *values[1:][-1:]])
-    return ""
-
-
-def _started(run: RunFolder) -> float | None:
-    told = number(run.about.get("started"))
-    if told:
-        return float(told)
-    stamps = [stamp for name in (RECIPE, METRICS) if (stamp := _stamp(run.folder / name))]
-    return stamps[0][1] if stamps else None
+def _row_of(run: Overview) -> ListedRun:
+    step = f"{run.step or 0:,}" + (f" of {run.steps:,}" if run.steps else "")
+    held = run.held_out
+    ends = [] if held is None else [value for value in (held.before, held.last) if value is not None]
+    return ListedRun(run.name, run.state, step, " to ".join(f"{value:.3f}" for value in ends), run.started)
 
 
 def _stamp(path: Path) -> tuple[int, float] | None:

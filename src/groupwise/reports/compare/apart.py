@@ -1,4 +1,4 @@
-"""How far apart several runs are in a picture, beside what chance moves each of them by."""
+"""Distance between several runs in a picture, beside what chance moves each of them by."""
 
 import math
 from collections.abc import Sequence
