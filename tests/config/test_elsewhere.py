@@ -91,5 +91,5 @@ def test_words_of_ours_are_no_names_of_theirs():
 
 
 def test_the_page_in_docs_is_made_from_the_table():
-    page = (Path(__file__).parents[2] / "docs" / "from-trl-and-verl.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "from-trl-and-verl.md").read_text()
     assert page == with_tables(page), "run make docs"

@@ -86,7 +86,7 @@ def in_words(names: list[str]) -> str:
 
 
 def with_tables(page: str) -> str:
-    """Rewrite the tables of docs/from-trl-and-verl.md, which stand behind its prose.
+    """Rewrite the tables of docs/reference/from-trl-and-verl.md, which stand behind its prose.
 
     >>> with_tables("# Prose").splitlines()[:2]
     ['# Prose', '## TRL: GRPOConfig: the policy and its data']
