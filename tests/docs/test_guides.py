@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import re
 import runpy
@@ -65,7 +66,7 @@ def first_command(text: str) -> list[str]:
 
 def sets(words: list[str]) -> dict[str, Any]:
     """Read what --set gives."""
-    return dict(recipe.assignment(value) for word, value in zip(words, words[1:], strict=False) if word == "--set")
+    return dict(recipe.assignment(value) for word, value in itertools.pairwise(words) if word == "--set")
 
 
 def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
