@@ -1,4 +1,4 @@
-# On a machine with no GPU exactly this torch is installed: an open range would pull gigabytes of CUDA libraries.
+# Exactly this torch; tools/torch_build.py gives pip the index of its build for a CPU where no GPU is seen.
 TORCH := torch==2.13.0
 # What benchmarks/trl is measured against, in an environment of its own.
 TRL := trl==1.16.0 accelerate datasets
@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart real vllm ray test test-gpu test-vllm test-slow test-fuzz check bench bench-trl models docs claims clean
+.PHONY: help install quickstart real vllm ray test test-gpu test-vllm test-slow test-fuzz check bench bench-trl models docs site claims clean
 
 help:  ## what each verb does
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -16,8 +16,9 @@ help:  ## what each verb does
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "groupwise needs Python 3.11 or newer; set PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,tasks,adapters,bitsandbytes]'
+	$(BIN)/python -m pip install --disable-pip-version-check $$($(BIN)/python tools/torch_build.py) $(TORCH)
+	@echo "then groupwise with its libraries and the tools for development; pip shows the size of each"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,tasks,adapters,bitsandbytes]'
 	@touch $@
 
 install: .venv/installed  ## create .venv with groupwise, its tested versions and the tools for development
@@ -65,7 +66,7 @@ bench: install  ## the engine against model.generate, dense and with experts, wh
 
 .venv-trl/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	.venv-trl/bin/python -m pip install --disable-pip-version-check $$(.venv-trl/bin/python tools/torch_build.py) $(TORCH)
 	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(TRL)
 	@touch $@
 
@@ -90,10 +91,15 @@ bench-trl: install .venv-trl/installed  ## whole steps against TRL, docs/finding
 models: install  ## what groupwise does with every language model class of the installed transformers: docs/reference/models.md; ONLY=gemma3,lfm2 again
 	$(BIN)/python benchmarks/models.py $(if $(ONLY),--only $(ONLY) --again)
 
-docs: install  ## write docs/reference/algorithms.md from the catalog, docs/reference/keys.md and what answers without torch from the settings, their table of TRL and verl, docs/dev/floors.svg from the imports
+docs: install  ## write docs/reference/algorithms.md from the catalog, docs/reference/keys.md and what answers without torch from the settings, their table of TRL and verl, README.md from the evidence, docs/dev/floors.svg from the imports
 	$(BIN)/python -m groupwise.config.keys docs/reference/keys.md docs/reference/algorithms.md
 	$(BIN)/python -m groupwise.config.elsewhere docs/reference/from-trl-and-verl.md
 	$(BIN)/python docs/dev/floors.py
+	$(BIN)/python docs/dev/readme.py
+
+site: install  ## the documentation as a site that is read and searched offline: site/index.html
+	$(BIN)/mkdocs build --strict --quiet
+	@echo 'the site is in site/index.html'
 
 claims: install  ## what the articles say, measured where it has no row yet: docs/findings/claims.md; EFFORT=--standard trains as well
 	$(BIN)/python benchmarks/take_over.py docs/evidence/moe-stability.jsonl docs/evidence/claims.jsonl

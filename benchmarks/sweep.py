@@ -3,20 +3,21 @@
     python benchmarks/sweep.py docs/evidence/quickstart.jsonl --algorithms grpo --algorithms dapo --seeds 0,1,2,3,4
     python benchmarks/sweep.py docs/evidence/quickstart.jsonl
 
-A run that has its row is not run again, so the sweep can be stopped and gone on with at any time.
+A run that has its row is not run again, so the sweep can be stopped and gone on with at any time. `groupwise sweep` is
+the command for sweeps of your own; this one writes the files of docs/evidence/.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from groupwise.commands.train.apart import train_apart
 from groupwise.config.recipe_files import assignment
 from groupwise.journal.journal import read_metrics
 
@@ -29,15 +30,10 @@ def finished(file: Path) -> list[dict[str, Any]]:
 def one(recipe: str, algorithm: str, seed: int, settings: list[str], runs: Path) -> dict[str, Any]:
     """One run in a process of its own -> its row. Runs of other settings lie in other folders."""
     runs = runs / ("-".join(settings).replace("/", "_") or "as-it-is")
-    keys = [f"algorithm.name={algorithm}", f"seed={seed}", f"runs={runs}", *settings]
     name = f"{recipe}-{algorithm}-{seed}"
     folder = runs / name
-    command = [sys.executable, "-m", "groupwise.cli", "train"]
-    if (folder / "recipe.toml").exists():
-        command += ["--resume", str(folder)]
-    else:
-        command += [recipe, *(part for key in [f"name={name}", *keys] for part in ("--set", key))]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    own = {"name": name, "runs": str(runs), "algorithm.name": algorithm, "seed": seed}
+    train_apart(recipe, {**own, **dict(map(assignment, settings))}, folder)
     summary = json.loads((folder / "summary.json").read_text())
     summary.pop("policy", None)  # where it lies on this machine says nothing to others
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)

@@ -99,6 +99,10 @@ class CodeTurns:
         self._rewards.append(math.fsum([worth, *(-reward for reward in self._rewards)]))
         return f"{why}\n" if why else "", self._rewards[-1], not why
 
+    def gold(self, sample: Sample) -> str:
+        """Write the solution at once; "" if the file has none."""
+        return self._code.gold(sample)
+
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """Show `count` turns: of generated functions a mixture of right and wrong programs, after a wrong one a second
         turn that mends it or is wrong again; of a file its solutions, as first turns.

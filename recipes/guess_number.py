@@ -90,6 +90,10 @@ class GuessNumber:
         """Say what is left: the range in which the number must lie."""
         return f"{self._low}-{self._high}"
 
+    def gold(self, sample: Sample) -> str:
+        """Say the number at once."""
+        return sample.answer
+
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """Play `count` games in which every guess is any number there is, whatever is known already."""
         rng, train = random.Random(seed), self.samples("train")

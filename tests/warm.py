@@ -32,7 +32,7 @@ from groupwise.core.processes import children
 #: The modules whose children are forked: each is imported once, before the first of them.
 MODULES = (
     "groupwise.engines.outside.server",
-    "groupwise.claims.training_process",
+    "groupwise.commands.train.process",
     "groupwise.commands.build.learner",
     "tests.engines.outside.without_slots",
 )

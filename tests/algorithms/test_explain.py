@@ -10,7 +10,7 @@ import pytest
 
 from groupwise import UsageError
 from groupwise.algorithms.catalog import CATALOG
-from groupwise.algorithms.explain import compare, explain, objective, overview, page
+from groupwise.algorithms.explain import compare, explain, objective, page
 from groupwise.algorithms.settings import KINDS, algorithm, settings
 from groupwise.commands.algorithm import explain as explain_either
 
@@ -65,10 +65,6 @@ def test_a_name_that_does_not_exist_gets_the_nearest_ones() -> None:
 def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^explain '.*': no run folder \(there is no recipe\.toml in it\) and no"):
         explain_either(str(tmp_path), {}, print)
-
-
-def test_readme_has_the_catalogs_table() -> None:
-    assert overview() in (Path(__file__).parents[2] / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", CATALOG)

@@ -296,7 +296,7 @@ class Scoreless(groupwise.Task):
         ({"use": "mine.py:Scoreless"}, "Scoreless is no task; make it a groupwise.Task with samples and score"),
         ({"use": "mine.py:Mine"}, "Mine is no task"),
         ({"use": "mine.py:Numbers", "lagrest": 3}, "task.lagrest: Numbers has no such key; did you mean 'largest'?"),
-        ({"use": "mine.py:Numbers", "largest": "3"}, "task.largest = '3': input should be a valid integer"),
+        ({"use": "mine.py:Numbers", "largest": "3"}, "task.largest = '3': must be a whole number"),
         ({"use": "mine.py:Numbers", "largest": 0}, "task.largest = 0: must be at least 1"),
         ({"use": "mine.py:Numbers", "wrong": "field"}, "its field nothing = None: a recipe has no such value"),
         ({"use": "mine.py:Numbers", "wrong": "empty"}, "samples('train') is empty"),

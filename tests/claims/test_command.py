@@ -17,10 +17,10 @@ import pytest
 from groupwise.claims import articles
 from groupwise.claims.articles import CLAIMS, SUBJECTS, chosen
 from groupwise.claims.claim import Claim, Line
-from groupwise.claims.command import current, missing, read_rows
+from groupwise.claims.command import current, listing, missing, read_rows
 from groupwise.claims.experiments import Effort
 from groupwise.claims.measurements import Outcome
-from groupwise.claims.page import HEADING, markdown
+from groupwise.claims.page import ARTICLES, HEADING, markdown
 from groupwise.cli import __main__ as cli
 from tests.command_process import CommandProcess
 
@@ -240,3 +240,11 @@ def test_claims_of_runs_are_not_measured_until_there_are_rows() -> None:
     assert {claim.verdict(nothing).outcome for claim in CLAIMS} == {Outcome.NOT_MEASURED}
     assert all("--standard measures it" in claim.verdict(nothing).because for claim in runs)
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
+
+
+def test_the_articles_that_sources_name_stand_below_the_claims(tmp_path: Path) -> None:
+    lines = [*listing(["group-size"], tmp_path / "none.jsonl")]
+    assert lines[-1] == f"S1  {ARTICLES['S1']}"
+    assert len(lines) == 3
+    every = [*listing([], tmp_path / "none.jsonl")]
+    assert [line[:4] for line in every[-5:]] == ["S0  ", "S1  ", "S2  ", "S3  ", "S4  "]

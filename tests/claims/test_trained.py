@@ -91,7 +91,7 @@ def test_what_a_kill_left_is_gone_on_with_and_gives_the_same_numbers(measured: d
     """All but what the machine decides."""
     killing = threading.Thread(target=kill_after_the_first_evaluation, args=(work,))
     killing.start()
-    with pytest.raises(RunError, match=r"it ended: killed by SIGKILL; .* is gone on with the next time"):
+    with pytest.raises(RunError, match=r"it ended: killed by SIGKILL; .* is resumed the next time"):
         tiny("killed").measure(0, work)
     killing.join()
     assert len(list(work.glob("killed-*"))) == 1

@@ -161,6 +161,35 @@ def test_a_function_whose_file_was_edited_since_is_not_taken_for_it(tmp_path: Pa
         given("quickstart", rewards=[module.brief])
 
 
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({}, 1000),
+        ({"model": "tiny-moe"}, 1000),
+        ({"model": "models/smollm2"}, 0),
+        ({"model": Path("runs/quickstart")}, 0),
+        ({"model": "models/smollm2", "warm_start.steps": 50}, 50),
+        ({"model": "models/smollm2", "warm_start.batch_size": 8}, 1000),
+        ({"model": "models/smollm2", "warm_start": {"steps": 7}}, 7),
+    ],
+)
+def test_a_warm_start_made_for_a_tiny_policy_is_left_out_for_another_model_and_that_is_said(
+    changes: dict[str, Any], steps: int
+) -> None:
+    one = given("quickstart", changes)
+    assert one.recipe.warm_start.steps == steps
+    assert bool(one.notes) == (steps == 0)
+    assert all(
+        "1,000 steps for tiny-dense" in note and "keep them with warm_start.steps = 1000" in note for note in one.notes
+    )
+
+
+def test_a_warm_start_of_a_recipe_for_that_model_stays() -> None:
+    own = {"model": "models/smollm2", "warm_start": {"steps": 5}, "algorithm": {"name": "grpo"}, "steps": 1}
+    one = given({**own, "task": {"name": "arithmetic"}}, {"model": "models/other"})
+    assert (one.recipe.warm_start.steps, one.notes) == (5, ())
+
+
 def test_a_recipe_object_is_its_recipe() -> None:
     changes = {"critic.clip": 0.3, "algorithm.name": "ppo", "steps": 3}
     recipe = groupwise.Recipe.load("quickstart", changes)

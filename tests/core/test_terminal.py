@@ -10,7 +10,8 @@ import pytest
 
 import groupwise
 from groupwise.core.machine.terminal import Terminal, clean
-from groupwise.journal.terminal import LiveView, View
+from groupwise.journal.live import LiveView
+from groupwise.journal.terminal import View
 
 SOURCE = Path(groupwise.__file__).parent
 HOSTILE = "[/x] [bold]b[/] :smile: \x1b[2J\x1b]0;title\x07 \x9b31m \x7f \r \u202e \udc80"
@@ -73,7 +74,7 @@ def test_both_views_show_groups_with_signal_where_completions_of_a_prompt_are_co
     out = io.StringIO()
     terminal = Terminal(file=out, force_terminal=True, color_system=None, width=100)
     View(4, terminal, compares_within_group=compares).step(row)
-    assert ("signal 0.000" in out.getvalue()) == compares
+    assert ("sig 0%" in out.getvalue()) == compares
     live = LiveView(4, terminal, compares_within_group=compares, name="run")
     live.rows = [row]
     terminal.console.print(live.render())

@@ -304,13 +304,13 @@ def test_no_command_of_groupwise_needs_the_makefile_of_a_clone() -> None:
         assert not [line for line in commands if re.search(r"\bmake [a-z]", line)], page.name
 
 
-README = (DOCS.parent / "README.md").read_text().partition("## A recipe of your own\n")[2].partition("\n## ")[0]
+RECIPE = (DOCS / "howto" / "recipe.md").read_text()
 
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the README's files and the page's part, and rows for its recipe, where the commands are given."""
-    for name, text in re.findall(r"```(?:python|toml)\n# (\S+)\n(.*?)```", README, re.DOTALL):
+    """A folder with the files of docs/howto/recipe.md, a part and rows for its recipe, where the commands are given."""
+    for name, text in re.findall(r"```(?:python|toml)\n# (\S+)\n(.*?)```", RECIPE, re.DOTALL):
         (tmp_path / name).write_text(text)
     (tmp_path / "my_parts.py").write_text(BLOCKS["my_parts.py"])
     for name, numbers in (("prompts", range(30)), ("easy", range(30, 36)), ("hard", range(100, 106))):
@@ -321,11 +321,11 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_the_readmes_recipe_and_its_commands_work(
+def test_the_pages_recipe_and_its_commands_work(
     mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One after the other, as they stand there; `check` alone leaves its model unloaded."""
-    commands = [line.partition("#")[0].split() for line in re.findall(r"^    groupwise (.*)$", README, re.MULTILINE)]
+    commands = [line.partition("#")[0].split() for line in re.findall(r"^    groupwise (.*)$", RECIPE, re.MULTILINE)]
     assert [words[0] for words in commands] == ["laws", "check", "train", "train", "train", "eval"]
     said = []
     for words in commands:

@@ -41,7 +41,7 @@ def test_its_keys_are_read_with_it_alone(third: EngineKind) -> None:
     resolve(recipe.load("quickstart", {"engine.name": third.name, "engine.cache_mib": 8}))
     with pytest.raises(UsageError, match=r"^engine.cache_mib: set, but nothing in this run reads it"):
         resolve(recipe.load("quickstart", {"engine.cache_mib": 8}))
-    with pytest.raises(UsageError, match=r"engine.name = 'fourth': input should be 'local', 'vllm' or 'third'$"):
+    with pytest.raises(UsageError, match=r"engine.name = 'fourth': must be 'local', 'vllm' or 'third'$"):
         resolve(recipe.load("quickstart", {"engine.name": "fourth"}))
 
 

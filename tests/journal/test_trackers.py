@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-import sqlite3
-import subprocess
 import sys
 import threading
 import time
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from groupwise.config import recipe
+from groupwise.config import recipe, recipe_files
 from groupwise.core.errors import UsageError
-from groupwise.journal.journal import JournalSettings
-from groupwise.journal.trackers import TRACKERS, Sender, evaluation_numbers, mark, numbers, tracker
+from groupwise.journal.journal import Journal
+from groupwise.journal.sender import COLUMNS, Sender, Senders
+from groupwise.journal.settings import JournalSettings
+from groupwise.journal.trackers import (
+    TRACKERS,
+    Row,
+    Table,
+    Tracked,
+    Tracker,
+    evaluation_numbers,
+    made_trackers,
+    mark,
+    numbers,
+)
 
 RECIPE = {"name": "r", "seed": 0, "task": {"name": "arithmetic", "operands": [2, 3]}}
 STEPS = [
@@ -35,30 +45,49 @@ STEPS = [
 ]
 EVALUATION = {
     "step": 3,
-    "evaluation": {"avg_at_k": 0.625, "pass_at_k": {"1": 0.625}, "measured_mean": None, "by_source": {}},
+    "evaluation": {"avg_at_k": 0.625, "pass_at_k": {1: 0.625}, "measured_mean": None, "by_source": {}},
     "seconds": {"evaluate": 2.0},
 }
 SUMMARY = {"heldout_after": 0.625, "algorithm": "grpo"}
+ROLLOUTS = [
+    {
+        "step": 1,
+        "group": 0,
+        "fate": "trained",
+        "prompt": "2+3=",
+        "answer": "5",
+        "completion": text,
+        "score": float(text == "5"),
+        "reward": float(text == "5"),
+        "advantage": 0.5 if text == "5" else -0.5,
+        "tokens": 2,
+        "finish": "eos",
+    }
+    for text in ("5", "6")
+]
 
 
-class Told:
+class Told(Tracker):
     """A tracker that remembers, or misbehaves where it was told to."""
 
     def __init__(self, breaks: str = "", hangs: str = "") -> None:
         self.breaks, self.hangs, self.seen = breaks, hangs, []
         self.let_go, self.went_on = threading.Event(), False
 
-    def start(self, *told: Any) -> str:
-        self._do("start", told)
+    def start(self, run: Tracked) -> str:
+        self._do("start", run)
         return "look there"
 
-    def log(self, numbers: Any, step: int) -> None:
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
         self._do("evaluation" if any(name.startswith("evaluation.") for name in numbers) else "step", (step, numbers))
+
+    def table(self, completions: Table, step: int) -> None:
+        self._do("table", (step, completions))
 
     def back(self, step: int) -> None:
         self._do("back", step)
 
-    def close(self, summary: Any) -> None:
+    def close(self, summary: Row | None) -> None:
         self._do("close", summary)
 
     def _do(self, name: str, told: Any) -> None:
@@ -70,11 +99,15 @@ class Told:
             raise SystemExit("no such\n account")
 
 
-def go_through(made: Told | None, rows: list[dict[str, Any]], folder: Path, **settings: Any) -> list[str]:
+def tracked(folder: Path, **more: Any) -> Tracked:
+    return Tracked(folder, "run", RECIPE, **more)
+
+
+def go_through(made: Told, rows: list[dict[str, Any]], folder: Path, **settings: Any) -> list[str]:
     """A run of these rows; the lines of its log."""
     log: list[str] = []
     sender = Sender(made, log.append, **settings)
-    sender.start(folder, "run", RECIPE, after=0)
+    sender.start(tracked(folder))
     for row in rows:
         sender.metrics(row)
     sender.close(SUMMARY)
@@ -86,7 +119,7 @@ def test_every_row_arrives_in_order_and_the_summary_last(tmp_path):
     made = Told()
     assert go_through(made, [*STEPS, EVALUATION], tmp_path) == ["tracker Told: look there"]
     assert made.seen == [
-        ("start", (tmp_path, "run", RECIPE, 0)),
+        ("start", tracked(tmp_path)),
         *(("step", (row["step"], numbers(row))) for row in STEPS),
         ("evaluation", (3, evaluation_numbers(EVALUATION))),
         ("close", SUMMARY),
@@ -96,7 +129,7 @@ def test_every_row_arrives_in_order_and_the_summary_last(tmp_path):
 def test_a_return_arrives_between_the_rows_it_lies_between(tmp_path):
     made, log = Told(), []
     sender = Sender(made, log.append)
-    sender.start(tmp_path, "run", RECIPE)
+    sender.start(tracked(tmp_path))
     for row in STEPS:
         sender.metrics(row)
     sender.cut_back(1)
@@ -110,7 +143,6 @@ def test_a_return_arrives_between_the_rows_it_lies_between(tmp_path):
         ("step", None),
         ("close", None),
     ]
-    Sender(None, log.append).cut_back(1)
 
 
 @pytest.mark.parametrize("where", ["start", "step", "evaluation", "close"])
@@ -126,7 +158,7 @@ def test_an_error_is_one_line_and_the_end_of_the_tracker(where, tmp_path):
 def test_an_error_is_told_while_the_run_goes_on(tmp_path):
     log: list[str] = []
     sender = Sender(Told(breaks="step"), log.append)
-    sender.start(tmp_path, "run", RECIPE)
+    sender.start(tracked(tmp_path))
     until = time.monotonic() + 60
     while len(log) < 2 and time.monotonic() < until:
         sender.metrics(STEPS[0])
@@ -141,7 +173,7 @@ def test_an_error_is_told_while_the_run_goes_on(tmp_path):
 def test_one_that_hangs_costs_no_time_and_bounded_room(where, tmp_path):
     made, log = Told(hangs=where), []
     sender = Sender(made, log.append, room=100, patience=0.2)
-    sender.start(tmp_path, "run", RECIPE)
+    sender.start(tracked(tmp_path))
     for k in range(5000):
         sender.metrics({**STEPS[0], "step": k})
     sender.close(SUMMARY)
@@ -151,8 +183,9 @@ def test_one_that_hangs_costs_no_time_and_bounded_room(where, tmp_path):
     first, last = log[-2:]
     assert log[:-2] == ([] if where == "start" else ["tracker Told: look there"])
     assert re.fullmatch(r"tracker Told: 100 rows wait; those from step (9\d|10\d) on are left out", first)
+    what = "begun, as if its server did not answer," if where == "start" else "ended"
     assert last == (
-        "tracker Told: had not ended 0.2 s after the run and was left behind; 100 calls waiting, "
+        f"tracker Told: had not {what} 0.2 s after the run and was left behind; 100 calls waiting, "
         f"{sender.left_out} rows left out"
     )
 
@@ -160,7 +193,7 @@ def test_one_that_hangs_costs_no_time_and_bounded_room(where, tmp_path):
 def test_one_that_goes_on_gets_what_waited_and_the_log_says_how_much_it_never_got(tmp_path):
     made, log = Told(hangs="step"), []
     sender = Sender(made, log.append, room=4, patience=60)
-    sender.start(tmp_path, "run", RECIPE)
+    sender.start(tracked(tmp_path))
     for k in range(50):
         sender.metrics({**STEPS[0], "step": k})
     made.let_go.set()
@@ -179,10 +212,15 @@ def test_one_that_only_ends_late_is_waited_for(tmp_path):
 
 
 def test_no_tracker_is_nothing(tmp_path):
-    threads = threading.active_count()
-    assert tracker("none") is None
-    assert go_through(None, STEPS, tmp_path) == []
-    assert threading.active_count() == threads
+    threads, log = threading.active_count(), []
+    assert made_trackers(JournalSettings().trackers) == ()
+    none = Senders((), log.append)
+    none.start(tracked(tmp_path))
+    none.metrics(STEPS[0])
+    none.completions(ROLLOUTS)
+    none.cut_back(1)
+    none.close(SUMMARY)
+    assert (threading.active_count(), log) == (threads, [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -212,7 +250,7 @@ def test_a_missing_library_says_what_to_install(name, monkeypatch):
     with pytest.raises(
         UsageError, match=rf'^journal.tracker = "{name}" needs .*pip install \'groupwise\[trackers\]\'$'
     ):
-        tracker(name)
+        made_trackers([name])
 
 
 def test_a_broken_library_is_one_line(tmp_path, monkeypatch):
@@ -221,94 +259,105 @@ def test_a_broken_library_is_one_line(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
     told = '^journal.tracker = "trackio": trackio cannot be imported: ImportError: it needs protobuf 6$'
     with pytest.raises(UsageError, match=told):
-        tracker("trackio")
+        made_trackers(["trackio"])
 
 
-def test_a_recipe_may_name_every_tracker_and_no_other():
+def test_a_recipe_may_name_every_tracker_one_or_several_and_no_other():
     for name in ("none", *TRACKERS):
         assert JournalSettings.model_validate({"tracker": name}).tracker == name
-    with pytest.raises(UsageError, match=r"journal.tracker = 'wand': .*'none', 'trackio', 'wandb' or 'tensorboard'"):
-        recipe.load("quickstart", {"journal.tracker": "wand"})
+    assert JournalSettings(tracker="wandb").trackers == ("wandb",)
+    assert JournalSettings(tracker="none").trackers == JournalSettings.model_validate({"tracker": []}).trackers == ()
+    for several in ("tensorboard, mlflow", ["tensorboard", "mlflow"]):
+        loaded = recipe.load("quickstart", {"journal.tracker": several})
+        assert loaded.journal.trackers == ("tensorboard", "mlflow")
+        again = recipe.parse(tomllib.loads(recipe_files.dump(loaded.model_dump(exclude_unset=True))), "again")
+        assert again.journal == loaded.journal
 
 
-def real(name: str, folder: Path, after: int = 0, rows: tuple[Any, ...] = (*STEPS, EVALUATION)) -> list[str]:
-    """What a run's process does, in a process of its own: these libraries keep state for as long as one lives."""
-    program = (
-        "import json, sys\n"
-        "from pathlib import Path\n"
-        "from groupwise.journal.trackers import Sender, tracker\n"
-        "name, folder, after, recipe, rows, summary = json.loads(sys.argv[1])\n"
-        "log = []\n"
-        "sender = Sender(tracker(name), log.append, patience=60)\n"
-        "sender.start(Path(folder), 'run', recipe, after)\n"
-        "[sender.metrics(row) for row in rows]\n"
-        "sender.close(summary)\n"
-        "Path(folder, 'log').write_text(json.dumps(log))\n"
-    )
-    folder.mkdir(exist_ok=True)
-    told = json.dumps([name, str(folder), after, RECIPE, rows, SUMMARY])
-    root = Path(__file__).parents[2]
-    apart = {"TRACKIO_DIR": str(folder / "store"), "PYTHONPATH": f"{root / 'src'}:{os.environ.get('PYTHONPATH', '')}"}
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "TRACKIO_"))}
-    kept["HOME"] = str(folder)  # nobody is logged in there
-    command = [sys.executable, "-c", program, told]
-    done = subprocess.run(command, env=kept | apart, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "log").read_text())
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"tracker": "wand"},
+            "tracker = 'wand': there is no tracker 'wand'; did you mean 'wandb'? known: none, tensor",
+        ),
+        ({"tracker": ["mlflow", "wand"]}, "there is no tracker 'wand'; did you mean 'wandb'?"),
+        ({"tracker": "none,wandb"}, '"none" stands alone; take it out, or the others'),
+        ({"tracker": ["wandb", "wandb"]}, "tracker = ['wandb', 'wandb']: 'wandb' is there twice"),
+        ({"tracker": 3}, 'tracker = 3: a name is expected, such as "wandb", or a list of names'),
+        ({"tracker": [["wandb"]]}, "there is no tracker ['wandb']"),
+        ({"project": ""}, "project = ''"),
+        ({"project": "a\nb"}, "project = 'a\\nb': a name is expected, with no space at its ends and no line break"),
+        ({"group": " a"}, "group = ' a': a name is expected"),
+        ({"tags": "baseline"}, "tags = 'baseline': a list is expected, such as [\"baseline\"]"),
+        ({"tags": [""]}, "journal.tags.0 = ''"),
+        ({"completions": 101}, "completions = 101"),
+    ],
+)
+def test_a_wrong_key_of_trackers_is_one_line(given, told):
+    with pytest.raises(UsageError) as error:
+        recipe.load("quickstart", {f"journal.{key}": value for key, value in given.items()})
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-LATER = tuple({**row, "pass_rate": row["pass_rate"] + 0.5} for row in STEPS[1:])
+def test_a_row_that_no_tracker_can_read_ends_the_tracker_and_not_the_run(tmp_path):
+    assert evaluation_numbers(EVALUATION)["evaluation.pass_at_k.1"] == 0.625
+    log = go_through(made := Told(), [{**EVALUATION, "evaluation": None}, *STEPS], tmp_path)
+    assert log[-1].endswith("; it is off from here on, and the run goes on")
+    assert [name for name, _ in made.seen] == ["start"]
 
 
-def test_tensorboard_reads_back_what_was_told(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run = tmp_path / "run"
-    assert real("tensorboard", run) == [f"tracker TensorBoard: tensorboard --logdir {run / 'trackers' / 'tensorboard'}"]
-    found = EventAccumulator(str(run / "trackers" / "tensorboard"))
-    found.Reload()
-    assert [(e.step, e.value) for e in found.Scalars("pass_rate")] == [(1, 0.125), (2, 0.25), (3, 0.375)]
-    assert [e.step for e in found.Scalars("kl_mean")] == [2, 3]
-    assert [(e.step, e.value) for e in found.Scalars("evaluation.avg_at_k")] == [(3, 0.625)]
-    assert "arithmetic" in str(found.Tensors("recipe/text_summary"))
-
-    assert len(real("tensorboard", run, after=1, rows=LATER)) == 1
-    again = EventAccumulator(str(run / "trackers" / "tensorboard"))
-    again.Reload()
-    assert [(e.step, e.value) for e in again.Scalars("pass_rate")] == [(1, 0.125), (2, 0.75), (3, 0.875)]
-    assert "evaluation.avg_at_k" not in again.Tags()["scalars"] or not again.Scalars("evaluation.avg_at_k")
-
-
-def test_trackio_reads_back_what_was_told_and_goes_on_with_the_same_run(tmp_path):
-    pytest.importorskip("trackio")
-    run = tmp_path / "run"
-    for lines in (real("trackio", run), real("trackio", run, after=1, rows=LATER)):
-        assert len(lines) == 1
-        assert lines[0].startswith("tracker Trackio: trackio show --project groupwise, run run-")
-    with sqlite3.connect(run / "store" / "groupwise.db") as store:
-        found = store.execute("select run_id, run_name, step, metrics from metrics order by id").fetchall()
-        config = store.execute("select config from configs").fetchone()[0]
-    store.close()
-    assert {row[:2] for row in found} == {(found[0][0], lines[0].rpartition(" ")[2])}, "one run, not two"
-    rates = [(step, json.loads(told).get("pass_rate")) for *_, step, told in found]
-    assert rates == [(1, 0.125), (2, 0.25), (3, 0.375), (3, None), (2, 0.75), (3, 0.875)]
-    assert json.loads(found[3][3])["evaluation.avg_at_k"] == 0.625
-    assert json.loads(config)["task.name"] == "arithmetic"
+def test_each_of_several_gets_everything_and_one_that_is_down_or_hangs_keeps_none_waiting(tmp_path):
+    down, hangs, sound, log = Told(breaks="start"), Told(hangs="start"), Told(), []
+    senders = Senders((down, hangs, sound), log.append, patience=0.5)
+    senders.start(tracked(tmp_path))
+    for row in STEPS:
+        senders.completions([{**each, "step": row["step"]} for each in ROLLOUTS])
+        senders.metrics(row)
+    senders.cut_back(1)
+    begun = time.monotonic()
+    senders.close(SUMMARY)
+    assert time.monotonic() - begun < 5
+    hangs.let_go.set()
+    assert [name for name, _ in sound.seen] == ["start", *["table", "step"] * 3, "back", "close"]
+    assert [name for name, _ in down.seen] == ["start"]
+    assert [line for line in log if "off from here on" in line] == [
+        "tracker Told: SystemExit: no such account; it is off from here on, and the run goes on"
+    ]
+    assert len([line for line in log if "was left behind" in line]) == 1
 
 
-def test_wandb_is_offline_where_nobody_is_logged_in_and_goes_on_with_the_same_id(tmp_path):
-    pytest.importorskip("wandb")
-    run = tmp_path / "run"
-    told = [f"tracker WandB: offline; {run / 'trackers'} has what wandb sync can send"]
-    assert real("wandb", run) == told
-    first = {path.parent.name: path for path in run.glob("trackers/wandb/offline-run-*/*.wandb")}
-    time.sleep(1.1)  # its folders are named by the second
-    assert real("wandb", run, after=1, rows=LATER) == told
-    files = {path.parent.name: path for path in run.glob("trackers/wandb/offline-run-*/*.wandb")}
-    assert (len(first), len(files)) == (1, 2)
-    assert {name.rpartition("-")[2] for name in files} == {(run / "trackers" / "wandb.id").read_text()}
-    written = next(iter(first.values())).read_bytes()
-    for name, value in (("pass_rate", "0.375"), ("evaluation.avg_at_k", "0.625"), ("heldout_after", "0.625")):
-        assert re.search(rf"{name}.{{0,8}}{value}".encode(), written, re.DOTALL), name
-    assert re.search(rb"operands.{0,4}\[2,3\]", written, re.DOTALL)
+def test_several_that_end_late_are_waited_for_together(tmp_path):
+    late, log = [Told(hangs="close") for _ in range(3)], []
+    senders = Senders(late, log.append, patience=20)
+    senders.start(tracked(tmp_path))
+    for one in late:
+        threading.Timer(0.3, one.let_go.set).start()
+    senders.close(SUMMARY)
+    assert log == ["tracker Told: look there"] * 3
+    assert all(one.went_on for one in late)
+
+
+def test_a_table_has_the_columns_of_completions_as_texts_and_finite_numbers(tmp_path):
+    made = Told()
+    sender = Sender(made, print)
+    sender.start(tracked(tmp_path))
+    sender.completions([{**ROLLOUTS[0], "reward": math.inf, "answer": ["a", 1], "completion": "x" + chr(0xD800)}])
+    sender.completions([])
+    sender.close(None)
+    (step, told), *more = [logged for name, logged in made.seen if name == "table"]
+    assert (step, more, told.columns) == (1, [], COLUMNS)
+    cells = dict(zip(told.columns, told.rows[0], strict=True))
+    assert cells == {**ROLLOUTS[0], "reward": None, "answer": "['a', 1]", "completion": "x\ufffd"}
+
+
+def test_the_journal_hands_the_first_completions_of_a_step_on_and_writes_all(tmp_path):
+    book = Journal.create(tmp_path / "run", "name = 'run'")
+    heard: list[Any] = []
+    book.rollouts(ROLLOUTS)
+    book.listen_to_rollouts(heard.append, most=1)
+    book.rollouts(row for row in ROLLOUTS)
+    book.close()
+    assert heard == [ROLLOUTS[:1]]
+    assert (tmp_path / "run" / "rollouts.jsonl").read_text().count("\n") == 2 * len(ROLLOUTS)

@@ -23,6 +23,9 @@ WRONG = [
     (["report"], ("Missing argument",)),
     (["watch", "nowhere"], ("nowhere", "no such folder")),
     (["watch", "run", "--port", "70000"], ("--port", "65535")),
+    (["watch"], ("runs", "there is no such folder here", "groupwise watch RUN")),
+    (["report", "run", "--text", "--csv"], ("--text and --csv both print",)),
+    (["report", "empty", "--text"], ("empty", "a run folder is what groupwise train makes")),
 ]
 
 
@@ -58,6 +61,20 @@ def test_a_report_is_written_beside_its_run(here, monkeypatch, capfd):
     assert code == 0
     assert "run/report.html" in out
     assert (here / "run" / "report.html").stat().st_size < 12e6
+
+
+def test_what_is_printed_in_a_pipe_has_no_colour_and_80_columns_and_writes_no_file(here, monkeypatch, capfd):
+    (here / "run" / "report.html").unlink()
+    code, out, err = call(monkeypatch, capfd, "report", "run", "--text")
+    assert (code, err) == (0, "")
+    assert "Did it learn?" in out
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 80
+    code, out, err = call(monkeypatch, capfd, "report", "run", "--csv")
+    assert (code, err) == (0, "")
+    assert out.startswith("step,")
+    assert len(out.splitlines()) == 1 + 5
+    assert not (here / "run" / "report.html").exists()
 
 
 def test_a_comparison_is_written_beside_the_runs(here, monkeypatch, capfd):

@@ -483,7 +483,8 @@ def test_tables_and_texts_of_a_group_are_those_of_its_first_run():
     for several, one in zip((*page.tables, *page.texts), (*alone.tables, *alone.texts), strict=True):
         assert several == dataclasses.replace(one, title=f"{one.title}: grpo-0, the first of them")
     assert [text.text for text in alone.texts] == ["seed = 0"]
-    assert [table.title for table in alone.tables] == ["The run", "The algorithm: grpo"]
+    titles = ["The run", "How to run it again", "The algorithm: grpo", "In total"]
+    assert [table.title for table in alone.tables] == titles
 
 
 def test_a_band_of_a_share_ends_where_shares_do_and_any_other_does_not():

@@ -15,8 +15,9 @@ import pytest
 
 from groupwise.diagnostics.step import WORK
 from groupwise.reports.page import page as pages
+from groupwise.reports.page.keys import keys_of, meanings
 from groupwise.reports.page.plots import DASHES, PLOTS, SECTIONS, plots_for, static_columns
-from groupwise.reports.records import Curves, Live, Number, Page, Plot, RunPage, Series, Status, Text
+from groupwise.reports.records import Curves, Key, Live, Number, Page, Plot, RunPage, Series, Status, Text
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> & \u2028 \u2029 {{data}} {{scripts}}"
@@ -153,13 +154,15 @@ def test_without_data_the_page_is_little_more_than_plotly() -> None:
 
 
 def test_every_asset_is_part_of_the_page() -> None:
-    names = {asset.name for asset in files("groupwise.reports.page").joinpath("assets").iterdir()}
-    assert names - {*pages.SCRIPTS, *pages.STYLES} == {"page.html"}
+    folder = Path(str(files("groupwise.reports.page").joinpath("assets")))
+    names = {asset.relative_to(folder).as_posix() for asset in folder.rglob("*") if asset.is_file()}
+    assert names - {*pages.SCRIPTS, *pages.STYLES} == {"page.html", "runs.html", "runs.css"}
 
 
 def test_no_script_makes_markup_from_text() -> None:
-    folder = files("groupwise.reports.page").joinpath("assets")
-    scripts = {asset.name: asset.read_text("utf-8") for asset in folder.iterdir() if asset.name.endswith(".js")}
+    folder = Path(str(files("groupwise.reports.page").joinpath("assets")))
+    scripts = {asset.name: asset.read_text("utf-8") for asset in folder.rglob("*.js")}
+    assert len(scripts) == len(pages.SCRIPTS)
     forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|\.cssText|srcdoc"
     assert {name: re.findall(forbidden, text) for name, text in scripts.items() if re.search(forbidden, text)} == {}
 
@@ -174,6 +177,23 @@ def test_every_column_of_the_catalog_is_documented() -> None:
     text = re.sub(r"NAME|CAUSE", "*", DOCS.read_text()).replace("faults.* in *", "faults.*")
     undocumented = {column for column in static_columns() - DERIVED if not documented(column, text)}
     assert undocumented == set()
+
+
+def test_every_chart_names_its_metrics_and_each_is_explained() -> None:
+    for plot in PLOTS:
+        keys = keys_of(plot.series, plot.table)
+        assert keys, plot.id
+        assert [key.name for key in keys if not key.meaning] == [], plot.id
+    assert {
+        name for name in meanings() if not any(name == key.name for plot in PLOTS for key in every_key(plot))
+    } == set()
+    assert max(map(len, meanings().values())) <= 220
+
+
+def every_key(plot: Plot) -> tuple[Key, ...]:
+    """The keys of its bands too, which a chart with a line does not name."""
+    ends = [Series("", low=line.low, high=line.high, table=line.table) for line in plot.series if line.low]
+    return (*keys_of(plot.series, plot.table), *keys_of(ends, plot.table))
 
 
 def documented(column: str, text: str) -> bool:

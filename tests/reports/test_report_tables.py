@@ -129,7 +129,7 @@ def in_tokyo() -> Iterator[None]:
 
 
 def test_what_was_run(in_tokyo: None) -> None:
-    short, parts = facts.tables(run(RECIPE, ABOUT, None))
+    short, _, parts = facts.tables(run(RECIPE, ABOUT, None))
     assert dict(short.rows) == {
         "folder": "runs/x",
         "started": "2023-11-14 22:13 UTC",
@@ -154,7 +154,7 @@ def test_what_was_run(in_tokyo: None) -> None:
 
 def test_what_was_run_in_a_folder_from_before() -> None:
     summary = {"machine": "x86_64", "versions": {"torch": "2.12"}}
-    short, parts = facts.tables(run(RECIPE, {}, summary))
+    short, _, parts = facts.tables(run(RECIPE, {}, summary))
     assert "before about.json" in short.words
     assert dict(short.rows)["machine"] == "x86_64"
     assert dict(short.rows)["torch"] == "2.12"

@@ -181,7 +181,7 @@ def test_a_run_without_a_critic_says_nothing_of_one(small):
 
 def test_the_critic_is_planned(changes):
     told = resolve(recipe.load("quickstart", {**changes, "steps": 2, "critic.warmup_steps": 1})).describe()
-    assert "critic       from the policy, learning rate 0.001, clip 0.2, 1 step(s) before the policy's first" in told
+    assert "critic       from the policy, learning rate 0.001, clip 0.2, 1 step before the policy's first" in told
 
 
 @pytest.mark.parametrize("key", list(CriticSettings.model_fields))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import tomllib
 from collections.abc import Callable
@@ -87,9 +88,9 @@ def said(folder: Path) -> str:
 def test_prompts_and_one_function_of_trl_are_a_run_and_all_of_it_speaks_of_the_reward(distinct):
     told, summary, lines = distinct.told, distinct.summary, rollouts(distinct.folder)
     assert summary["heldout_measure"] == "reward"
-    assert "held out after step 2: reward" in told
-    assert "measured by the mean of reward" in told
-    for words in (told.partition("evaluation ")[2], said(distinct.folder)):
+    assert re.search(r" eval +2/\d+ \| held-out reward ", told)
+    assert "measured by the mean of reward" in said(distinct.folder)
+    for words in (told, said(distinct.folder)):
         assert "pass rate" not in words.replace("with evaluation.pass_at by a pass rate", "")
         assert "wrong" not in words
     assert "the held-out reward" in said(distinct.folder)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from groupwise.commands.check.trials import Kind, trials
+from groupwise.core.errors import UsageError
+from groupwise.core.task import KnowsGold
 from groupwise.tasks.make import task
 from groupwise.training.start.initial_policy import starting_policy
 from groupwise.training.start.warm_start import WarmStart
@@ -68,6 +71,44 @@ def test_a_policy_is_not_warmed_up_by_the_demonstrations_of_other_settings(tmp_p
 def test_what_a_class_says_of_its_settings_is_said_as_it_is() -> None:
     with pytest.raises(Exception, match=r"^task.settings: factors = .* must be"):
         task("calculator", {"settings": {"factors": [3, 2]}}).samples("train")
+
+
+@pytest.mark.parametrize("name", ["guess-number", "calculator", "code-turns", "grid-world"])
+def test_every_gold_of_an_environment_that_comes_along_wins(name: str) -> None:
+    """A maze keeps its walls in `answer`: it has no first turn that wins, and is not asked for one."""
+    named = task(name, {})
+    known = trials(named, named.samples("heldout")[:8])
+    assert bool(known) == (name != "grid-world")
+    for trial in known if name != "calculator" else ():  # its reward reads episodes, which `score` does not play
+        assert named.score(trial.sample, trial.completions[Kind.GOLD]) == 1.0
+
+
+def golds(mine: Path, text: str, **keys: object) -> str:
+    """What the environment in `text` gives as a turn that wins its first problem."""
+    mine.write_text(text)
+    named = task("environment", {"use": f"{mine}:Echo", **keys})
+    assert isinstance(named, KnowsGold)
+    return named.gold(named.samples("train")[0])
+
+
+def test_an_answer_is_a_gold_turn_only_where_something_compares_turns_with_it(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    tools = MINE.replace("def step(self, text):", 'def look(self) -> str:\n        """Look."""')
+    assert golds(mine, MINE) == ""
+    assert golds(mine, f"{MINE}    def gold(self, sample):\n        return sample.answer * 2\n") == "bb"
+    (tmp_path / "reward.py").write_text("def compares(environments, completions, answer, **more):\n    return [0.0]\n")
+    assert golds(mine, tools, reward=f"{tmp_path / 'reward.py'}:compares") == "b"
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1?", "answer": "2"}\n{"prompt": "1 + 2?", "answer": "3"}\n')
+    assert golds(mine, tools, path=str(tmp_path / "rows.jsonl"), check="numeric") in ("2", "3")
+    assert golds(mine, MINE, path=str(tmp_path / "rows.jsonl"), check="numeric") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "words"), [("return 3", "returned 3; it must be the text"), ("return 1 / 0", "raised Zero")]
+)
+def test_a_gold_that_is_no_text_is_one_line(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(UsageError, match=rf"^task.use = .*gold\(\) of train.*{words}"):
+        golds(tmp_path / "mine.py", f"{MINE}    def gold(self, sample):\n        {line}\n")
 
 
 def test_rows_of_the_same_words_are_episodes_of_their_own_seeds(tmp_path: Path) -> None:

@@ -202,14 +202,17 @@ def test_what_is_too_large_is_refused_before_it_is_read(
     assert refusal(tmp_path / name).startswith(f"{tmp_path / name}{words}")
 
 
-def test_an_id_that_the_library_cannot_load_is_told_in_its_words() -> None:
+def test_an_id_that_neither_the_hub_nor_a_cache_has_is_one_line() -> None:
     code = (
         "import groupwise\ntry: groupwise.task('gsm8k').samples('train')\n"
         "except groupwise.UsageError as error: print(error)"
     )
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": os.devnull}
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=offline).stdout
-    assert told.startswith("task.path = 'openai/gsm8k:main': no such file; datasets cannot load 'openai/gsm8k:main': ")
+    assert told.startswith(
+        "task.path = 'openai/gsm8k:main': no such file or folder, and no data set of that id can be "
+    )
+    assert "https://huggingface.co cannot be reached from here, and no cache has it; set task.path" in told
     assert told.count("\n") == 1
 
 

@@ -101,7 +101,7 @@ def _value(part: Part) -> str:
 
 
 def overview() -> str:
-    """Make one Markdown table of the catalog; README has it too."""
+    """Make one Markdown table of the catalog."""
     slots = ("shaping", "filter", "advantage", "ratio", "trust", "kl", "aggregate")
     head = ["| name | paper | " + " | ".join(slots) + " |", "|---" * (2 + len(slots)) + "|"]
     rows = CATALOG.values()

@@ -6,12 +6,11 @@ import dataclasses
 import math
 import os
 import platform
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any, NamedTuple
 
 import orjson
@@ -21,7 +20,7 @@ from groupwise.claims.articles import CLAIMS, SUBJECTS, chosen
 from groupwise.claims.claim import Claim
 from groupwise.claims.experiments import Effort, Experiment
 from groupwise.claims.measurements import Measurements, Row
-from groupwise.claims.page import HEADING, counted, markdown, report
+from groupwise.claims.page import ARTICLES, HEADING, counted, markdown, report
 from groupwise.core import VERSION
 from groupwise.core.code.unexpected import unexpected
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, brief, shortened
@@ -29,6 +28,7 @@ from groupwise.core.files.atomic import open_regular, open_to_append, whole_file
 from groupwise.core.files.jsonl import encoded
 from groupwise.core.files.paths import existing_parent
 from groupwise.core.machine.facts import cores
+from groupwise.core.processes.side_by_side import side_by_side
 from groupwise.reports.make import require_ours
 from groupwise.reports.page.page import write
 
@@ -99,26 +99,16 @@ def _seeds(experiment: Experiment, effort: Effort, known: Measurements, seed: in
 def _in_turn(wanted: Sequence[Measuring], work: Path, at_once: int) -> Iterator[tuple[Measuring, Row | None]]:
     """Measure each, and yield it twice: without a row where it begins, and with it where it is done.
 
-    What has no process of its own comes first, one by one. Of the others each thread waits for a process; threads end
-    with this process, and with them what they wait for (core/processes/children.py).
+    What has no process of its own comes first, one by one.
     """
     apart = [each for each in wanted if each.experiment.own_process] if at_once > 1 else []
-    for each in wanted:
-        if not apart or not each.experiment.own_process:
-            yield each, None
-            yield each, _measured(each.experiment, each.seed, work)
-    waiting = iter(apart)
-    heard: SimpleQueue[tuple[Measuring, Row | None]] = SimpleQueue()
+    here = [each for each in wanted if not apart or not each.experiment.own_process]
 
-    def work_off() -> None:
-        for each in waiting:  # a list's iterator gives each to one thread
-            heard.put((each, None))
-            heard.put((each, _measured(each.experiment, each.seed, work)))
+    def row(each: Measuring) -> Row:
+        return _measured(each.experiment, each.seed, work)
 
-    for _ in range(min(at_once, len(apart))):
-        Thread(target=work_off, daemon=True).start()
-    for _ in range(2 * len(apart)):
-        yield heard.get()
+    yield from side_by_side(here, row, at_once=1)
+    yield from side_by_side(apart, row, at_once)
 
 
 def _measured(experiment: Experiment, seed: int, work: Path) -> Row:
@@ -270,13 +260,15 @@ def effort_of(quick: bool, standard: bool, full: bool) -> Effort:
 
 
 def listing(names: Sequence[str], rows: Path = ROWS) -> Iterator[str]:
-    """List every claim with its source, the effort it needs, and the verdict of the rows so far."""
+    """List every claim with its source, the effort it needs, and its verdict; then the articles that sources name."""
     claims = chosen(names)
     known = current(claims, read_rows(rows))
     width = max(len(claim.name) for claim in claims)
     for claim in claims:
         yield f"{claim.name:<{width}}  --{claim.effort.words:<9} {claim.verdict(known).outcome.value}"
         yield f"{'':<{width}}  {claim.title} ({claim.source})"
+    named = [name for name in ARTICLES if any(re.search(rf"\b{name}\b", claim.source) for claim in claims)]
+    yield from (f"{name}  {ARTICLES[name]}" for name in named)
 
 
 def run(

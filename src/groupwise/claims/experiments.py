@@ -4,12 +4,10 @@ import ast
 import hashlib
 import inspect
 import json
-import os
 import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, partial
@@ -18,10 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from groupwise.claims import readings, toys
-from groupwise.core.errors import RunError
+from groupwise.commands.train.apart import train_apart
 from groupwise.core.files.paths import recipe_folder
-from groupwise.core.peer import PeerLost
-from groupwise.core.processes.children import Child
 
 #: Laid over every recipe: one thread, so that two runs side by side have the bits of one alone; no page; and as many
 #: tokens a step with their columns as what is read of them needs.
@@ -147,17 +143,10 @@ def _train(
     """Train, read, and put the run's folder away: what is asked of it is in the row. One that failed stays."""
     folder = work / f"{name.replace('/', '-')}-{fingerprint}-{seed}"
     settings = {**keys, "name": folder.name, "seed": seed, "runs": str(work)}
-    options = {"recipe": str(recipe), "settings": settings, "folder": str(folder)}
-    threads = {**os.environ, "OMP_NUM_THREADS": str(keys["threads"])}
-    with closing(Child("groupwise.claims.training_process", options, environment=threads)) as child:
-        try:
-            answer = child.receive()
-        except PeerLost as lost:
-            raise RunError(f"{lost}; {folder} is gone on with the next time") from None
-    if answer["error"]:
-        raise RunError(answer["error"])
+    train_apart(str(recipe), settings, folder, int(str(keys["threads"])))
+    measured = readings.read(folder)
     shutil.rmtree(folder)
-    return answer["measured"]
+    return measured
 
 
 #: What an answer needs at least, and what is measured without a limit of time.

@@ -1,28 +1,50 @@
 """Commands that look at runs and use what they trained."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from groupwise.cli.app import RunFolder, Settings, assigned, command
+from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import location
 from groupwise.core.machine.terminal import Terminal
 
 
 @command("Runs")
+def runs(
+    folder: Annotated[
+        Path | None, typer.Argument(parser=location, help="Folder that holds runs; default: runs.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, for a program.")] = False,
+) -> None:
+    """List runs, the newest first: state, step, held-out result, algorithm, age.
+
+    Example: groupwise runs
+    """
+    from groupwise.commands.runs import listing
+
+    terminal = Terminal()
+    terminal.print(listing(folder, json, terminal.console.width))
+
+
+@command("Runs")
 def watch(
-    run: RunFolder,
+    run: Annotated[
+        Path | None, typer.Argument(parser=location, help="A run folder; default: a list of the runs in ./runs.")
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
 ) -> None:
-    """Serve the live report of a run to this machine's browser until Ctrl-C.
+    """Serve the live report of a run, or a list of runs, to this machine's browser until Ctrl-C.
 
     Example: groupwise watch runs/quickstart
     """
     from groupwise.reports.make import watched
 
+    what = "the runs of ./runs" if run is None else str(run)
     say = Terminal().print
-    watched(run, port, lambda url: say(f"{url} shows {run} and stays fresh; Ctrl-C ends"))
+    watched(run, port, lambda url: say(f"{url} shows {what} and stays fresh; Ctrl-C ends"))
 
 
 @command("Runs")
@@ -32,15 +54,25 @@ def report(
         Path | None,
         typer.Option(parser=location, help="File to write; default: RUN/report.html or comparison.html."),
     ] = None,
+    text: Annotated[bool, typer.Option("--text", help="Print the report of one run here; write no file.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the numbers of every chart as a table (CSV).")] = False,
 ) -> None:
     """Write the report of a run as one offline page; of several runs, a comparison.
 
     Example: groupwise report runs/quickstart runs/quickstart-2
     """
-    from groupwise.reports.make import make
+    from groupwise.reports import make
 
-    page = make(runs, out)
-    Terminal().print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
+    terminal = Terminal()
+    if text or csv:
+        make.require_alone(runs, out, text, csv)
+        for line in make.in_text(runs[0], terminal.console.width, terminal.console.encoding) if text else ():
+            terminal.print(*line)
+        if csv:
+            typer.echo(make.as_csv(runs), nl=False)
+        return
+    page = make.make(runs, out)
+    terminal.print(f"{page.path} ({page.size / 1e6:.1f} MB, {page.seconds:.1f} s)")
 
 
 @command("Runs", "eval")
@@ -78,12 +110,55 @@ def export(
     run: RunFolder,
     folder: Annotated[Path, typer.Argument(parser=location, help="New folder to write.")],
     step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest.")] = None,
+    push: Annotated[
+        str,
+        typer.Option(metavar="OWNER/NAME", help="Send the folder to this repository of a hub; new ones are private."),
+    ] = "",
 ) -> None:
-    """Write a run's policy as a Hugging Face model folder, with adapters merged.
+    """Write a run's policy as a Hugging Face model folder with a model card, with adapters merged.
 
     Example: groupwise export runs/quickstart my-model
     """
-    from groupwise.commands.build.policy import export as export_policy
+    from groupwise.commands.export import export as export_policy
 
-    done = export_policy(run, folder, step, Terminal(stderr=True).print)
+    done = export_policy(run, folder, step, Terminal(stderr=True).print, push=push)
     Terminal().print(f"{folder} holds the policy after step {done}: from_pretrained loads it")
+
+
+@command("Runs")
+def chat(
+    policy: Annotated[str, typer.Argument(help="A run, RUN:STEP, a model folder or a hub id.")],
+    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Answer this prompt and exit.")] = None,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, max=1024, help="Number of answers to a prompt.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=100, help="0 takes the likeliest token; default: the run's, or 1.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, max=2**24, help="Longest answer in tokens; default: the run's, or 256.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the answers; the same seed, the same answers.")
+    ] = 0,
+) -> None:
+    """Talk to a policy; with -p answer one prompt; from a pipe answer each line.
+
+    Example: groupwise chat runs/quickstart -p "3+4=" -n 4
+    """
+    import sys
+
+    piped = prompt is None and not sys.stdin.isatty()
+    if count > 1 and prompt is None and not piped:
+        raise UsageError(f"-n {count}: a conversation has one answer a turn; give a prompt with -p")
+    if prompt is not None and not prompt.strip():
+        raise UsageError("-p: the prompt is empty; write at least one character")
+    from groupwise.commands import chat as run  # torch takes seconds to import
+
+    options, note, show = run.ChatOptions(temperature, max_tokens, seed), Terminal(stderr=True).print, Terminal().write
+    if prompt is not None:
+        run.answer(policy, [prompt], count, options, show, note)
+    elif piped:
+        run.answer(policy, run.prompts_of(sys.stdin.buffer), count, options, show, note)
+    else:
+        with suppress(ImportError):
+            import readline  # noqa: F401  # the arrow keys edit a line and go through those before
+        run.talk(policy, options, input, show, note)

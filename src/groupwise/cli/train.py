@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from groupwise.cli.app import RecipeName, Settings, assigned, command, settled
+from groupwise.config.answers import require_known_keys
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import from_here, location
 from groupwise.core.machine.terminal import Terminal
@@ -22,6 +23,11 @@ def train(
         str | None,
         typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: HOST:PORT, auto or local. Sets placement.ray."),
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the whole plan and every check.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line: steps, evaluations, checks and the end.")
+    ] = False,
 ) -> None:
     """Train a policy by a recipe, or go on with a run that stopped.
 
@@ -29,20 +35,62 @@ def train(
     """
     if (recipe is None) == (resume is None):
         raise UsageError("train takes a recipe or --resume RUN, one of them")
+    if quiet + verbose + json > 1:
+        raise UsageError("--quiet, --verbose and --json exclude each other; give one of them")
     chosen = assigned(set) if recipe is None else settled(recipe, set)
     if ray is not None:
         chosen["placement.ray"] = ray
     from groupwise.commands.train import train as run  # torch takes seconds to import: not for an answer
-    from groupwise.commands.train.run import in_words
+    from groupwise.commands.train.ending import say_end
     from groupwise.commands.train.torchrun import follows
+    from groupwise.journal.lines import Shown
 
     if follows(recipe, resume, chosen):
         return
-    done = run.resume(resume, chosen) if resume is not None else run.train(str(recipe), chosen)
+    ways = {Shown.RESULT: quiet, Shown.WHOLE: verbose, Shown.JSON: json}
+    shown = next((way for way, asked in ways.items() if asked), Shown.BRIEF)
+    if resume is not None:
+        done = run.resume(resume, chosen, shown=shown)
+    else:
+        done = run.train(str(recipe), chosen, shown=shown)
+    say_end(done.summary, from_here(done.folder), shown, Terminal())
     if not done.finished:
         raise typer.Exit(128 + done.stopped_by)
-    for line in in_words(done.summary, from_here(done.folder)):
+
+
+@command("Train")
+def sweep(
+    recipe: RecipeName,
+    over: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=VALUE,...", help="Values of a key, a run each; repeat it for a grid of keys."),
+    ],
+    at_once: Annotated[int, typer.Option(min=1, max=1024, help="Number of runs side by side.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=location, help="Folder of the sweep; default: NAME-sweep in the recipe's runs folder."),
+    ] = None,
+    set: Settings = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Start more than 100 runs.")] = False,
+) -> None:
+    """Train a recipe with each combination of values and compare the runs. Repeat the command to go on after a stop.
+
+    Example: groupwise sweep quickstart --over seed=0,1,2 --over algorithm.name=grpo,dapo --at-once 2
+    """
+    chosen = settled(recipe, set)
+    from groupwise.commands.sweep.grid import read_over
+
+    values = read_over(over, chosen, many=yes)
+    require_known_keys(recipe, {**chosen, **{key: first for key, (first, *_) in values.items()}})
+    from groupwise.commands.sweep.sweep import sweep as run  # torch takes seconds to import: not for an answer
+
+    done = run(recipe, values, chosen, Terminal(stderr=True).print, out, at_once)
+    for line in done.lines:
         Terminal().print(line)
+    if done.stopped_by:
+        raise typer.Exit(128 + done.stopped_by)
+    if done.failed:
+        raise typer.Exit(1)
 
 
 @command("Train")
@@ -89,3 +137,19 @@ def plan(
     from groupwise.commands.plan import in_words, scale_plan
 
     Terminal().print(in_words(scale_plan(recipe, chosen, ranks, device, cards)))
+
+
+@command("Train")
+def init(
+    folder: Annotated[Path, typer.Argument(parser=location, help="A new or an empty folder.")],
+) -> None:
+    """Begin a project of your own: a commented recipe, a reward and ten rows of data that train as they are.
+
+    Example: groupwise init mine
+    """
+    from groupwise.commands.init import write_project
+
+    made = write_project(folder)
+    say = Terminal().print
+    say(f"{made.folder} holds {', '.join(made.files)}")
+    say(f"next: groupwise check {made.recipe}, then groupwise train {made.recipe}")

@@ -218,7 +218,7 @@ def _plan(name: str, recipe: RecipeLike | None, overrides: Mapping[str, object],
 
 def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResult:
     recipe, task = plan.recipe, plan.task
-    named, policy = _policy(name, recipe.device, note)
+    named, policy = named_policy(name, recipe.device, note)
     engine = make_engine(policy=policy, settings=recipe.engine, note=note)
     chat = chat_of(recipe, task, policy.tokenizer)
     environments = environments_of(recipe, task)
@@ -237,7 +237,7 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
     return PolicyResult(named, recipe.measure, groups, evaluation)
 
 
-def _policy(name: str, device: str, note: Callable[[str], None]) -> tuple[str, Policy]:
+def named_policy(name: str, device: str, note: Callable[[str], None]) -> tuple[str, Policy]:
     """Load a policy; its name, for a run with the step that was loaded, and the policy."""
     source = run_policy(name)
     if source is None:

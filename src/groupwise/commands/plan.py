@@ -20,7 +20,7 @@ from groupwise.config import recipe as recipes
 from groupwise.config.plan import Plan
 from groupwise.config.resolve import resolve
 from groupwise.config.validate import require_offloadable, require_rankable
-from groupwise.core.errors import GroupwiseError, UsageError
+from groupwise.core.errors import GroupwiseError, UsageError, counted
 from groupwise.core.machine.cards import NOT_TRIED, Cards, placed
 from groupwise.core.machine.free_memory import free_memory, held_memory
 from groupwise.core.processes.place import Role
@@ -210,7 +210,7 @@ def _what(scale: ScalePlan) -> list[str]:
         _line(
             "a step",
             f"{shape.prompts} prompts of at most {shape.prompt} tokens x {shape.samples} completions of at most "
-            f"{shape.completion}; {shape.passes} pass(es) of {shape.minibatches} update(s)",
+            f"{shape.completion}; {counted(shape.passes, 'pass')} of {counted(shape.minibatches, 'update')}",
         ),
         _line("microbatches", _microbatches(scale)),
     ]

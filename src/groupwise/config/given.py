@@ -16,6 +16,7 @@ from groupwise.core.code.user_code import Files, Source
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.files.plain import of_program
 from groupwise.journal.kept import CODE
+from groupwise.training.start.initial_policy import TINY
 
 #: A recipe's name or path; its table, nested or with dotted keys; a Recipe.
 RecipeLike = str | os.PathLike[str] | Mapping[str, Any] | Recipe
@@ -32,11 +33,15 @@ HOME = "rewards.py"
 
 @dataclass(frozen=True)
 class Given:
-    """Recipe, its origin, and the functions of the program in it: by reward, the content of a file of each."""
+    """Recipe, its origin, and the functions of the program in it: by reward, the content of a file of each.
+
+    notes  lines for the user about what was left out of the recipe
+    """
 
     recipe: Recipe
     origin: str
     functions: Mapping[str, bytes]
+    notes: tuple[str, ...] = ()
 
     def placed(self, recipe: Recipe) -> tuple[Recipe, Files]:
         """Name each function in the recipe by its file in the run's folder; the recipe, and these files."""
@@ -64,6 +69,7 @@ def given(
     changes = {} if overrides is None else overrides
     require_overrides(changes)
     table, where = _table(recipe)
+    notes = _unwarmed(table, changes)
     if algorithm is not None:
         _set_algorithm(table, algorithm)
     for key, value in changes.items():
@@ -76,7 +82,23 @@ def given(
             tables[name] = one
     functions = _taken(table)
     origin = f"from {os.fspath(recipe) if isinstance(recipe, (str, os.PathLike)) else where}"
-    return Given(parse(table, where), origin, functions)
+    return Given(parse(table, where), origin, functions, notes)
+
+
+def _unwarmed(table: dict[str, Any], changes: Mapping[str, object]) -> tuple[str, ...]:
+    """Take the warm start out of a recipe that makes it for a tiny policy, if another model is set, and say so.
+
+    Random weights need it; those of a trained model it would train away on demonstrations of the tiny policy's task.
+    """
+    own, warm = table.get("model", Recipe.model_fields["model"].default), table.get("warm_start")
+    model, steps = of_program(changes.get("model")), warm.get("steps") if isinstance(warm, dict) else None
+    if not isinstance(steps, int) or steps < 1 or not isinstance(own, str) or not isinstance(model, str):
+        return ()
+    if own not in TINY or model in TINY or any(key.partition(".")[0] == "warm_start" for key in changes):
+        return ()
+    table["warm_start"] = {**table["warm_start"], "steps": 0}
+    why = f"left out: the recipe has {steps:,} steps for {own}, and model is set to {brief(model)}"
+    return (f"warm start   {why}; keep them with warm_start.steps = {steps}",)
 
 
 def _table(recipe: RecipeLike) -> tuple[dict[str, Any], str]:

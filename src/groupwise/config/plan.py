@@ -15,8 +15,8 @@ from groupwise.config.rewards import describe_weights
 from groupwise.core import VERSION
 from groupwise.core.code.user_code import Source
 from groupwise.core.engine import Sampling
-from groupwise.core.errors import brief, listed
-from groupwise.core.machine.facts import where
+from groupwise.core.errors import brief, counted, listed
+from groupwise.core.machine.facts import commit, where
 from groupwise.core.numbers.measure import CORRECTNESS
 from groupwise.core.processes.place import Role, in_words, resources_in_words
 from groupwise.core.samples import TASK
@@ -174,7 +174,7 @@ def _training_lines(plan: Plan) -> Iterator[str]:
     yield f"precision    {', '.join(precisions)}"
     if critic := recipe.critic:
         start = f"from the {critic.start}" if critic.start in (POLICY_START, REWARD_START) else f"from {critic.start}"
-        alone = f", {critic.warmup_steps} step(s) before the policy's first" if critic.warmup_steps else ""
+        alone = f", {counted(critic.warmup_steps, 'step')} before the policy's first" if critic.warmup_steps else ""
         yield f"critic       {start}, learning rate {critic.learning_rate:g}, clip {critic.clip:g}{alone}"
     scores_steps = isinstance(task, (ScoresSteps, PlaysTurns))
     if recipe.preference:
@@ -199,10 +199,12 @@ def _step_lines(plan: Plan) -> Iterator[str]:
         f"step         {recipe.prompts_per_step} prompts x {recipe.samples_per_prompt} samples = {completions} "
         f"completions of at most {recipe.sampling.max_new_tokens} tokens"
     )
-    yield f"             {recipe.passes_per_batch} pass(es) of {recipe.updates_per_batch} update(s)"
+    passes = counted(recipe.passes_per_batch or 0, "pass")
+    yield f"             {passes} of {counted(recipe.updates_per_batch, 'update')}"
     for line in _describe_age(recipe, row):
         yield f"age          {line}"
-    yield f"run length   {recipe.steps} steps, {recipe.total_updates} optimizer updates"
+    steps, updates = counted(recipe.steps, "step"), counted(recipe.total_updates, "optimizer update")
+    yield f"run length   {steps}, {updates}"
     yield f"witness      {_describe_witness(recipe)}"
     if not plan.evaluated:
         yield "evaluation   none"
@@ -299,6 +301,7 @@ def about(plan: Plan, started: float) -> dict[str, Any]:
         "algorithm": algorithm_row(plan.algorithm),
         "task": plan.recipe.task.get("name") or type(plan.task).__name__,
         **({"code": [{"path": str(one.path), "sha256": one.sha256} for one in plan.code]} if plan.code else {}),
+        **({"commit": name} if (name := commit(Path.cwd())) else {}),
         "resumed": [],
     }
 

@@ -118,3 +118,9 @@ def disk_remedy(error: Exception, other: str) -> str:
     """Return "free space" if the disk is full, else `other`. Of an error that a library wrapped, the words are read."""
     full = {os.strerror(number).lower() for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
     return "free space" if any(words in disk_words(error).lower() for words in full) else other
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a number and its noun: "1 step", "2 steps", "2 passes"."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{'' if count == 1 else ending}"

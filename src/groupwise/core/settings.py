@@ -16,6 +16,21 @@ Location = Annotated[str, Field(min_length=1), AfterValidator(expanded)]
 
 T = TypeVar("T")
 
+#: What pydantic's errors begin with, and how a person says it; the first that fits is taken, the last of all the rest.
+PLAIN = {
+    "Input should be greater than or equal to": "must be at least",
+    "Input should be less than or equal to": "must be at most",
+    "Input should be greater than": "must be more than",
+    "Input should be a valid integer": "must be a whole number",
+    "Input should be a valid number": "must be a number",
+    "Input should be a valid string": "must be text in quotes",
+    "Input should be a valid boolean": "must be true or false",
+    "Input should be a valid dictionary": "must be a table",
+    "Input should be a valid tuple": "must be a list",
+    "Input should be a valid list": "must be a list",
+    "Input should be": "must be",
+}
+
 
 @dataclass(frozen=True)
 class Fixed:
@@ -86,6 +101,8 @@ def fault(error: Any, key: str) -> str:
     if error["type"] == "missing":
         return f"{key} is missing"
     words = error["msg"].removeprefix("Value error, ")
+    for theirs, plain in PLAIN.items():
+        words = words.replace(theirs, plain, 1) if words.startswith(theirs) else words
     return f"{key} = {brief(error['input'])}: {words[0].lower()}{words[1:]}"
 
 

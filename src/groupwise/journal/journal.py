@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import orjson
 from pydantic import BaseModel, Field, ValidationError
@@ -18,7 +18,6 @@ from groupwise.core.files import jsonl
 from groupwise.core.files.atomic import open_regular, open_to_append, temporary_folder, whole_file
 from groupwise.core.machine.facts import machine_row
 from groupwise.core.machine.terminal import clean
-from groupwise.core.settings import Changeable, Settings
 from groupwise.journal.kept import CODE, RECIPE, create_recipe, replace_recipe
 
 METRICS, ROLLOUTS, HELDOUT, MACHINE = "metrics.jsonl", "rollouts.jsonl", "heldout.jsonl", "machine.jsonl"
@@ -29,19 +28,6 @@ STEP_FILES = (METRICS, ROLLOUTS, HELDOUT, PROBLEMS, MACHINE)
 LOG, ABOUT, SUMMARY, LOCK = "log.txt", "about.json", "summary.json", ".lock"
 
 
-class JournalSettings(Settings):
-    """The section [journal]: what a run writes about itself beside its metrics.
-
-    token_budget  completion tokens a step, whole groups in order, whose columns per token are written; 0 is none
-    report        a finished run leaves a report
-    tracker       where metrics go as well; "none" is nowhere
-    """
-
-    token_budget: Changeable[int] = Field(default=200_000, ge=0)
-    report: Changeable[bool] = True
-    tracker: Changeable[Literal["none", "trackio", "wandb", "tensorboard"]] = "none"
-
-
 class Journal:
     """Appends to a run folder, one line an event; a line is on its way to disk before the next step starts."""
 
@@ -49,6 +35,7 @@ class Journal:
         self.folder = folder
         self._listeners: list[Callable[[Mapping[str, Any]], None]] = []
         self._cut_listeners: list[Callable[[int], None]] = []
+        self._readers: list[tuple[int, Callable[[Sequence[Mapping[str, Any]]], None]]] = []
         try:
             self._lock = open_to_append(folder / LOCK)
         except OSError as error:
@@ -134,6 +121,10 @@ class Journal:
         """Tell a listener the last step that is left when later rows are taken out."""
         self._cut_listeners.append(listener)
 
+    def listen_to_rollouts(self, listener: Callable[[Sequence[Mapping[str, Any]]], None], most: int) -> None:
+        """Hand the first `most` rows of each step's rollouts to a listener too, once they are written."""
+        self._readers.append((most, listener))
+
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl; a number that is not finite becomes null."""
         self._append(METRICS, [row])
@@ -150,7 +141,11 @@ class Journal:
 
     def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append a line to rollouts.jsonl per completion that a step generated or trains."""
-        self._append(ROLLOUTS, rows)
+        first: list[Mapping[str, Any]] = []
+        most = max((most for most, _ in self._readers), default=0)
+        self._append(ROLLOUTS, _kept(rows, most, first))
+        for own, listener in self._readers:
+            listener(first[:own])
 
     def heldout(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append one line to heldout.jsonl per completion of an evaluation."""
@@ -189,6 +184,14 @@ class Journal:
             raise RunError(
                 f"{self.folder / name}: cannot be written: {error.strerror}; {remedy}, then resume"
             ) from None
+
+
+def _kept(rows: Iterable[Mapping[str, Any]], most: int, first: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Pass rows on, and keep the first ones: a step may have more than memory should hold twice."""
+    for row in rows:
+        if len(first) < most:
+            first.append(row)
+        yield row
 
 
 class _Check(BaseModel):

@@ -12,6 +12,7 @@ from groupwise.core.stream import RolloutResult
 from groupwise.health.symptoms.base import Finding
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import ABOUT, LOG, Journal, read_about, sound_metrics
+from groupwise.journal.lines import Checked
 from groupwise.journal.per_token import PerToken
 from groupwise.journal.rollout_rows import Spell, heldout_rows, rollout_rows
 from groupwise.journal.terminal import View
@@ -47,18 +48,22 @@ class Output:
         for line in lines:
             self.say(step, line, shown=f"step {step}: first of its kind: {line}")
 
-    def checks(self, step: int, checks: Sequence[object]) -> None:
-        """Write what was checked, in words."""
+    def checks(self, step: int, checks: Sequence[Checked]) -> None:
+        """Write each check into the log, and in short how many hold."""
         for check in checks:
-            self.say(step, str(check), shown=f"check        {check}")
+            self.journal.log(f"step {step}: {check}")
+        self.view.checks(checks)
 
     def columns(self, batch: Batch) -> PerToken:
         """Begin to gather the columns per token of a batch while it trains."""
         return PerToken(batch, self.token_budget)
 
     def rollouts(self, step: int, result: RolloutResult, batch: Batch, columns: PerToken) -> None:
-        """Write every completion of the step."""
+        """Write every completion of the step, and show the first."""
         self.journal.rollouts(rollout_rows(step, result, batch, columns, self.token_text, self.measure))
+        for group in result.groups[:1]:
+            one = group.completions[0]
+            self.view.completion(group.prompt.sample.prompt, one.text, self.measure.value(one))
 
     def step(self, row: Mapping[str, Any], machine: Mapping[str, Any] | None = None) -> None:
         """Write a step's row of metrics.jsonl, and each warning that is true for the first time; `machine` is what

@@ -1,37 +1,39 @@
-"""Views of a run that goes on: a panel in a terminal or a notebook, lines elsewhere, or nothing."""
+"""Views of a run that goes on: lines for a log file or a pipe, JSON for a program, or nothing."""
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
-from rich.console import Group
-from rich.live import Live
-from rich.panel import Panel
-from rich.table import Table
+import orjson
 
-from groupwise.core.machine.clock import BEFORE
+from groupwise.core.files import jsonl
 from groupwise.core.machine.terminal import Terminal
 from groupwise.core.records import Evaluation
 from groupwise.health.symptoms.base import PASS_RATE, Measured
+from groupwise.journal.lines import WIDTH, Checked, Lines, Row, step_seconds
 
-#: Shown if a run has them: a reward model's score beside the true pass rate, a critic's grasp of the returns.
-EXTRAS = {"learned_mean": "learned score", "explained_variance": "explained variance"}
-BARS = "▁▂▃▄▅▆▇█"
-Row = Mapping[str, Any]
+#: Lines of a training before step 1.
+PREPARING = 5
+#: Width of the names in the head.
+LABEL = 12
+
+
+def unlogged(line: str) -> None:
+    """Take a line that is kept nowhere."""
 
 
 @dataclass(eq=False)
 class View:
-    """A view of one line a step, for logs and pipes.
+    """A view in lines, for a log file or a pipe. Each line is in the run's log as well, and the log has the plan.
 
-    what                   what the run is measured by
-    compares_within_group  the algorithm compares the completions of a prompt; if not, a group of equal rewards trains
-                           as any other does, and how many groups have a signal is not shown
-    name                   the run's, where the view has a title
+    what, compares_within_group  as in Lines
+    name   the run's, where the view has a title
+    log    keeps a line
+    whole  the whole plan and every check are shown too
     """
 
     steps: int
@@ -39,42 +41,65 @@ class View:
     what: Measured = PASS_RATE
     compares_within_group: bool = True
     name: str = ""
+    log: Callable[[str], None] = unlogged
+    whole: bool = False
     started: float = field(default_factory=time.perf_counter, init=False)
+    made: int = field(default=0, init=False)
+
+    @cached_property
+    def lines(self) -> Lines:
+        return Lines(self.steps, self.what, self.compares_within_group)
 
     @property
-    def trained(self) -> str:
-        """The name of the trained batch's mean after shaping, beside what is measured."""
-        return "reward" if self.what is PASS_RATE else "trained reward"
+    def width(self) -> int:
+        """Characters of a line: a terminal may have fewer than a log file."""
+        return min(WIDTH, self.terminal.console.width) if self.terminal.console.is_terminal else WIDTH
 
-    def _extras(self, row: Row) -> list[tuple[str, str]]:
-        """Choose (column, label) of what the row has and the line does not show yet."""
-        return [(key, label) for key, label in EXTRAS.items() if key in row and label != self.what.words]
+    def head(self, lines: Mapping[str, str]) -> None:
+        """Show in short what the run is, unless its whole plan is shown."""
+        for name, text in lines.items() if not self.whole else ():
+            self._print(shortened(f"{name:<{LABEL}} {text}", self.width))
+
+    def plan(self, text: str) -> None:
+        """Put what the run will do into the log, and show it if all is shown."""
+        for line in text.splitlines():
+            self.log(line)
+        if self.whole:
+            self._print(text)
 
     def preparing(self, what: str, step: int, steps: int, loss: float) -> None:
         """Show what is trained before the first step, such as the warm start."""
-        if step % max(1, steps // 5) == 0 or step == steps:
-            self.note(f"{what} {step}/{steps}  loss {loss:.3f}")
+        if step % max(1, steps // PREPARING) == 0 or step == steps:
+            self._line(lambda width: [self.lines.preparing(what, step, steps, loss)])
 
     def note(self, text: str) -> None:
         """Say a line. A terminal or a pipe that has gone is no reason for a run to end: its log has the line too."""
-        with suppress(OSError):
-            self.terminal.print(text)
+        self._print(text)
 
     def step(self, row: Row) -> None:
-        signal = f"signal {_number(row['groups_signal_share'])}  " if self.compares_within_group else ""
-        self.note(
-            f"step {row['step']:>4}/{self.steps}  {self.what.words} {_number(row[self.what.training_column])}  "
-            f"{self.trained} {_number(row['reward_mean'])}  length {_number(row['length_mean'], 1)}  "
-            f"{signal}passed {_number(row['share_passed'])}  "
-            f"{''.join(f'{label} {_number(row[key])}  ' for key, label in self._extras(row))}"
-            f"{_phases(row['seconds'])}"
-        )
+        if not self.made:
+            self.started = time.perf_counter() - step_seconds(row)
+        self.made += 1
+        if self.lines.due(row["step"]) or self.made == 1:
+            left = self.left(row)
+            self._line(lambda width: [self.lines.step(row, left, width)])
+
+    def left(self, row: Row) -> float:
+        """Estimate the seconds that the run still takes, from the steps of this process."""
+        return (time.perf_counter() - self.started) / max(1, self.made) * (self.steps - row["step"])
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
-        self.note(
-            f"held out after step {step}: {rate(evaluation, self.what)} on {evaluation.problems} problems x "
-            f"{evaluation.samples}, {details(evaluation)}"
-        )
+        self._line(lambda width: self.lines.evaluation(step, evaluation, width))
+
+    def checks(self, checks: Sequence[Checked]) -> None:
+        """Show whether the checks hold; the log has each of them."""
+        if self.whole:
+            for check in checks:
+                self._print(f"check        {check}")
+        self._line(lambda width: self.lines.checks(checks, width))
+
+    def completion(self, prompt: str, text: str, score: float) -> None:
+        """Take one completion of the step; lines have no room for it."""
 
     def cut_back(self, step: int) -> None:
         """Forget later steps: the run goes on after an earlier one."""
@@ -82,168 +107,69 @@ class View:
     def close(self) -> None:
         pass
 
-
-@dataclass(eq=False)
-class LiveView(View):
-    """A panel that stays in place: the step, the numbers, what each phase costs, how long the run still takes."""
-
-    rows: list[Row] = field(default_factory=list, init=False)
-    heldout: list[tuple[int, Evaluation]] = field(default_factory=list, init=False)
-    warming: str = field(default="", init=False)
-
-    @cached_property
-    def live(self) -> Live:
-        console = self.terminal.console
-        return Live(console=console, refresh_per_second=8, transient=False, get_renderable=self.render)
-
-    def preparing(self, what: str, step: int, steps: int, loss: float) -> None:
-        if step == 1:
-            self.started = time.perf_counter()
-        left = (time.perf_counter() - self.started) / step * (steps - step)
-        self.warming = f"{what} {bar(step / steps, 30)} {step}/{steps}  loss {loss:.3f}  about {left:.0f} s left"
-        self.show()
-
-    def step(self, row: Row) -> None:
-        if not self.rows:
-            own = sum(value for phase, value in row["seconds"].items() if phase not in BEFORE)
-            self.started = time.perf_counter() - own
-        self.rows.append(row)
-        self.show()
-
-    def evaluation(self, step: int, evaluation: Evaluation) -> None:
-        self.heldout.append((step, evaluation))
-        self.show()
-
-    def cut_back(self, step: int) -> None:
-        self.rows = [row for row in self.rows if row["step"] <= step]
-        self.heldout = [held for held in self.heldout if held[0] <= step]
-
-    def show(self) -> None:
-        """Begin to show the panel, which is then made anew several times a second."""
+    def _print(self, text: str) -> None:
         with suppress(OSError):
-            self.live.start()
+            self.terminal.print(text)
 
-    def close(self) -> None:
-        with suppress(OSError):
-            self.live.stop()
+    def _line(self, written: Callable[[int], list[str]]) -> None:
+        """Log lines, as they are written in so many characters, and show them."""
+        lines = written(WIDTH)
+        for line in lines:
+            self.log(line)
+        self._show(lines if self.width == WIDTH else written(self.width))
 
-    def render(self) -> Panel:
-        text = self.terminal.text
-        parts: list[Any] = []
-        if self.warming and not self.rows:
-            parts.append(text(self.warming))
-        if self.rows:
-            step, seconds = self.rows[-1]["step"], time.perf_counter() - self.started
-            left = int(seconds / len(self.rows) * (self.steps - step))
-            clock = f"{left // 60}:{left % 60:02d} left"
-            parts.append(text(f"step {step}/{self.steps}  {bar(step / self.steps, 40)}  {clock}"))
-            parts += [self._numbers(), text((_phases(self.rows[-1]["seconds"]), "dim"))]
-        for step, evaluation in self.heldout[:1] + self.heldout[1:][-1:]:
-            line = f"held out after step {step:>3}  {rate(evaluation, self.what)}  {details(evaluation)}"
-            parts.append(text((line, "bold" if step else "")))
-        return Panel(Group(*parts), title=text(f"groupwise · {self.name}"), title_align="left", width=84)
-
-    def _numbers(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        row = self.rows[-1]
-        for label, key, digits in (
-            (self.what.words, self.what.training_column, 3),
-            (self.trained, "reward_mean", 3),
-            ("completion length, tokens", "length_mean", 1),
-            *[("groups with signal", "groups_signal_share", 2)] * self.compares_within_group,
-            ("gradient the trust region passes", "share_passed", 3),
-            *((label, key, 3) for key, label in self._extras(row)),
-        ):
-            line = self.terminal.text((curve([r[key] for r in self.rows], 34), "cyan"))
-            table.add_row(label, _number(row[key], digits), line)
-        return table
-
-
-@dataclass(eq=False)
-class NotebookView(LiveView):
-    """A panel in the output of a notebook's cell, changed in place."""
-
-    _handle: Any = field(default=None, init=False)
-    _shown: float = field(default=0.0, init=False)
-
-    @cached_property
-    def _display(self) -> Any:
-        return import_module("IPython.display")
-
-    def show(self) -> None:
-        """Show the panel as it is now, unless it was shown a quarter of a second ago: a warm start has fast steps."""
-        if time.perf_counter() - self._shown >= 0.25:
-            self._show()
-
-    def close(self) -> None:
-        if self._handle is not None:
-            self._show()
-
-    def _show(self) -> None:
-        self._shown = time.perf_counter()
-        page = self._display.HTML(self.terminal.html(self.render()))
-        if self._handle is None:
-            self._handle = self._display.display(page, display_id=True)
-        else:
-            self._handle.update(page)
+    def _show(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._print(line)
 
 
 class QuietView(View):
     """A view that shows nothing; the log has what is said of a run."""
 
-    def note(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         pass
 
 
-def bar(share: float, width: int) -> str:
-    """Draw a bar of `width` characters.
+class JsonView(QuietView):
+    """A view for programs: one JSON object a line, which says with "event" what it is of."""
 
-    >>> bar(0.5, 4)
-    '██░░'
+    def step(self, row: Row) -> None:
+        super().step(row)
+        self._event("step", row)
+
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        super().evaluation(step, evaluation)
+        self._event("evaluation", {"step": step, **evaluation.row})
+
+    def checks(self, checks: Sequence[Checked]) -> None:
+        super().checks(checks)
+        for check in checks:
+            self._event("check", {"name": check.name, "value": check.value, "limit": check.limit, "ok": _ok(check)})
+
+    def _event(self, name: str, row: Mapping[str, Any]) -> None:
+        with suppress(OSError):
+            self.terminal.print(event(name, row))
+
+
+def _ok(check: Checked) -> bool | None:
+    """Tell whether a check holds; None if it was not measured."""
+    return None if check.value != check.value else not check.failed
+
+
+def event(name: str, row: Mapping[str, Any]) -> str:
+    """Write an object of --json; a number that is not finite becomes null.
+
+    >>> event("step", {"step": 1, "kl_mean": float("nan")})
+    '{"event":"step","step":1,"kl_mean":null}'
     """
-    full = round(min(1.0, max(0.0, share)) * width)
-    return "█" * full + "░" * (width - full)
+    known = orjson.loads(jsonl.encoded({"event": name, **row}))
+    return json.dumps(known, separators=(",", ":")).replace("\x7f", "\\u007f")  # all of it as a terminal prints it
 
 
-def curve(values: list[float], width: int) -> str:
-    """Draw values as a line of bars between their smallest and largest; a gap for each that is no number.
+def shortened(text: str, width: int) -> str:
+    """Cut a line to a width.
 
-    >>> curve([0.0, 0.5, 1.0], 3)
-    '▁▅█'
+    >>> shortened("a long line", 8)
+    'a lon...'
     """
-    if len(values) > width:
-        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
-    known = [v for v in values if v == v]
-    if not known:
-        return ""
-    low, span = min(known), (max(known) - min(known)) or 1.0
-    return "".join(" " if v != v else BARS[min(7, int((v - low) / span * 8))] for v in values)
-
-
-def rate(evaluation: Evaluation, what: Measured) -> str:
-    """Write what is measured: "pass rate 0.250"."""
-    return f"{what.words} {getattr(evaluation, what.column):.3f}"
-
-
-def details(evaluation: Evaluation) -> str:
-    """Write the length, the mean of each reward and source if there are several, and what has no score:
-    "length 9.0; gcd 0.380".
-    """
-    parts = [f"length {evaluation.length_mean:.1f}"]
-    if evaluation.rewards:
-        parts.append(", ".join(f"{name} {_number(mean)}" for name, mean in evaluation.rewards.items()))
-    if evaluation.by_source:
-        sources = evaluation.by_source.items()
-        parts.append(", ".join(f"{source} {_number(row['measured_mean'])}" for source, row in sources))
-    if evaluation.unscored:
-        counted = "count as not passed" if evaluation.pass_at_k else "are in no mean"
-        parts.append(f"{evaluation.unscored} have no score and {counted}")
-    return "; ".join(parts)
-
-
-def _number(value: float, digits: int = 3) -> str:
-    return "-" if value != value else f"{value:.{digits}f}"
-
-
-def _phases(seconds: Mapping[str, float]) -> str:
-    return "  ".join(f"{phase} {value:.2f}s" for phase, value in seconds.items() if value >= 0.005)
+    return text if len(text) <= width else f"{text[: width - 3]}..."

@@ -1,13 +1,15 @@
-"""Trackers: a run's numbers in TensorBoard, trackio or W&B, if its recipe asks for it. None stops or slows a run."""
+"""Trackers: a run's numbers in TensorBoard, trackio, W&B or MLflow, where its recipe asks for it."""
 
 import inspect
-import queue
-import threading
+import json
+import logging
+import re
+import shlex
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -19,25 +21,54 @@ from groupwise.health.symptoms.base import is_number
 
 Row = Mapping[str, Any]
 
-#: The project of all runs, for trackers that have projects.
-PROJECT = "groupwise"
-
 #: What trackers keep inside a run folder.
 FOLDER = "trackers"
+#: The name of a table of completions.
+COMPLETIONS = "completions"
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """Run as a tracker hears of it at its start.
+
+    recipe  resolved
+    after   the step that the run goes on after: later ones will be logged again
+    project, group, tags  names under which the library files the run; a library without one of them leaves it out
+    """
+
+    folder: Path
+    name: str
+    recipe: Row
+    after: int = 0
+    project: str = "groupwise"
+    group: str = ""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Completions of a step: the cells of each row are texts, finite numbers or None."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[str | float | None]]
 
 
 class Tracker(Protocol):
     """A library that keeps numbers, one call at a time. Making one raises UsageError if the library is missing.
 
-    start   says where to look; `after` is the step that the run goes on after: later ones will be logged again
+    start   says where to look
     log     numbers by name, of the step or of the evaluation after it
+    table   completions of the step; nothing in a library without tables
     back    the run goes on after an earlier step, and logs later ones anew; a library may have no word for that
     close   `summary` is None if the run did not finish
     """
 
-    def start(self, folder: Path, name: str, recipe: Row, after: int) -> str: ...
+    def start(self, run: Tracked) -> str: ...
 
     def log(self, numbers: Mapping[str, float], step: int) -> None: ...
+
+    def table(self, completions: Table, step: int) -> None:
+        pass
 
     def back(self, step: int) -> None:
         pass
@@ -52,12 +83,12 @@ class TensorBoard(Tracker):
         _library("tensorboard")
         self._library = _library("torch.utils.tensorboard")
 
-    def start(self, folder: Path, name: str, recipe: Row, after: int) -> str:
-        events = folder / FOLDER / "tensorboard"
-        purge = None if not events.is_dir() else after + 1 if after else 0
+    def start(self, run: Tracked) -> str:
+        events = run.folder / FOLDER / "tensorboard"
+        purge = None if not events.is_dir() else run.after + 1 if run.after else 0
         self._open = partial(self._library.SummaryWriter, str(events))
         self._writer = self._open(purge_step=purge)
-        self._writer.add_text("recipe", "".join(f"    {key} = {value!r}\n" for key, value in flat(recipe).items()))
+        self._writer.add_text("recipe", "".join(f"    {key} = {value!r}\n" for key, value in flat(run.recipe).items()))
         return f"tensorboard --logdir {events}"
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
@@ -81,14 +112,20 @@ class Trackio(Tracker):
     def __init__(self) -> None:
         self._library = _library("trackio")
 
-    def start(self, folder: Path, name: str, recipe: Row, after: int) -> str:
+    def start(self, run: Tracked) -> str:
         # A run in another folder may have the same name; the mark keeps the two apart, and finds this one again.
-        called = f"{name}-{mark(folder, 'trackio')}"
-        self._run = self._library.init(PROJECT, name=called, config=flat(recipe), resume="allow", embed=False)
-        return f"trackio show --project {PROJECT}, run {called}"
+        called = f"{run.name}-{mark(run.folder, 'trackio')}"
+        self._run = self._library.init(
+            run.project, name=called, group=run.group or None, config=flat(run.recipe), resume="allow", embed=False
+        )
+        return f"trackio show --project {shlex.quote(run.project)}, run {called}"
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         self._run.log(numbers, step=step)
+
+    def table(self, completions: Table, step: int) -> None:
+        rows = [dict(zip(completions.columns, row, strict=True)) for row in completions.rows]
+        self._run.log({COMPLETIONS: self._library.Table(data=rows)}, step=step)
 
     def close(self, summary: Row | None) -> None:
         self._run.finish()
@@ -103,17 +140,22 @@ class WandB(Tracker):
     def __init__(self) -> None:
         self._library = _library("wandb")
 
-    def start(self, folder: Path, name: str, recipe: Row, after: int) -> str:
+    def start(self, run: Tracked) -> str:
         # Its process stays at a run's end until a server that does not answer was given up.
         settings = self._library.Settings(silent=True, console="off", init_timeout=20)
         mode = self._mode(settings)
         again = {} if mode == "offline" else {"resume": "allow"}
-        place = {"project": PROJECT, "name": name, "id": mark(folder, "wandb"), "dir": str(folder / FOLDER)}
-        self._run = self._library.init(**place, **again, mode=mode, config=dict(recipe), settings=settings)
-        return self._run.url or f"{self._run.settings.mode}; {folder / FOLDER} has what wandb sync can send"
+        place = {"id": mark(run.folder, "wandb"), "dir": str(run.folder / FOLDER)}
+        filed = {"project": run.project, "name": run.name, "group": run.group or None, "tags": run.tags or None}
+        self._run = self._library.init(**place, **filed, **again, mode=mode, config=dict(run.recipe), settings=settings)
+        return self._run.url or f"{self._run.settings.mode}; {run.folder / FOLDER} has what wandb sync can send"
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         self._run.log(numbers, step=step)
+
+    def table(self, completions: Table, step: int) -> None:
+        made = self._library.Table(columns=list(completions.columns), data=[list(row) for row in completions.rows])
+        self._run.log({COMPLETIONS: made}, step=step)
 
     def close(self, summary: Row | None) -> None:
         if summary is not None:
@@ -131,89 +173,93 @@ class WandB(Tracker):
         return None if known else "offline"
 
 
-#: journal.tracker of a recipe; "none" is no tracker.
-TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "trackio": Trackio, "wandb": WandB}
+class MLflow(Tracker):
+    """MLflow, by its own settings; where they name no server, a database in the run folder.
 
-
-def tracker(name: str) -> Tracker | None:
-    """Make the tracker of that name, or None for "none". Raises UsageError if its library is missing."""
-    return None if name == "none" else TRACKERS[name]()
-
-
-class Sender:
-    """A thread that hands rows to a tracker: whatever the tracker does, the run goes on as without it.
-
-    The first error switches it off; while it hangs, at most `room` rows wait and later ones are left out. Each is one
-    line to `log`, in the caller's thread. Without a tracker nothing happens.
+    The parameters are those that the run began with. A step that is made a second time is there twice.
     """
 
-    def __init__(
-        self, tracker: Tracker | None, log: Callable[[str], None], room: int = 1000, patience: float = 15.0
-    ) -> None:
-        self.tracker, self.log, self.patience = tracker, log, patience
-        self.left_out = 0
-        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(room)
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
-        self._closed = False
+    def __init__(self) -> None:
+        self._library = _library("mlflow")
 
-    def start(self, folder: Path, name: str, recipe: Row, after: int = 0) -> None:
-        """Begin. The tracker may take its time, such as to reach a server: rows wait."""
-        if self.tracker is not None:
-            start = partial(self.tracker.start, folder, name, recipe, after)
-            self._jobs.put(lambda: self._lines.put(start()))
-            self._thread.start()
+    def start(self, run: Tracked) -> str:
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it says each table that it makes
+        own = run.folder.absolute() / FOLDER / "mlflow"
+        given = self._library.get_tracking_uri() if self._library.is_tracking_uri_set() else ""
+        if not given:
+            own.mkdir(parents=True, exist_ok=True)
+        where = given or f"sqlite:///{own / 'mlflow.db'}"
+        self._client = self._library.MlflowClient(tracking_uri=where)
+        project = self._project(run.project, None if given else (own / "artifacts").as_uri())
+        self._run = self._known_or_made(project, run)
+        self._client.update_run(self._run, status="RUNNING")
+        return f"{given}, run {self._run}" if given else f"mlflow ui --backend-store-uri {shlex.quote(where)}"
 
-    def metrics(self, row: Row) -> None:
-        """Send a row of metrics.jsonl, of a step or of an evaluation."""
-        self._log_lines()
-        if self.tracker is None or not self._thread.is_alive():
-            return
-        values = evaluation_numbers(row) if "evaluation" in row else numbers(row)
-        self._hand(partial(self.tracker.log, values, row["step"]), row["step"])
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
+        now, of_library = int(time.time() * 1000), self._library.entities.Metric
+        metrics = [of_library(_plain_name(name), float(value), now, step) for name, value in numbers.items()]
+        for first in range(0, len(metrics), MOST_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[first : first + MOST_METRICS])
 
-    def cut_back(self, step: int) -> None:
-        """Tell the tracker that the run goes on after a step: the rows after it are no more."""
-        if self.tracker is not None and self._thread.is_alive():
-            self._hand(partial(self.tracker.back, step), step)
-
-    def _hand(self, job: Callable[[], object], step: int) -> None:
-        try:
-            self._jobs.put_nowait(job)
-        except queue.Full:
-            if not self.left_out:
-                self._lines.put(f"{self._jobs.qsize()} rows wait; those from step {step} on are left out")
-            self.left_out += 1
+    def table(self, completions: Table, step: int) -> None:
+        path = f"{COMPLETIONS}/step-{step:06d}.json"
+        self._client.log_dict(self._run, {"columns": completions.columns, "data": completions.rows}, path)
+        # Its pages show as a table what this tag names; a tag that named every step would grow past its limit.
+        self._client.set_tag(self._run, "mlflow.loggedArtifacts", json.dumps([{"path": path, "type": "table"}]))
 
     def close(self, summary: Row | None) -> None:
-        """Send what waits, then end; after `patience` seconds it is left behind."""
-        if self.tracker is not None and self._thread.is_alive() and not self._closed:
-            self._closed = True
-            self._end(self.tracker, summary, time.monotonic() + self.patience)
-        self._log_lines()
+        if summary is not None:
+            last = {f"summary.{name}": value for name, value in numbers(summary).items()}
+            self.log(last, int(summary.get("steps", 0)))
+        self._client.set_terminated(self._run, "KILLED" if summary is None else "FINISHED")
 
-    def _end(self, tracker: Tracker, summary: Row | None, until: float) -> None:
-        with suppress(queue.Full):
-            for job in (partial(tracker.close, summary), None):
-                self._jobs.put(job, timeout=max(0.0, until - time.monotonic()))
-        self._thread.join(max(0.0, until - time.monotonic()))
-        if self._thread.is_alive():
-            waiting = f"{self._jobs.qsize()} calls waiting, {self.left_out} rows left out"
-            self._lines.put(f"had not ended {self.patience:g} s after the run and was left behind; {waiting}")
-        elif self.left_out:
-            self._lines.put(f"{self.left_out} rows were left out")
+    def _project(self, name: str, artifacts: str | None) -> str:
+        """Return the id of MLflow's experiment of that name, which is made if there is none."""
+        known = self._client.get_experiment_by_name(name)
+        return known.experiment_id if known else self._client.create_experiment(name, artifact_location=artifacts)
 
-    def _work(self) -> None:
-        try:
-            while (job := self._jobs.get()) is not None:
-                job()
-        except BaseException as error:  # also what a library raises to end the process: it is not its process
-            words = " ".join(f"{type(error).__name__}: {error}".split())
-            self._lines.put(f"{words}; it is off from here on, and the run goes on")
+    def _known_or_made(self, project: str, run: Tracked) -> str:
+        """Return the id of the run that bears the folder's mark, in any project; else of one made anew."""
+        own = mark(run.folder, "mlflow")
+        known = self._client.search_runs([project], f"tags.`{MARK}` = '{own}'", max_results=1)
+        if known:
+            return known[0].info.run_id
+        tags = {MARK: own, **({"group": run.group} if run.group else {}), **dict.fromkeys(run.tags, "true")}
+        made = self._client.create_run(project, run_name=run.name, tags=tags).info.run_id
+        entity = self._library.entities.Param
+        params = [entity(_plain_name(key), str(value)) for key, value in flat(run.recipe).items()]
+        for first in range(0, len(params), MOST_PARAMS):
+            self._client.log_batch(made, params=params[first : first + MOST_PARAMS])
+        return made
 
-    def _log_lines(self) -> None:
-        while not self._lines.empty():
-            self.log(f"tracker {type(self.tracker).__name__}: {self._lines.get()}")
+
+#: The tag of MLflow by which a run that goes on is found again.
+MARK = "groupwise.run"
+#: What MLflow takes in one call.
+MOST_METRICS, MOST_PARAMS = 1000, 100
+
+
+def _plain_name(name: str) -> str:
+    """Replace the characters that MLflow has in no name.
+
+    >>> _plain_name("logged.mine.a/b@k")
+    'logged.mine.a_b_k'
+    """
+    return re.sub(r"[^\w.\- ]", "_", name)[:250]
+
+
+#: journal.tracker of a recipe; "none" is no tracker.
+TRACKERS: Mapping[str, type[Tracker]] = {
+    "tensorboard": TensorBoard,
+    "trackio": Trackio,
+    "wandb": WandB,
+    "mlflow": MLflow,
+}
+
+
+def made_trackers(names: Sequence[str]) -> tuple[Tracker, ...]:
+    """Make the trackers of these names. Raises UsageError if the library of one is missing."""
+    return tuple(TRACKERS[name]() for name in names)
 
 
 def numbers(row: Row) -> dict[str, float]:

@@ -20,6 +20,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import temporary_folder
+from groupwise.core.machine.hub import caches_alone_if_unreachable, unreachable_words
 from groupwise.core.numbers.reproducible import prepare
 from groupwise.models.causal import CausalLM, is_multimodal
 from groupwise.models.context import positions
@@ -89,8 +90,15 @@ def model_folder(model: str) -> Path:
         return Path(model)
     if command := how_to_make(model):
         raise UsageError(f"model = {model!r}: there is no such folder; make it with: {command}")
-    with loading(f"model = {model!r}: no such folder, and no model of that id can be downloaded"):
-        return Path(snapshot_download(model))
+    what = f"model = {model!r}: no such folder, and no model of that id can be downloaded"
+    with caches_alone_if_unreachable():
+        try:
+            with loading(what):
+                return Path(snapshot_download(model))
+        except UsageError:
+            if not (unreachable := unreachable_words()):
+                raise
+            raise UsageError(f"{what}: {unreachable}; set model to a folder") from None
 
 
 def load_policy(

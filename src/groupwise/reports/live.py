@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs
 
 from groupwise.core.errors import GroupwiseError, UsageError
@@ -33,7 +33,7 @@ from groupwise.reports.folder.read import (
     read,
 )
 from groupwise.reports.folder.sample import sample, with_heldout
-from groupwise.reports.page.page import as_json, html, page_of
+from groupwise.reports.page.page import as_json, html, page_of, with_contrasts
 from groupwise.reports.records import Live, Page, Rollouts
 
 HOST = "127.0.0.1"
@@ -83,7 +83,7 @@ class Watched:
         self._first, self._end = sample(self.folder / ROLLOUTS, last=_last_whole(run))
         self._groups = self._first.groups[-MOST_GROUPS:]
         self._page, self._next = self._made(run), 0.0
-        return _showing(self._page, with_heldout(self._first, self.folder / HELDOUT))
+        return _showing(self._page, with_contrasts(with_heldout(self._first, self.folder / HELDOUT), self.folder))
 
     def fresh(self, rollout: int) -> Page:
         """Tell how the page is now, with the groups of steps after step `rollout` alone; -1 is all of them."""
@@ -124,8 +124,12 @@ def watch(
     Port 0 is any free one. With a key the page is shown to whoever has it: it is part of the address.
     Raises UsageError if the port is taken or not allowed.
     """
+    serve(Desk(source, seconds, f"/{key}/" if key else "/"), port, ready, stop)
+
+
+def serve(desk: "Replies", port: int, ready: Callable[[str], None], stop: threading.Event | None = None) -> None:
+    """Serve a desk on 127.0.0.1 as `watch` does a page."""
     stopped = stop or threading.Event()
-    desk = Desk(source, seconds, f"/{key}/" if key else "/")
     with _listen(port, desk) as server, _signals() as signals:
         ready(f"http://{HOST}:{server.server_port}{desk.root}")
         while not signals and not stopped.is_set():
@@ -140,6 +144,14 @@ class HttpReply:
     kind: str
     body: bytes
     tag: str = ""
+
+
+class Replies(Protocol):
+    """The answers to requests; `root` is the path of the page, which nobody is told."""
+
+    root: str
+
+    def reply(self, target: str) -> HttpReply: ...
 
 
 class Desk:
@@ -157,8 +169,7 @@ class Desk:
         path, _, query = target.partition("?")
         root, name = path[: len(self.root)], path[len(self.root) :]
         if not hmac.compare_digest(root.encode(), self.root.encode()) or name not in ("", FRESH):
-            where = "at /" if self.root == "/" else "at the address that was printed where it is served"
-            return line(404, f"{path[:80]}: there is nothing here; the page is {where}")
+            return self.nothing(path, self.root)
         try:
             # Also while it is written out: a source may go on with the lists that it handed over.
             with self._one_at_a_time:
@@ -167,6 +178,12 @@ class Desk:
             return line(503, str(error))
         except Exception as error:  # the server outlives whatever one answer ran into, and the page says what it was
             return line(500, f"{type(error).__name__}: {error}")
+
+    @staticmethod
+    def nothing(path: str, root: str) -> HttpReply:
+        """Say that there is nothing at a path."""
+        where = "at /" if root == "/" else "at the address that was printed where it is served"
+        return line(404, f"{path[:80]}: there is nothing here; the page is {where}")
 
     def _page(self) -> HttpReply:
         page = replace(self.source.page(), live=Live(self.root + FRESH, self.seconds))
@@ -186,7 +203,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = MOST_CONNECTIONS
     timeout = 0.2  # of handle_request: how soon a stop is noticed
 
-    def __init__(self, port: int, desk: Desk) -> None:
+    def __init__(self, port: int, desk: Replies) -> None:
         self.desk = desk
         self._lock, self._open = threading.Lock(), dict[socket.socket, None]()  # the oldest first
         super().__init__((HOST, port), _Handler)
@@ -277,7 +294,7 @@ def line(code: int, text: str) -> HttpReply:
     return HttpReply(code, "text/plain; charset=utf-8", body)
 
 
-def _listen(port: int, desk: Desk) -> _Server:
+def _listen(port: int, desk: Replies) -> _Server:
     try:
         return _Server(port, desk)
     except OverflowError:

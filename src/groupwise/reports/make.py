@@ -4,7 +4,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path, PosixPath
 from typing import NamedTuple
@@ -13,10 +13,17 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.files.atomic import open_regular
 from groupwise.core.files.paths import location
 from groupwise.reports.compare import compare
-from groupwise.reports.live import Watched, watch
+from groupwise.reports.live import Watched, serve, watch
 from groupwise.reports.page.page import page_of_run, write
+from groupwise.reports.runs_page import RunsDesk
+from groupwise.reports.table import as_csv as as_csv
+from groupwise.reports.text import BLOCKS, Line, lines
 
 REPORT, COMPARISON = "report.html", "comparison.html"
+#: The folder whose runs are listed.
+RUNS = Path("runs")
+#: Columns beyond which a line of text is no longer read well.
+WIDEST = 110
 #: What a page of groupwise's has in its first lines; no other file is written over.
 MARK = b'<meta name="generator" content="groupwise">'
 
@@ -73,12 +80,38 @@ def report(*runs: str | os.PathLike[str], out: str | os.PathLike[str] | None = N
     return Page(make([location(run, "run") for run in runs], place).path)
 
 
-def watched(run: Path, port: int, ready: Callable[[str], None]) -> None:
-    """Serve a run's page until Ctrl-C, to whoever has its address.
+def require_alone(runs: Sequence[Path], out: Path | None, text: bool, csv: bool) -> None:
+    """Raise UsageError if the options of `report` that print do not go together."""
+    if text and csv:
+        raise UsageError("report: --text and --csv both print; give one of them")
+    if out is not None:
+        raise UsageError(f"report: --text and --csv print and write no file; leave out --out, or add > {out}")
+    if text and len(runs) > 1:
+        raise UsageError("report --text takes one run; leave out --text to compare several")
+
+
+def in_text(run: Path, width: int, encoding: str) -> Iterator[Line]:
+    """Write the report of a run in lines for a terminal of that width and encoding.
+
+    Raises UsageError if the folder is none of a run.
+    """
+    try:
+        BLOCKS.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return lines(run, min(width, WIDEST), blocks=False)
+    return lines(run, min(width, WIDEST))
+
+
+def watched(run: Path | None, port: int, ready: Callable[[str], None]) -> None:
+    """Serve a run's page until Ctrl-C, to whoever has its address; without a run, a list of those in ./runs.
 
     Raises UsageError if the folder is none of a run, or the port is taken.
     """
-    watch(Watched(run), port, ready, key=secrets.token_urlsafe(16))
+    key = secrets.token_urlsafe(16)
+    if run is None:
+        serve(RunsDesk(RUNS, f"/{key}/"), port, ready)
+    else:
+        watch(Watched(run), port, ready, key=key)
 
 
 def place(runs: Sequence[Path]) -> Path:

@@ -48,9 +48,18 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Key:
+    """A metric's name, as metrics.jsonl has it, and what it is."""
+
+    name: str
+    meaning: str
+
+
+@dataclass(frozen=True)
 class Plot:
     """One picture.
 
+    keys    the metrics that it is drawn from
     hint    one line: what good and what bad look like
     kind    lines | stack (areas that add up) | points (x and y are the two series' columns)
     table   which curves of a run it draws: steps | evaluations | points
@@ -73,6 +82,7 @@ class Plot:
     reach: tuple[Number, Number] = (None, None)
     across: str = ""
     log_across: bool = False
+    keys: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,15 @@ class Status:
 
     state: str
     words: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened after a step: evaluation | checkpoint | warning | resumed | went back."""
+
+    step: int
+    kind: str
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,13 +135,14 @@ class CheckLine:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a head; `numbers` are the columns set flush right."""
+    """Rows of text under a head; `numbers` are the columns set flush right, `section` the part of the page it is in."""
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: str = ""
     numbers: tuple[int, ...] = ()
+    section: str = "ran"
 
 
 @dataclass(frozen=True)
@@ -190,11 +210,35 @@ class RolloutGroup:
 
 
 @dataclass(frozen=True)
+class Said:
+    """A completion of a step, and what it scored."""
+
+    step: int
+    text: str
+    score: Number
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One problem, or two alike, as the policy answered at first and at last."""
+
+    prompt: str
+    answer: str
+    first: Said
+    last: Said
+    last_prompt: str = ""
+
+
+@dataclass(frozen=True)
 class Rollouts:
-    """The groups that the browser holds, and how many of all that is, in words."""
+    """The groups that the browser holds, and how many of all that is, in words; first against last completions, and
+    in words which those are.
+    """
 
     words: str
     groups: list[RolloutGroup]
+    contrasts: tuple[Contrast, ...] = ()
+    contrast_words: str = ""
 
 
 @dataclass(frozen=True)
@@ -205,6 +249,7 @@ class RunPage:
     notes    what was wrong with the folder, line by line: "metrics.jsonl: the last line is cut off and was left out"
     steps    one row a training step; with members the mean, and columns NAME.low and NAME.high bound the band
     points   tables for plots of kind points, by plot id
+    events   what charts mark, by step
     """
 
     id: str
@@ -221,6 +266,7 @@ class RunPage:
     rollouts: Rollouts | None = None
     tables: tuple[Table, ...] = ()
     texts: tuple[Text, ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -237,6 +283,7 @@ class Page:
 
     written  when, as it is shown
     tables   above the plots: final scores, and what differs between the recipes
+    unchanged  by section the charts whose lines never move, each in words: "Learning rate: 0.001"
     edition  changes when a watched run is cut back: a page of another edition has to be loaded again
     """
 
@@ -248,3 +295,4 @@ class Page:
     tables: tuple[Table, ...] = ()
     live: Live | None = None
     edition: int = 0
+    unchanged: dict[str, list[str]] = field(default_factory=dict)

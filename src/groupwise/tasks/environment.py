@@ -14,7 +14,7 @@ from groupwise.core.errors import UsageError, brief, nearest
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
-from groupwise.environments.adapt import Playable
+from groupwise.environments.adapt import Playable, has_step
 from groupwise.environments.game import Game
 from groupwise.tasks.data.settings import DataSettings
 from groupwise.tasks.data.task import Data
@@ -147,6 +147,27 @@ class EnvironmentTask(DataSettings):
         playable = self._new()
         playable.reset(sample)
         return float(playable.reply(completion).reward)
+
+    def gold(self, sample: Sample) -> str:
+        """Return a first turn that should bring 1.0, as the environment's class knows one; "" if it knows none.
+
+        Where a checker or a reward function reads the last turn, it compares it with the answer. A class that rewards
+        its turns itself may keep in `answer` what it likes, such as the walls of a maze. Raises UsageError.
+        """
+        if not has_step(self.game.kind):
+            judged = self.game.scorer is not None or self.reward
+            return "" if not judged else self._data.gold(sample) if self.path else sample.answer
+        show = getattr(self._own, "gold", None)
+        if not callable(show):
+            return ""
+        try:
+            text = show(sample)
+        except Exception as error:
+            raise raised(f"task.use = {brief(self.use)}", f"gold() of {sample.key}", error) from None
+        if not isinstance(text, str):
+            what = f"task.use = {brief(self.use)}: gold() of {sample.key}"
+            raise UsageError(f"{what} returned {brief(text)}; it must be the text of a turn")
+        return text
 
     def demonstrations(self, count: int, seed: int) -> Iterable[Demonstration]:
         """Return the demonstrations of the environment's class: each a turn, after all that was said before it. Raises

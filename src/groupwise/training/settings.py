@@ -11,7 +11,7 @@ from groupwise.core.processes.place import PlacementSettings
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
 from groupwise.diagnostics.checks import CheckSettings
 from groupwise.engines.settings import EngineSettings
-from groupwise.journal.journal import JournalSettings
+from groupwise.journal.settings import JournalSettings
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat.prompts import ChatSettings
 from groupwise.models.moe.settings import RoutingSettings
@@ -74,8 +74,8 @@ class RunSettings(Settings):
     name                of the run's folder; the recipe's own unless it is set, counted up where that folder exists
     seed                every random number of the run is a function of it
     steps               training steps: each samples, scores and updates
-    model               a folder, a hub's id, a tiny policy (tiny-dense, tiny-long, tiny-moe, tiny-chat), or a run (RUN,
-                        RUN:STEP)
+    model               a folder, a hub's id, a tiny policy (tiny-dense, tiny-long, tiny-moe, tiny-moe-twin,
+                        tiny-bytes, tiny-chat, small-dense), or a run (RUN, RUN:STEP)
     start               RUN or RUN:STEP, whose policy this run begins with in place of `model` and its warm start
     device              where models run; "auto" takes CUDA where there is one
     threads             CPU threads; "auto": as torch has them, or as many as other work leaves cores free, one at

@@ -17,6 +17,7 @@ from groupwise.commands.build.machine import (
     memory_of,
     memory_of_folder,
     picks,
+    size_in_words,
     with_cuts,
 )
 from groupwise.commands.build.policy import base_policy, named_model, reference_copy, reward_model, value_model
@@ -140,7 +141,7 @@ def build(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place = H
         cards = cards_of(plan, given=given_ranks())
         around = Surroundings(journal, view, stop, place, cards, started)
         if cards is not None and len(cards.ranks) + len(cards.engines) > 1:
-            view.note(f"cards        {cards}")
+            view.plan(f"cards        {cards}")
         asked, plan = _asked(plan, around)
         table = resolved_recipe(plan)
         run = _training(plan, table, asked, _beside(plan, asked, around), around)
@@ -150,7 +151,7 @@ def build(plan: Plan, journal: Journal, view: View, stop: Stop, place: Place = H
 
 def _asked(plan: Plan, around: Surroundings) -> tuple[Asked, Plan]:
     """Start the processes, load the policy and select its problems; and the plan, its updates cut to fit."""
-    recipe, task, note = plan.recipe, plan.task, around.view.note
+    recipe, task, note = plan.recipe, plan.task, around.view.plan
     pool = pool_of(recipe, plan.slow_rewards, around.place, around.say)
     environments = environments_of(recipe, task, around.place, around.say)
     for each in (pool, environments):
@@ -174,10 +175,11 @@ def _asked(plan: Plan, around: Surroundings) -> tuple[Asked, Plan]:
         raise UsageError(wrong)
     findings = check_chat(chat, policy.eos, selection.heldout or task.samples("train")[:TRIED_ROWS])
     require_no_fatal(findings)
-    for line in (chat.describe(), *findings):
-        note(f"prompts      {line}")
+    note(f"prompts      {chat.describe()}")
+    for line in findings:
+        around.view.note(f"prompts      {line}")
     for line in selection.notes:
-        note(f"problems     {line}")
+        around.view.note(f"problems     {line}")
     if apart := rows_apart(recipe, policy.model.config, longest):
         note(f"learner      {apart}")
     memory = memory or memory_of(plan, without_memory(policy.model.config), longest, cards=around.cards)
@@ -189,7 +191,9 @@ def _cut(plan: Plan, memory: MemoryPlan, longest: int, around: Surroundings) -> 
 
     The run's recipe says what was picked, so that a resumed run computes the same bits.
     """
-    around.view.note(in_words(memory))
+    around.view.plan(in_words(memory))
+    size, free = size_in_words(memory.peak), size_in_words(memory.free)
+    around.view.head({"memory": f"about {size} at most, {free} free"})
     if picks(plan):
         plan = with_cuts(plan, memory)
         around.journal.replace_recipe(dump(resolved_recipe(plan)))
@@ -200,7 +204,7 @@ def _cut(plan: Plan, memory: MemoryPlan, longest: int, around: Surroundings) -> 
 
 def _beside(plan: Plan, asked: Asked, around: Surroundings) -> Beside:
     """Load or make the models beside the policy. Raises UsageError if the checkpoints of all have no room."""
-    recipe, policy, folder, note = plan.recipe, asked.policy, plan.folder, around.view.note
+    recipe, policy, folder, note = plan.recipe, asked.policy, plan.folder, around.view.plan
     start = digest(policy.model)
     around.journal.log(f"starting policy {start}")
     reference = Reference(None, start) if plan.algorithm.needs_reference else None
@@ -232,7 +236,7 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
     sides = precisions(recipe, engine, row.needs_reference)
     limits = run_limits(recipe, sides, policy, engine, learner, prompts, around.journal)
     for line in limits.tolerance.lines():
-        around.view.note(f"tolerance    {line}")
+        around.view.plan(f"tolerance    {line}")
     heard = HeardEngine(engine, listens=recipe.checks.witness is not WitnessAction.OFF)
     episodes = episodes_of(plan.task, policy, asked.chat, heard, asked.environments)
     rollout = rollout_of(recipe, row.filter, heard, beside.scorer, prompts, trained.judge, episodes)

@@ -75,6 +75,7 @@ def with_threads(recipe: Recipe) -> tuple[Recipe, list[str]]:
 def plan_of(one: Given, recipe: Recipe) -> tuple[Plan, list[str]]:
     """Resolve what a program gives, `recipe` in the place of its own, with threads picked; and what is said of them."""
     loaded, notes = with_threads(recipe)
+    notes = [*one.notes, *notes]
     loaded, files = one.placed(loaded)
     plan = resolve(loaded, files=files)
     require_offloadable(plan.recipe)

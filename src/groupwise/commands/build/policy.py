@@ -45,6 +45,8 @@ from groupwise.training.start.initial_policy import RunPolicy, run_policy, start
 
 #: Function that says a line.
 Note = Callable[[str], None]
+#: Function that adds to a folder of the policy after a step.
+Finish = Callable[[Path, int], None]
 
 
 def pinned(recipe: Recipe, note: Note) -> Recipe:
@@ -69,29 +71,32 @@ def named_model(model: str, own: Path, note: Note) -> str:
     return str(own) if own.is_dir() else model
 
 
-def write_policy(run: Path, source: Path, folder: Path, note: Note) -> None:
+def write_policy(run: Path, source: Path, folder: Path, note: Note, finish: Finish | None = None) -> None:
     """Write the policy of a run's checkpoint, `source`, as an ordinary Hugging Face folder; adapters are merged."""
 
     def write(place: Path) -> None:
-        if not holds_adapters(source / checkpoint.POLICY):
+        if holds_adapters(source / checkpoint.POLICY):
+            policy = checkpoint_policy(run, source, note)
+            save_policy(policy.model, policy.tokenizer, place)
+        else:
             shutil.copytree(source / checkpoint.POLICY, place)
-            return
-        policy = checkpoint_policy(run, source, note)
-        save_policy(policy.model, policy.tokenizer, place)
+        if finish is not None:
+            finish(place, step_of(source))
 
     make_folder(folder, write, "the policy")
 
 
-def export(run: Path, folder: Path, step: int | None, note: Note) -> int:
+def export(run: Path, folder: Path, step: int | None, note: Note, finish: Finish | None = None) -> int:
     """Write the policy after `step` (None: the newest checkpoint's) into `folder`, whole or not at all; its step.
 
+    finish  adds to the folder, which is given with the step, before it is in its place
     `from_pretrained` loads it, without peft. Raises UsageError if the folder exists, or there is no such policy.
     """
     whole_recipe(run)
     if os.path.lexists(folder):
         raise UsageError(f"{folder}: it exists already, and is not written over; name another folder")
     source = checkpoint_of(run, step, note)
-    write_policy(run, source, folder, note)
+    write_policy(run, source, folder, note, finish)
     return step_of(source)
 
 

@@ -38,7 +38,7 @@ from groupwise.training.settings import Guard
 from groupwise.training.state import Rollback, rate_after
 
 #: What log.txt says of a checkpoint that was made at another step than every so many.
-SAVED = re.compile(r"stopped after step \d+, saved|\bSaved\b")
+SAVED = re.compile(r"^(?:stopped after step \d+, saved|error: .*\bSaved\b)", re.MULTILINE)
 #: Of a key that no declaration speaks of.
 UNSAID = "the run depends on it from its first step"
 #: The value of a key that a recipe does not have.

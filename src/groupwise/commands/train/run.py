@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -20,7 +20,6 @@ from groupwise.core.numbers.measure import Measure
 from groupwise.health.checks import of_limit
 from groupwise.health.symptoms.base import measured
 from groupwise.journal.journal import (
-    MACHINE,
     ROLLOUTS,
     metric_columns,
     read_metrics,
@@ -29,7 +28,7 @@ from groupwise.journal.journal import (
     sound_metrics,
 )
 from groupwise.journal.kept import whole_recipe
-from groupwise.journal.terminal import curve
+from groupwise.journal.live import curve
 from groupwise.models.load import Policy
 from groupwise.reports.folder.columns import change_of, with_problems
 from groupwise.training import checkpoint
@@ -237,50 +236,3 @@ def _worst_checks(folder: Path) -> dict[str, dict[str, Any]]:
                 if of_limit(check["value"], check["limit"]) >= of_limit(known["largest"], known["limit"] or 0.0):
                     known["largest"], known["limit"] = check["value"], check["limit"]
     return worst
-
-
-def _read_again(folder: Path) -> Iterator[str]:
-    """Say how many steps the witness read; nothing if it read none. When it reads depends on when a process began, so
-    that the summary, which a resumed run has alike, is silent about it.
-    """
-    path = folder / MACHINE
-    tables = [row.get("witness") for row in (jsonl.rows(path) if path.exists() else ())]
-    read = [
-        {check.get("verdict") for check in table.values() if isinstance(check, dict)}
-        for table in tables
-        if isinstance(table, dict)
-    ]
-    if read:
-        differed = sum("fail" in verdicts for verdicts in read)
-        found = f"{differed} of them differed" if differed else "nothing differed"
-        yield f"read a second time by the witness: {len(read)} step{'s' * (len(read) != 1)}, {found}"
-
-
-def in_words(summary: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Say a summary in lines, and the files of the run's folder."""
-    s = summary
-    if "heldout_after" in s:
-        yield (
-            f"held-out {s['heldout_measure']} {s['heldout_before']:.3f} -> {s['heldout_after']:.3f} on "
-            f"{s['heldout_problems']} problems x {s['heldout_samples']} samples, "
-            f"mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
-        )
-        yield f"held-out {s['heldout_measure']} {s['heldout_change']['words']}"
-    for kind, title in (("heldout_by_reward", "reward {}"), ("heldout_by_source", "{}")):
-        for name, mean in s.get(kind, {}).items():
-            yield f"{title.format(name)}: held-out mean {mean['before']:.3f} -> {mean['after']:.3f}"
-    if totals := s.get("logged_total"):
-        yield "logged by rewards, added up: " + ", ".join(f"{name} {value:.6g}" for name, value in totals.items())
-    steps = f"{s['steps']} step{'s' * (s['steps'] != 1)}"
-    yield f"{steps} of {s['algorithm']} in {s['seconds_training']:.0f} s, {s['seconds_total']:.0f} s in all"
-    for name, check in s["checks"].items():
-        if check["steps"]:
-            far = f"largest {check['largest']:.2g}, limit {check['limit']:.3g}"
-            yield f"checked on {check['steps']} step{'s' * (check['steps'] != 1)}: {name} ({far})"
-        else:
-            yield f"not measured: {name}"
-    yield from _read_again(folder)
-    files = [name for name in ("rollouts.jsonl", "heldout.jsonl", "checkpoints") if (folder / name).exists()]
-    yield f"the run is in {folder} ({', '.join(['summary.json', 'metrics.jsonl', *files])})"
-    if (folder / "report.html").is_file():
-        yield f"read it in a browser: {folder / 'report.html'}"

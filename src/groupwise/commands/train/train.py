@@ -19,9 +19,11 @@ from groupwise.commands.build.build import build
 from groupwise.commands.build.machine import plan_of, threads, with_threads
 from groupwise.commands.build.policy import pinned
 from groupwise.commands.train.callbacks import Callback, Callbacks, require_callbacks
+from groupwise.commands.train.ending import result, stopped, way_on
 from groupwise.commands.train.resume import continuation, made_again, missing_rows, record_changes, resumed
 from groupwise.commands.train.run import Run, evaluations_of, summary_of
 from groupwise.commands.train.torchrun import with_given_ranks
+from groupwise.commands.train.view import named, say_to, view_of
 from groupwise.config import recipe as recipes
 from groupwise.config import recipe_files
 from groupwise.config.given import RecipeLike, RewardsLike, given
@@ -34,15 +36,15 @@ from groupwise.core.files.paths import location
 from groupwise.core.machine.cards import failure_of
 from groupwise.core.machine.clock import LOST, START, Clock
 from groupwise.core.machine.free_memory import freed_stays
-from groupwise.core.machine.terminal import Terminal
 from groupwise.core.processes.place import HERE
 from groupwise.core.processes.stop import Stop, Stopped
-from groupwise.health.symptoms.base import measured
 from groupwise.journal import journal, kept
 from groupwise.journal.journal import Journal, sound_metrics
 from groupwise.journal.kept import whole_recipe
-from groupwise.journal.terminal import LiveView, NotebookView, QuietView, View
-from groupwise.journal.trackers import Sender, tracker
+from groupwise.journal.lines import Shown
+from groupwise.journal.sender import Senders
+from groupwise.journal.terminal import View
+from groupwise.journal.trackers import Tracked, Tracker, made_trackers
 from groupwise.reports.make import make
 from groupwise.training import checkpoint
 from groupwise.training.run import Training
@@ -56,6 +58,7 @@ def train(
     rewards: RewardsLike | None = None,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
+    shown: Shown = Shown.BRIEF,
 ) -> Run:
     """Run a recipe. A folder that exists has its name counted up, unless `overrides` say the name.
 
@@ -67,17 +70,19 @@ def train(
     rewards    functions [f, g], or by name {"f": f, "g": {"use": g, "weight": 0.5}}, beside the recipe's own
     callbacks  each called after each step with a StepRecord; one that returns True asks the run to stop, as Ctrl-C does
     quiet      print nothing; what is said of the run is in its log.txt, and errors are raised as ever
+    shown      how much is printed, if not quiet: what the options of the command choose
     Raises UsageError, before anything is started, if something is off; RunError if the run has to stop.
     """
     require_callbacks(callbacks)
+    shown = Shown.NOTHING if quiet else shown
     given_recipe = given(recipe, overrides, algorithm, rewards)
-    loaded = pinned(with_given_ranks(given_recipe.recipe), _say(quiet, stderr=True))
+    loaded = pinned(with_given_ranks(given_recipe.recipe), say_to(shown, stderr=True))
     if "name" not in (overrides or {}):
         loaded = loaded.replace(name=_free_name(Path(loaded.runs), loaded.name))
     plan, notes = plan_of(given_recipe, loaded)
     plan.recipe.engine.require_place()
     plan.recipe.engine.require_device(plan.recipe.device)
-    send_to = tracker(plan.recipe.journal.tracker)
+    trackers = made_trackers(plan.recipe.journal.trackers)
     text = recipe_files.dump(resolved_recipe(plan), given_recipe.origin)
     book = Journal.create(plan.folder, text, kept.written(plan.code))
     notes += [f"question     {question}" for question in unusual(resolved_recipe(plan))]
@@ -85,9 +90,9 @@ def train(
     def first() -> Run:
         with threads(plan.recipe), freed_stays(large=not plan.recipe.learner.recompute):
             row = about(plan, time.time())
-            return _go(plan, book, row, None, Sender(send_to, book.log), notes, callbacks, quiet, fresh=True)
+            return _go(plan, book, row, None, trackers, notes, callbacks, shown, fresh=True)
 
-    return with_restarts(plan.folder, first, partial(_resumed, plan.folder, {}, callbacks, quiet))
+    return with_restarts(plan.folder, first, partial(_resumed, plan.folder, {}, callbacks, shown))
 
 
 def resume(
@@ -96,20 +101,22 @@ def resume(
     *,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
+    shown: Shown = Shown.BRIEF,
 ) -> Run:
     """Resume a run from its newest good checkpoint; from the start if it was ended before it had one.
 
     run        a Run, or its folder
     overrides  keys that may change in a run that is resumed: {"steps": 200, "learner.learning_rate": 1e-5}
     callbacks  as for train
-    quiet      as for train
+    quiet, shown  as for train
     Raises UsageError if the folder is no run, it has lost its checkpoints, or a key may not change; RunError if the
     run has to stop.
     """
     require_callbacks(callbacks)
-    folder = location(run, "run")
-    first = partial(_resumed, folder, {} if overrides is None else overrides, callbacks, quiet)
-    return with_restarts(folder, first, partial(_resumed, folder, {}, callbacks, quiet))
+    shown = Shown.NOTHING if quiet else shown
+    folder = named(location(run, "run"))
+    first = partial(_resumed, folder, {} if overrides is None else overrides, callbacks, shown)
+    return with_restarts(folder, first, partial(_resumed, folder, {}, callbacks, shown))
 
 
 def with_restarts(folder: Path, first: Callable[[], Run], again: Callable[[str], Run]) -> Run:
@@ -139,7 +146,7 @@ def with_restarts(folder: Path, first: Callable[[], Run], again: Callable[[str],
 
 
 def _resumed(
-    folder: Path, overrides: Mapping[str, object], callbacks: Sequence[Callback], quiet: bool, lost: str = ""
+    folder: Path, overrides: Mapping[str, object], callbacks: Sequence[Callback], shown: Shown, lost: str = ""
 ) -> Run:
     """Run the rest of a run; `lost` is the process after whose loss it is resumed by itself, "" if a person asked."""
     path = whole_recipe(folder)
@@ -151,10 +158,10 @@ def _resumed(
         damaged += made_again(folder, then.before.checkpoint.every, damaged)
     # The folder is the run, wherever it was moved and whatever it is called.
     loaded, notes = with_threads(with_given_ranks(then.recipe))
-    plan = resolve(loaded, place=Path(os.path.realpath(folder)))
+    plan = resolve(loaded, place=named(Path(os.path.realpath(folder))))
     plan.recipe.engine.require_place()
     plan.recipe.engine.require_device(plan.recipe.device)
-    send_to = tracker(plan.recipe.journal.tracker)
+    trackers = made_trackers(plan.recipe.journal.trackers)
     book = Journal.reopen(folder, step)
     before = journal.read_about(folder) or about(plan, path.stat().st_mtime)
     damaged += missing_rows(folder, step)
@@ -162,13 +169,13 @@ def _resumed(
         damaged.append(f"{folder / journal.METRICS} has no evaluation before step 1: the summary will lack it")
     for line in [*([lost] if lost else []), *damaged, *kept.differences(folder)]:
         book.log(line)
-        _say(quiet, stderr=True)(line)
+        say_to(shown, stderr=True)(line)
     for line in record_changes(then, plan, book, state):
-        _say(quiet)(line)
+        say_to(shown)(line)
     with threads(plan.recipe), freed_stays(large=not plan.recipe.learner.recompute):
         returns = state.get("rollbacks", ())
         row = resumed(before, step, time.time(), plan.recipe.device, then.changes, returns, lost)
-        return _go(plan, book, row, newest, Sender(send_to, book.log), notes, callbacks, quiet, fresh=False)
+        return _go(plan, book, row, newest, trackers, notes, callbacks, shown, fresh=False)
 
 
 def _go(
@@ -176,19 +183,20 @@ def _go(
     book: Journal,
     about_row: Mapping[str, Any],
     newest: Path | None,
-    send: Sender,
+    trackers: Sequence[Tracker],
     notes: Sequence[str],
     callbacks: Sequence[Callback],
-    quiet: bool,
+    shown: Shown,
     fresh: bool,
 ) -> Run:
-    """Build the run and train to its end; `notes` stand under the plan."""
-    view, stop = _view(plan, notes, quiet), Stop()
+    """Build the run and train to its end; `notes` are said under the plan."""
+    view, stop = view_of(plan, book, notes, shown), Stop()
 
     def say(line: str) -> None:
         book.log(line)
         view.note(line)
 
+    send = Senders(trackers, say)
     called = Callbacks(callbacks, plan.recipe.steps, plan.folder, say, book.log)
     opened = ExitStack()
     summary: dict[str, Any] | None = None
@@ -210,14 +218,16 @@ def _go(
                     view.note(f"going on after step {run.progress.step}")
             book.listen(send.metrics)
             book.listen_to_cuts(send.cut_back)
+            if plan.recipe.journal.completions:
+                book.listen_to_rollouts(send.completions, plan.recipe.journal.completions)
             if callbacks:
                 book.listen(called.hear)
                 run.after_step = after
-            send.start(plan.folder, plan.folder.name, resolved_recipe(plan), after=run.progress.step)
+            send.start(_tracked(plan, after=run.progress.step))
             if loop.train(run):
                 summary = _finished(plan, run, book)
-        if summary is None:
-            say(_stopped(plan.folder))
+        for line in [stopped(plan.folder)] if summary is None else result(summary, plan.folder):
+            book.log(line)
     finally:
         opened.close()
         view.close()
@@ -226,7 +236,14 @@ def _go(
     if summary is not None:
         _leave_report(plan, view)
         return Run(plan.folder, summary)
+    view.note(stopped(plan.folder))
     return Run(plan.folder, {}, stopped_by=stop.number)
+
+
+def _tracked(plan: Plan, after: int) -> Tracked:
+    """Make what trackers hear of a run at its start."""
+    own = plan.recipe.journal
+    return Tracked(plan.folder, plan.folder.name, resolved_recipe(plan), after, own.project, own.group, own.tags)
 
 
 def _finished(plan: Plan, run: Training, book: Journal) -> dict[str, Any]:
@@ -256,7 +273,7 @@ def _logged(folder: Path, book: Journal, stop: Stop) -> Iterator[None]:
     except Exception as error:
         save_traceback(error, folder / journal.LOG)
         if failed := failure_of(error):
-            raise RunError(f"rank 0's GPU failed: {failed}; {_way_on(folder)}") from None
+            raise RunError(f"rank 0's GPU failed: {failed}; {way_on(folder)}") from None
         raise
 
 
@@ -268,44 +285,6 @@ def _with_command(lost: ProcessLost, folder: Path) -> ProcessLost:
     whole = ProcessLost(lost.loss, f"{lost.remedy}: {command}").with_traceback(lost.__traceback__)
     whole.__notes__ = getattr(lost, "__notes__", [])
     return whole
-
-
-def _stopped(folder: Path) -> str:
-    saved = checkpoint.steps(folder / checkpoint.CHECKPOINTS)
-    where = f"after step {saved[-1]}, saved" if saved else "before step 1, with nothing to save"
-    return f"stopped {where}; go on with: groupwise train --resume {shlex.quote(str(folder))}"
-
-
-def _way_on(folder: Path) -> str:
-    """Say what is left of a run whose process cannot go on, and how it is taken up in another."""
-    saved = checkpoint.steps(folder / checkpoint.CHECKPOINTS)
-    if not saved:
-        return f"no step was saved yet; begin again with: groupwise train --resume {shlex.quote(str(folder))}"
-    return f"step {saved[-1]} is saved; go on with: groupwise train --resume {shlex.quote(str(folder))}"
-
-
-def _say(quiet: bool, stderr: bool = False) -> Callable[[str], None]:
-    return (lambda line: None) if quiet else Terminal(stderr=stderr).print
-
-
-def _view(plan: Plan, notes: Sequence[str], quiet: bool) -> View:
-    """Make what a person sees of the run, with the plan and `notes` on it."""
-    terminal, steps = Terminal(), plan.recipe.steps
-    shown = (
-        terminal,
-        measured(plan.recipe.measure.metric, plan.recipe.measure.pass_at is not None),
-        plan.algorithm.advantage.compares_within_group,
-    )
-    if quiet:
-        view: View = QuietView(steps, *shown)
-    elif terminal.in_notebook:
-        view = NotebookView(steps, *shown, name=plan.folder.name)
-    else:
-        live = terminal.console.is_terminal
-        view = LiveView(steps, *shown, name=plan.folder.name) if live else View(steps, *shown)
-    for text in (plan.describe(), *notes):
-        view.note(text)
-    return view
 
 
 def _restore(run: Training, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -76,10 +76,12 @@ def flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
     >>> flat({"seed": 0, "algorithm": {"kl": {"beta": 0.04}}})
     {'seed': 0, 'algorithm.kl.beta': 0.04}
+    >>> flat({"pass_at_k": {1: 0.5}})
+    {'pass_at_k.1': 0.5}
     """
     values: dict[str, Any] = {}
     for key, value in table.items():
-        values |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {path + key: value}
+        values |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
     return values
 
 

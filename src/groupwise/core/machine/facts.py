@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Collection
@@ -32,6 +33,19 @@ def where(device: str) -> dict[str, Any]:
             "transformers": transformers.__version__,
         },
     }
+
+
+def commit(folder: Path) -> str:
+    """Name the commit of the git checkout that a folder is in, and if files in it have changed since; "" if in none."""
+    ask = ["git", "-C", str(folder)]
+    try:
+        name, changes = (
+            subprocess.run([*ask, *words], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return ""
+    return f"{name}, with changes" if changes else name
 
 
 def peak_bytes() -> int:

@@ -36,6 +36,12 @@ class Terminal:
         return self.console.is_terminal and not self.console.no_color
 
     @property
+    def has_panels(self) -> bool:
+        """True if a panel can stay in place and its bars can be drawn."""
+        console = self.console
+        return console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
+
+    @property
     def in_notebook(self) -> bool:
         """True if what is printed stands in a notebook."""
         return Console().is_jupyter
@@ -50,6 +56,11 @@ class Terminal:
     def print(self, *parts: Part) -> None:
         """Print the parts, one behind the other, and the end of a line."""
         self.console.print(self.text(*parts))
+
+    def write(self, text: str) -> None:
+        """Write a part of a line as it is, cleaned, and show it at once."""
+        self.console.file.write(clean(text, self.console.encoding))
+        self.console.file.flush()
 
     def text(self, *parts: Part) -> Text:
         """Return what `print` prints, for a table or a panel."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
 
 from groupwise.health.symptoms.base import (
     BAD,
@@ -23,6 +24,8 @@ NO_SIGNAL = 0.5
 FEW_MIXED = 0.2
 DROPPED = 0.75
 CUT_OFF = 0.1
+#: Steps from which on, and a part of what it was below which, a share of cut completions is judged and is falling.
+EARLIEST, FALLING = 3, 0.75
 #: How the names of the policies begin that groupwise makes itself, with random weights.
 MADE_HERE = ("tiny-", "small-")
 LONGER, GROWN = 2.0, 1.5
@@ -167,8 +170,10 @@ def fallback(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"truncated_share above {CUT_OFF:g}",
-    why="one completion in ten never reaches its answer, and is punished for it",
+    limit=f"truncated_share above {CUT_OFF:g}; a note in the first {EARLIEST - 1} steps, and while the later half of "
+    f"the last ten steps has at most {FALLING:g} of the share of the earlier half",
+    why="one completion in ten never reaches its answer, and is punished for it; a policy that learns to end needs no "
+    "longer limit",
 )
 def completions_cut_off(h: History) -> Seen | None:
     share, limit = h.mean("truncated_share"), h.setting("sampling.max_new_tokens", 0)
@@ -184,11 +189,22 @@ def completions_cut_off(h: History) -> Seen | None:
     at = f" of {many(limit, 'token')}" if limit else ""
     rate = h.mean("pass_rate")
     wrong = h.by_score and rate is not None and rate < share / 2  # then most of them do not pass
+    cut = f"{percent(share)} of the completions of {h.over} reached the limit{at} and were cut off"
+    if passing := _passing(h.numbers("truncated_share")):
+        return Seen(f"{cut}; {passing}.", tone=NEUTRAL)
     return Seen(
-        f"{percent(share)} of the completions of {h.over} reached the limit{at} and were cut off"
-        + (": most count as wrong whatever they were about to say." if wrong else " before they had ended."),
+        cut + (": most count as wrong whatever they were about to say." if wrong else " before they had ended."),
         f"sampling.max_new_tokens = {2 * limit}" if limit else "A larger sampling.max_new_tokens",
     )
+
+
+def _passing(shares: Sequence[float]) -> str:
+    """Say why a share of completions that are cut off may go away by itself; "" if nothing says so."""
+    half = len(shares) // 2
+    if len(shares) < EARLIEST:
+        return "the first steps do not show yet whether the policy learns to end"
+    falls = fmean(shares[-half:]) <= FALLING * fmean(shares[:half])
+    return "the share is falling: the policy learns to end" if falls else ""
 
 
 @symptom(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from groupwise.core.files.jsonl import flat
 from groupwise.health.symptoms.base import PASS_RATE
+from groupwise.reports.compare.apart import by_difference
 from groupwise.reports.compare.members import (
     ENOUGH,
     HELD_OUT,
@@ -31,6 +32,7 @@ from groupwise.reports.folder.lines import table
 from groupwise.reports.folder.read import read
 from groupwise.reports.page.page import MOST_ROWS, now
 from groupwise.reports.page.plots import SECTIONS, plots_for
+from groupwise.reports.page.unchanged import folded
 from groupwise.reports.records import (
     Curves,
     Number,
@@ -70,7 +72,8 @@ def comparison(members: Sequence[Member], title: str, written: str = "") -> Page
     steps = _all_columns(member.steps for group in groups for member in group.counted)
     evaluations = _all_columns(member.evaluations for group in groups for member in group.counted)
     runs = tuple(run_page(group, f"runs-{number}", steps) for number, group in enumerate(groups, start=1))
-    return Page(title, written, SECTIONS, plots_for(steps, evaluations, ()), runs, tables(groups))
+    plots, unchanged = folded(plots_for(steps, evaluations, ()), steps, evaluations)
+    return Page(title, written, SECTIONS, by_difference(plots, runs), runs, tables(groups), unchanged=unchanged)
 
 
 def tables(groups: Sequence[Group]) -> tuple[Table, ...]:

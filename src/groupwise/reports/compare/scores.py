@@ -105,11 +105,18 @@ def final_scores(groups: Sequence[Group], words: Sequence[str] = ()) -> Table:
     """Make a table of a row a group; `words` come before what is said of the intervals."""
     names = measures(groups) or [PASS_RATE.words]
     head = ("runs", "seeds", f"held-out {' or '.join(names)}", "95 % interval", "before", "length before")
-    head += ("length after", "steps", "seconds of training", "best seed", "worst seed", "status")
+    several = any(len(_scores(group)) > 1 for group in groups)
+    head += (
+        "length after",
+        "steps",
+        "seconds of training",
+        *(("best seed", "worst seed") if several else ()),
+        "status",
+    )
     cells, how = _intervals([interval_of(group) for group in groups])
     cells = [_few_seeds(group) or cell for group, cell in zip(groups, cells, strict=True)]
     about = " ".join(filter(None, [*words, how, ABOUT_INTERVALS]))
-    rows = tuple(_final_row(group, cell) for group, cell in zip(groups, cells, strict=True))
+    rows = tuple(_final_row(group, cell, several) for group, cell in zip(groups, cells, strict=True))
     return Table("Final scores", head, rows, about, numbers=tuple(range(2, 9)))
 
 
@@ -121,7 +128,8 @@ def _few_seeds(group: Group) -> str:
     return f"none: {min(ends):.3f} and {max(ends):.3f}" if len(ends) < ENOUGH else f"none: all {ends[0]:.3f}"
 
 
-def _final_row(group: Group, interval: str) -> tuple[str, ...]:
+def _final_row(group: Group, interval: str, extremes: bool) -> tuple[str, ...]:
+    """Make a row of the table; `extremes` has the best and the worst seed in it, which one seed does not have."""
     scores = _scores(group)
     ended = [member.last for member in group.members]
     states = [member.run.status.state for member in group.members]
@@ -136,7 +144,7 @@ def _final_row(group: Group, interval: str) -> tuple[str, ...]:
         _mean([score.length_after for score in scores], ".1f"),
         f"{min(ended)} to {max(ended)}" if min(ended) < max(ended) else str(max(ended)),
         _seconds(group),
-        *_extremes(group),
+        *(_extremes(group) if extremes else ()),
         states[0] if len(states) in (1, finished) else f"{finished} of {len(states)} finished",
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from groupwise.reports.folder.lines import count_of, number, table
 from groupwise.reports.folder.lines import tables as tables_in
 from groupwise.reports.folder.read import RunFolder
+from groupwise.reports.folder.totals import again, totals
 from groupwise.reports.records import Table, Text
 
 #: The beginning of the names of totals.
@@ -19,8 +20,9 @@ _OLD = (
 
 
 def tables(run: RunFolder) -> tuple[Table, ...]:
-    """Put the run in short, its algorithm part by part, its tools, and what rewards logged, if there is any."""
-    return tuple(each for each in (_run(run), _algorithm(run), _tools(run), _logged(run)) if each.rows)
+    """Put the run in short, how to run it again, its algorithm part by part, its tools, what rewards logged, sums."""
+    every = (_run(run), again(run), _algorithm(run), _tools(run), _logged(run), totals(run))
+    return tuple(each for each in every if each.rows)
 
 
 def _tools(run: RunFolder) -> Table:

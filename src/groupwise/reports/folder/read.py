@@ -1,11 +1,7 @@
 """A run folder, read as it is: finished, going on, killed in the middle of a line, old, moved, or damaged."""
 
-import fcntl
-import re
-import shlex
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,8 @@ from groupwise.core.files.atomic import open_regular
 from groupwise.core.files.jsonl import shallow
 from groupwise.health.symptoms.base import is_number
 from groupwise.reports.folder.columns import with_problems
-from groupwise.reports.folder.lines import Row, all_rows, by_step, count_of, number, oddities, parsed, table
+from groupwise.reports.folder.lines import Row, all_rows, by_step, count_of, oddities, parsed, table
+from groupwise.reports.folder.state import is_held, status_of
 from groupwise.reports.records import Status
 
 #: The files of a run, as its journal names them.
@@ -27,8 +24,6 @@ WHAT = "a run folder is what groupwise train makes: runs/NAME, with recipe.toml 
 
 #: Keys of a row that hold tables.
 TABLES = ("evaluation", "checks", "seconds")
-
-_ERROR = re.compile(r"error: (?:step (\d{1,15}): )?")
 
 
 @dataclass(frozen=True)
@@ -62,12 +57,12 @@ def read(folder: Path) -> RunFolder:
     folder = Path(folder)
     _require_run(folder)
     notes: list[str] = []
-    text = _text(folder / RECIPE, notes) or ""
-    recipe = _recipe(text, notes)
+    text = text_of(folder / RECIPE, notes) or ""
+    recipe = recipe_of(text, notes)
     # How the run is comes before what it wrote: a run that ends meanwhile is shown as going on, with all its rows.
     held = is_held(folder / LOCK)
-    about, summary = _object(folder / ABOUT, notes), _object(folder / SUMMARY, notes)
-    log = (_text(folder / LOG, notes) or "").rstrip().splitlines()
+    about, summary = object_of(folder / ABOUT, notes), object_of(folder / SUMMARY, notes)
+    log = (text_of(folder / LOG, notes) or "").rstrip().splitlines()
     steps, evaluations = _rows_of_steps(folder / METRICS, held, notes)
     with_problems(evaluations, _rows_of_steps(folder / PROBLEMS, held, notes)[0])
     last = max((rows[-1]["step"] for rows in (steps, evaluations) if rows), default=None)
@@ -83,59 +78,8 @@ def read(folder: Path) -> RunFolder:
         evaluation_rows=evaluations,
         machine_rows=_rows_of_steps(folder / MACHINE, held, notes)[0],
         notes=tuple(notes),
-        status=_status(folder, held, summary, count_of(recipe.get("steps")), last, "".join(log[-1:])),
+        status=status_of(folder, held, summary, count_of(recipe.get("steps")), last, "".join(log[-1:])),
     )
-
-
-def is_held(lock: Path) -> bool:
-    """Tell if a process is writing the run. The lock is shared and given back at once: the run must not notice."""
-    try:
-        with open_regular(lock) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _status(
-    folder: Path, held: bool, summary: Mapping[str, Any] | None, steps: int | None, last: int | None, log: str
-) -> Status:
-    """Tell finished, going, failed, stopped or empty.
-
-    steps  how many the recipe asks for
-    last   the newest step with a row; None without any
-    log    the last line of log.txt
-    """
-    done = count_of(summary.get("steps")) if summary else None
-    if summary is not None and (done or 0) >= (steps or 0):
-        seconds = number(summary.get("seconds_total"))
-        taken = f" in {in_words(seconds)}" if seconds else ""
-        return Status("finished", "finished" + (f": {done:,} steps" if done else "") + taken)
-    where = f"step {last:,}" + (f" of {steps:,}" if steps else "") if last else ""
-    if held:
-        return Status("going", f"going on: {where} is done" if where else "going on: no step is done yet")
-    resume = f"go on with: groupwise train --resume {shlex.quote(str(folder))}"
-    after = f"after {where}" if where else "before its first step was done"
-    error = _ERROR.match(log)
-    if error and (error[1] is None or last is None or last < int(error[1])):
-        return Status("failed", f"failed {after}: {log.removeprefix('error: ').rstrip('.')}; {resume}")
-    if last is None:
-        return Status("empty", f"nothing was logged yet, and no process is writing the run; {resume}")
-    return Status("stopped", f"stopped {after}, and no process is writing the run; {resume}")
-
-
-def in_words(seconds: float) -> str:
-    """Write a time as a person says it.
-
-    >>> in_words(73.8), in_words(200), in_words(4000)
-    ('74 s', '3 min 20 s', '1 h 6 min')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
 def _require_run(folder: Path) -> None:
@@ -193,7 +137,7 @@ def _missing(folder: Path, ran: bool, notes: list[str]) -> None:
         notes.append(f"{ROLLOUTS} is missing: there are no completions to show")
 
 
-def _text(path: Path, notes: list[str]) -> str | None:
+def text_of(path: Path, notes: list[str]) -> str | None:
     try:
         with open_regular(path) as file:
             return file.read().decode("utf-8", errors="replace")
@@ -204,7 +148,7 @@ def _text(path: Path, notes: list[str]) -> str | None:
         return None
 
 
-def _recipe(text: str, notes: list[str]) -> dict[str, Any]:
+def recipe_of(text: str, notes: list[str]) -> dict[str, Any]:
     try:
         return shallow(tomllib.loads(text))
     except (ValueError, RecursionError) as error:
@@ -212,8 +156,8 @@ def _recipe(text: str, notes: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _object(path: Path, notes: list[str]) -> dict[str, Any] | None:
-    text = _text(path, notes)
+def object_of(path: Path, notes: list[str]) -> dict[str, Any] | None:
+    text = text_of(path, notes)
     if text is None:
         return None
     try:

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -22,18 +22,22 @@ from groupwise.core.files.atomic import whole_file
 from groupwise.health.symptoms.base import History
 from groupwise.health.watch import findings
 from groupwise.reports.folder import columns, facts
+from groupwise.reports.folder.contrast import contrasts
+from groupwise.reports.folder.events import events
 from groupwise.reports.folder.read import HELDOUT, ROLLOUTS, RunFolder, read
 from groupwise.reports.folder.sample import points, sample, with_heldout
 from groupwise.reports.page.answers import Known, answers, check_lines
 from groupwise.reports.page.plots import SECTIONS, plots_for
+from groupwise.reports.page.unchanged import folded
 from groupwise.reports.records import Page, RolloutGroup, Rollouts, RunPage
 
 #: Rows of curves that a page holds; of a longer run, rows spread evenly.
 MOST_ROWS = 4000
 #: In the order they load: each builds on those before it.
-_NAMES = "core traces plots words page heat tokens group filters rollouts live"
+_ROLLOUTS = "rollouts/heat rollouts/tokens rollouts/group rollouts/filters rollouts/rollouts"
+_NAMES = f"core traces marks plots spark words csv page {_ROLLOUTS} live"
 SCRIPTS = tuple(f"{name}.js" for name in _NAMES.split())
-STYLES = ("page.css", "rollouts.css", "heat.css")
+STYLES = ("page.css", "parts.css", "rollouts/rollouts.css", "rollouts/heat.css")
 #: What could end the element that holds the data, or a line of script; all of it occurs only inside JSON strings.
 ESCAPED = {mark.encode(): f"\\u{ord(mark):04x}".encode() for mark in "<>&\u2028\u2029"}
 
@@ -42,7 +46,13 @@ def page_of_run(folder: Path) -> Page:
     """Make the page of one run. Raises UsageError if the folder is none of a run."""
     run = read(folder)
     rollouts, _ = sample(run.folder / ROLLOUTS)
-    return page_of(run, rollouts.groups, with_heldout(rollouts, run.folder / HELDOUT))
+    return page_of(run, rollouts.groups, with_contrasts(with_heldout(rollouts, run.folder / HELDOUT), run.folder))
+
+
+def with_contrasts(rollouts: Rollouts, folder: Path) -> Rollouts:
+    """Add first against last completions."""
+    found, words = contrasts(folder)
+    return replace(rollouts, contrasts=found, contrast_words=words)
 
 
 def page_of(run: RunFolder, groups: Sequence[RolloutGroup], shown: Rollouts | None) -> Page:
@@ -71,9 +81,11 @@ def page_of(run: RunFolder, groups: Sequence[RolloutGroup], shown: Rollouts | No
         rollouts=shown,
         tables=facts.tables(run),
         texts=facts.texts(run),
+        events=events(run),
     )
-    plots = plots_for(content.steps.columns, content.evaluations.columns, tuple(content.points))
-    return Page(run.name, now(), SECTIONS, plots, (content,))
+    steps, evaluations = content.steps.columns, content.evaluations.columns
+    plots, unchanged = folded(plots_for(steps, evaluations, tuple(content.points)), steps, evaluations)
+    return Page(run.name, now(), SECTIONS, plots, (content,), unchanged=unchanged)
 
 
 def now() -> str:
@@ -88,15 +100,15 @@ def write(page: Page, path: Path) -> None:
 
 def html(page: Page) -> str:
     """Render the whole page as one HTML text."""
-    scripts = (plotly(), *map(_asset, SCRIPTS))
+    scripts = (plotly(), *map(asset, SCRIPTS))
     parts = {
         "title": markup.escape(page.title),
         "policy": policy(scripts, watched=page.live is not None),
-        "style": "\n".join(map(_asset, STYLES)),
+        "style": "\n".join(map(asset, STYLES)),
         "data": embedded(page),
         "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("page.html"))
 
 
 def embedded(page: Page) -> str:
@@ -132,7 +144,8 @@ def plotly() -> str:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Read a file of the page's own, a script as the browser sees it."""
     text = files("groupwise.reports.page").joinpath("assets", name).read_text(encoding="utf-8")
     return _script(text) if name.endswith(".js") else text
 

@@ -11,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from groupwise.reports.page.keys import keys_of
 from groupwise.reports.records import Mark, Number, Plot, Section, Series
 
 Columns = Mapping[str, Sequence[Number]]
@@ -38,6 +39,10 @@ NEEDED = {"reward-model": "learned_mean"}
 
 #: The column beside which a plot would say the same again.
 REPEATED = {"measured": "pass_rate", "sources-measured": "pass_rate", "signal": "groups_mixed_share"}
+
+
+#: Numbers that a line needs before it is said to stand still, or to be equal to another.
+ENOUGH = 3
 
 
 def _plot(section: str, id: str, entry: Mapping[str, Any]) -> Plot:
@@ -106,9 +111,23 @@ def _filled(plot: Plot, tables: Mapping[str, Columns], points: Collection[str]) 
     if lacking or REPEATED.get(plot.id) in tables["steps"]:
         return replace(plot, series=())
     lines = [one for series in plot.series for one in _expanded(series, tables[series.table or plot.table])]
+    keys = keys_of(lines, plot.table)
     if plot.id in LEFT_OUT_AT_ZERO and not any(any(columns[line.column]) for line in lines):
         return replace(plot, series=())
-    return replace(plot, series=tuple(_distinct(lines)))
+    drawn = lines if plot.kind == "stack" else _once(lines, plot.table, tables)
+    return replace(plot, series=tuple(_distinct(drawn)), keys=keys)
+
+
+def _once(lines: Sequence[Series], table: str, tables: Mapping[str, Columns]) -> list[Series]:
+    """Draw lines that have the same numbers as one, by both names: "score = reward"."""
+    drawn: dict[str, Series] = {}
+    for line in lines:
+        place = line.table or table
+        numbers = tables[place].get(line.column, ()) if not line.low else ()
+        name = f"{place} {numbers}" if len(numbers) - list(numbers).count(None) >= ENOUGH else line.name
+        first = drawn.setdefault(name, line)
+        drawn[name] = first if first is line else replace(first, name=f"{first.name} = {line.name}")
+    return list(drawn.values())
 
 
 def _expanded(series: Series, columns: Columns) -> Iterator[Series]:

@@ -11,6 +11,7 @@ from groupwise.core.errors import UsageError, brief, listed, need, one_line
 from groupwise.core.files.json_text import json_value
 from groupwise.core.files.paths import location, require_regular
 from groupwise.core.files.plain import require_plain
+from groupwise.core.machine.hub import caches_alone_if_unreachable, unreachable_words
 from groupwise.tasks.data.formats import (
     LARGEST_LIST,
     Csv,
@@ -168,7 +169,15 @@ def hub_splits(key: str, name: str) -> dict[str, Dataset]:
     """Return the splits of the data set `name` or `name:config`, from the hub or the library's cache."""
     library = need("datasets", "tasks", f"{key} = {name!r}: no such file or folder, so a data set's id, which")
     repository, _, config = name.partition(":")
-    return _splits(name, lambda: library.load_dataset(repository, config or None), f"{key} = {name!r}: no such file; ")
+    missing = f"{key} = {name!r}: no such file"
+    with caches_alone_if_unreachable():
+        try:
+            return _splits(name, lambda: library.load_dataset(repository, config or None), f"{missing}; ")
+        except UsageError:
+            if not (unreachable := unreachable_words()):
+                raise
+            what = f"{missing} or folder, and no data set of that id can be downloaded: {unreachable}"
+            raise UsageError(f"{what}; set task.path and task.heldout to files, see docs/howto/data.md") from None
 
 
 def _splits(name: str, load: Callable[[], Any], before: str = "") -> dict[str, Dataset]:

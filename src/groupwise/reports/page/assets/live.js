@@ -77,7 +77,7 @@
 
     function tell() {
       if (trouble) show("lost", `${trouble}, trying again`, null);
-      else if (over) show("over", `no longer watched: the run has ${run.status.state}`, null);
+      else if (over) show("over", `run ${run.status.state}; page is final`, null);
       else show("going", `live, ${far()}`, (Date.now() - heard) / 1000);
     }
 

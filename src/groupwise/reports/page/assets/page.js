@@ -3,7 +3,8 @@
 
 (function () {
   const groupwise = window.groupwise;
-  const { page, element, several, words, plots } = groupwise;
+  const { page, element, several, words, plots, marks, csv } = groupwise;
+  const narrow = window.matchMedia("(max-width: 760px)");
   const SMOOTHING = [["off", "Off"], ["light", "Light"], ["strong", "Strong"]];
   const places = {}; // the parts that a watched run replaces
   const sections = new Map(); // id -> {node, grid, extra, spec}
@@ -17,20 +18,37 @@
     if (page.tables.length) places.tables.append(element("div", { class: "tables" }, page.tables.map((one) => words.table(one))));
     bar();
     say();
+    places.glossary = element("div");
     fillPlots();
+    explain();
     rollouts();
     for (const run of page.runs) if (sections.has("ran")) sections.get("ran").extra.append(...words.facts(run));
+    (sections.has("ran") ? sections.get("ran").extra : main).append(places.glossary);
     shown();
     document.getElementById("footer").append("This page is one file: it holds its data and asks nothing of the network.");
     if (page.live) document.getElementById("footer").textContent = "This page is being watched: it asks the run's own server for what is new.";
+    window.addEventListener("hashchange", jump);
+    document.addEventListener("click", again);
+    window.addEventListener("beforeprint", () => document.querySelectorAll("section > details").forEach((part) => { part.open = true; }));
     if (window.location.hash) jump();
   }
 
+  /** A link to the place that the address names already brings its reader there again. */
+  function again(event) {
+    const link = event.target.closest("a[href^='#']");
+    if (link && link.getAttribute("href") === window.location.hash) jump();
+  }
+
+  /** A part of the page, folded on a phone but for the first. */
   function section(spec) {
-    const made = { spec, grid: element("div", { class: "plots" }), extra: element("div", { class: spec.id === "ran" ? "tables" : "extra" }) };
+    const made = { spec, grid: element("div", { class: "plots" }), still: element("div"), extra: element("div", { class: spec.id === "ran" ? "tables" : "extra" }) };
+    made.top = element("div");
+    made.sums = element("div", { class: "tables" });
     if (spec.id === "writes") made.extra.id = "rollouts";
+    const open = !narrow.matches || spec === page.sections[0];
     made.node = element("section", { id: spec.id, "aria-labelledby": `title-${spec.id}` },
-      element("h2", { id: `title-${spec.id}` }, spec.title), spec.lead ? element("p", { class: "lead" }, spec.lead) : null, made.grid, made.extra);
+      element("details", { open }, element("summary", {}, element("h2", { id: `title-${spec.id}` }, spec.title)),
+        spec.lead ? element("p", { class: "lead" }, spec.lead) : null, made.top, made.grid, made.still, made.sums, made.extra));
     sections.set(spec.id, made);
     return made.node;
   }
@@ -40,11 +58,21 @@
     const [run] = page.runs;
     if (several || !run || !groupwise.rollouts || !sections.has("writes")) return;
     if (run.rollouts) groupwise.rollouts(sections.get("writes").extra, page);
+    const first = words.contrasts(run.rollouts);
+    if (first) sections.get("writes").top.append(first);
   }
 
   function fillPlots() {
     for (const [id, made] of sections) replace(made.grid, page.plots.filter((plot) => plot.section === id), (list) => list.map(plots.card));
     plots.keep(new Set(page.plots.map((plot) => plot.id)));
+    for (const [id, made] of sections) replace(made.still, page.unchanged[id] || [], (list) => [words.unchanged(list)]);
+  }
+
+  /** What the marks on the charts are, and what the keys at them are. */
+  function explain() {
+    const first = page.sections.find((spec) => page.plots.some((plot) => plot.section === spec.id && marks.overSteps(plot)));
+    if (first && !several) replace(sections.get(first.id).top, page.runs[0].events, () => [marks.legend()]);
+    replace(places.glossary, page.plots.map((plot) => plot.keys), () => [words.glossary(page.plots)]);
   }
 
   /** Everything in words, as it is now. */
@@ -56,6 +84,10 @@
     replace(document.getElementById("status"), page.runs[0].status, () => [words.statusOf(page.runs[0])]);
     if (sections.has("healthy")) {
       replace(sections.get("healthy").extra, page.runs[0].checks, (list) => [words.checks(list)]);
+    }
+    for (const [id, made] of sections) {
+      const own = id === "ran" ? [] : page.runs[0].tables.filter((one) => one.section === id);
+      replace(made.sums, own, (list) => list.map((one) => words.table(one)));
     }
   }
 
@@ -71,7 +103,7 @@
   function shown() {
     const links = [];
     for (const [id, made] of sections) {
-      made.node.hidden = !made.grid.childElementCount && !made.extra.childElementCount;
+      made.node.hidden = ![made.top, made.grid, made.still, made.sums, made.extra].some((part) => part.childElementCount);
       if (!made.node.hidden) links.push(element("a", { href: `#${id}`, "data-place": id }, made.spec.short || made.spec.title));
     }
     places.contents.replaceChildren(...links);
@@ -94,9 +126,13 @@
     places.empty = element("p", { class: "empty" }, "No numbers yet: the plots come with the first step.");
     places.notes.after(places.empty);
     const themes = groupwise.THEMES.map((name) => [name, name[0].toUpperCase() + name.slice(1)]);
-    document.getElementById("bar").append(element("div", { class: "inner" }, places.contents,
+    const tools = element("div", { class: "tools" },
       overSteps() ? choice("Smoothing", SMOOTHING, "off", plots.setSmoothing) : "", choice("Theme", themes, groupwise.theme(), groupwise.setTheme),
-      several ? runs() : null));
+      element("button", { type: "button", class: "csv", title: "Save the numbers of every chart as a table", onclick: csv.save }, "CSV"));
+    const menu = element("details", { class: "menu", open: !narrow.matches }, element("summary", {}, "Menu"), element("div", { class: "inside" }, places.contents, tools));
+    narrow.addEventListener("change", () => { menu.open = !narrow.matches; });
+    places.contents.addEventListener("click", () => { if (narrow.matches) menu.open = false; });
+    document.getElementById("bar").append(element("div", { class: "inner" }, menu, several ? runs() : null));
     const watcher = new IntersectionObserver(mark, { rootMargin: "-15% 0px -75% 0px" });
     for (const made of sections.values()) watcher.observe(made.node);
     roomForBar();
@@ -135,10 +171,15 @@
     }));
   }
 
-  /** Sections are made by this script, after the browser looked for the place in the address. */
+  /** Goes to the place in the address, which may be folded; sections are made after the browser looked for it. */
   function jump() {
-    const place = document.getElementById(window.location.hash.slice(1));
-    if (place) place.scrollIntoView();
+    const name = decodeURIComponent(window.location.hash.slice(1));
+    const place = document.getElementById(name.startsWith("rollout-") ? "writes" : name);
+    if (!place) return;
+    for (let node = place; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
+    const own = place.querySelector(":scope > details");
+    if (own) own.open = true;
+    if (!name.startsWith("rollout-")) place.scrollIntoView();
   }
 
   /** Takes in how a watched page is now; what its rollouts bring is for their own script. */
@@ -146,7 +187,9 @@
     const [run] = page.runs;
     Object.assign(run, fresh.runs[0], { rollouts: run.rollouts });
     page.plots = fresh.plots;
+    page.unchanged = fresh.unchanged;
     fillPlots();
+    explain();
     say();
     shown();
     groupwise.redraw();

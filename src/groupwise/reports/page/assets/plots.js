@@ -2,7 +2,7 @@
 "use strict";
 
 (function () {
-  const { page, element, drawing, number, colours, onTheme, several, traces } = window.groupwise;
+  const { page, element, drawing, number, colours, onTheme, several, traces, marks } = window.groupwise;
   const DASHES = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4" };
   const CONFIG = {
     displaylogo: false, responsive: true, scrollZoom: false, showTips: false, displayModeBar: true, doubleClick: "reset+autosize",
@@ -32,20 +32,40 @@
     const made = { plot, dirty: true, visible: false, hiddenSeries: new Set(), wide: false };
     made.legend = element("div", { class: "legend" });
     made.area = element("div", { class: "area" });
+    made.cross = element("div", { class: "cross", hidden: true, "aria-hidden": "true" });
+    made.tellAt = (step) => tellAt(made, step);
+    made.keys = element("p", { class: "keys" });
     made.node = element("figure", { class: "plot", "data-plot": plot.id, "data-drawn": "false", role: "figure" },
       element("div", { class: "head" },
         element("h3", {}, plot.title), element("span", { class: "unit" }, plot.unit), largerButton(made)),
-      made.legend, made.area, element("p", { class: "hint" }, plot.hint));
+      made.keys, made.legend, element("div", { class: "frame" }, made.area, made.cross), element("p", { class: "hint" }, plot.hint));
     describe(made);
+    made.keys.replaceChildren(...keysOf(plot));
     cards.set(plot.id, made);
     watcher.observe(made.node);
     return made.node;
   }
 
   function renewed(made, plot) {
+    const same = JSON.stringify(made.plot.keys) === JSON.stringify(plot.keys);
     made.plot = plot;
     made.dirty = true;
+    if (!same) made.keys.replaceChildren(...keysOf(plot));
     return made.node;
+  }
+
+  /** The metrics that the plot is drawn from, each with what it is: on hover, and where the link leads. */
+  function keysOf(plot) {
+    return plot.keys.map((key) => (key.meaning ? element("a", { href: `#key-${key.name}`, title: key.meaning }, key.name) : element("span", {}, key.name)));
+  }
+
+  /** The legend's numbers at a step, or the last ones again. */
+  function tellAt(made, step) {
+    for (const { node, series, last } of made.numbers || []) {
+      const value = step === null ? last : traces.valueAt(page.runs[0], made.plot, series, step);
+      node.textContent = number(value);
+      node.classList.toggle("at", step !== null);
+    }
   }
 
   function largerButton(made) {
@@ -85,10 +105,9 @@
     const last = several || !series.column ? null : traces.lastOf(page.runs[0], made.plot, series);
     const isArea = (made.plot.kind === "stack" && !several) || !series.column;
     const colour = several ? palette.muted : series.column ? style.colour : style.colour + "50";
-    const children = [
-      swatch(colour, series.dash, isArea && !several), element("span", {}, series.name),
-      last ? element("span", { class: "last" }, number(last.value)) : null,
-    ];
+    const told = last ? element("span", { class: "last" }, number(last.value)) : null;
+    if (told) made.numbers.push({ node: told, series, last: last.value });
+    const children = [swatch(colour, series.dash, isArea && !several), element("span", {}, series.name), told];
     const shown = !made.hiddenSeries.has(index);
     return element("button", { type: "button", "aria-pressed": String(shown), title: shown ? "Hide this line" : "Show this line", onclick: () => {
       if (shown) made.hiddenSeries.add(index);
@@ -100,6 +119,7 @@
 
   function drawLegend(made) {
     const { plot } = made;
+    made.numbers = [];
     if (plot.kind === "points" || traces.asTotal(plot)) {
       const words = plot.kind === "points" ? `across: ${plot.series[0].name}, up: ${plot.series[1].name}` : "the sum of all, a line for each run";
       made.legend.replaceChildren(element("span", { class: "last" }, words));
@@ -149,7 +169,7 @@
   function marksOf(plot, log) {
     const line = { color: palette.muted, width: 1, dash: "dot" };
     return {
-      shapes: plot.marks.map((mark) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: mark.at, y1: mark.at, line, layer: "below" })),
+      shapes: [...marks.shapesOf(plot), ...plot.marks.map((mark) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: mark.at, y1: mark.at, line, layer: "below" }))],
       annotations: plot.marks.map((mark) => ({
         xref: "paper", x: 1, xanchor: "right", y: log ? Math.log10(mark.at) : mark.at, yanchor: "bottom", showarrow: false,
         text: traces.plain(mark.words), font: { size: 11, color: palette.muted }, borderpad: 1,
@@ -175,7 +195,7 @@
       hovermode: plot.kind === "points" ? "closest" : "x unified", hoverdistance: plot.kind === "points" ? 20 : hoverReach(drawn, width), dragmode: coarse ? false : "zoom",
       hoverlabel: { bgcolor: palette.surface, bordercolor: palette.line, font: { family: palette.font, size: 12.5, color: palette.text } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: palette.muted, activecolor: palette.text },
-      xaxis: xAxis(plot, base), yaxis: yAxis(plot, base, log, drawn), ...marksOf(plot, log),
+      xaxis: xAxis(plot, base), yaxis: yAxis(plot, base, log, drawn), yaxis2: marks.axis(), ...marksOf(plot, log),
     };
   }
 
@@ -189,8 +209,16 @@
     drawLegend(made);
     describe(made);
     const drawn = traces.tracesOf(plot, page.runs, context);
-    Plotly.react(made.area, drawn, layoutOf(plot, log, drawn, context.width), CONFIG);
+    Plotly.react(made.area, [...drawn, ...marks.tracesOf(plot)], layoutOf(plot, log, drawn, context.width), CONFIG);
+    if (made.node.dataset.drawn !== "true") link(made);
     made.node.dataset.drawn = "true";
+  }
+
+  /** What is hovered here is shown on the other plots, too. */
+  function link(made) {
+    if (!marks.overSteps(made.plot)) return;
+    made.area.on("plotly_hover", (event) => marks.cross(cards, event.points[0].x, made));
+    made.area.on("plotly_unhover", () => marks.cross(cards, null, made));
   }
 
   const touch = (made) => { made.dirty = true; };

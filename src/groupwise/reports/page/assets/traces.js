@@ -29,6 +29,13 @@
     return null;
   }
 
+  /** The number of a series at a step, null if it has none there. */
+  function valueAt(run, plot, series, step) {
+    const values = columnOf(run, plot, series, series.column);
+    const row = values ? curvesOf(run, plot, series).step.indexOf(step) : -1;
+    return row < 0 ? null : values[row];
+  }
+
   function withUnit(value, unit) {
     return WITHOUT_UNIT.has(unit) || /share|;/.test(unit) ? number(value) : number(value) + " " + unit;
   }
@@ -297,5 +304,5 @@
       (columnOf(run, plot, series, series.column) || []).some((value) => value > 0)));
   }
 
-  window.groupwise.traces = { tracesOf, styles, lastOf, withUnit, plain, hasPositive, asTotal, extent };
+  window.groupwise.traces = { tracesOf, styles, lastOf, valueAt, withUnit, plain, hasPositive, asTotal, extent };
 })();

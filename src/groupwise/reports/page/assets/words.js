@@ -2,7 +2,7 @@
 "use strict";
 
 (function () {
-  const { page, element, drawing, number, several } = window.groupwise;
+  const { page, element, drawing, number, several, spark } = window.groupwise;
   const TONE_WORDS = { good: "Good", warn: "Look here", bad: "Trouble", neutral: "" };
   const TONE_PATHS = {
     good: "M4.5 8.5l2.5 2.5 4.5-5.5",
@@ -42,25 +42,29 @@
   }
 
   function answers(list) {
-    return list.map((one) => element("li", { class: one.tone, "data-tone": one.tone },
+    return list.map((one, index) => element("li", { class: one.tone, "data-tone": one.tone },
       element("div", { class: "head" }, element("h2", {}, one.question), tone(one.tone)),
-      element("p", {}, one.answer)));
+      element("p", {}, one.answer), index ? null : spark.curve(page.runs[0])));
   }
 
-  /** A titled box, null if there is nothing to put in it. */
-  function panel(title, children, name) {
-    return children.length ? element("div", { class: `panel ${name}-panel` }, element("h2", {}, title), element("ul", { class: name }, children)) : null;
+  /** A titled box, null if there is nothing to put in it; folded if it holds nothing to look at. */
+  function panel(title, children, name, folded) {
+    if (!children.length) return null;
+    const list = element("ul", { class: name }, children);
+    const counted = `${title}: ${children.length} note${children.length === 1 ? "" : "s"}`;
+    return folded ? element("details", { class: `panel ${name}-panel` }, element("summary", {}, counted), list) : element("div", { class: `panel ${name}-panel` }, element("h2", {}, title), list);
   }
 
   const named = (run, words) => (several ? `${run.label}: ${words}` : words);
 
   function findings(runs) {
+    const quiet = runs.every((run) => run.findings.every((one) => one.tone !== "warn" && one.tone !== "bad"));
     return panel("What stands out", runs.flatMap((run) => run.findings.map((one) => element("li", { "data-finding": one.name },
       element("div", {}, tone(one.tone, TONE_WORDS[one.tone] || "Note")),
       element("div", {},
         element("p", { class: "name" }, named(run, one.name)),
         element("p", {}, one.words),
-        one.advice ? element("p", { class: "advice" }, "→ " + one.advice) : null)))), "findings");
+        one.advice ? element("p", { class: "advice" }, "→ " + one.advice) : null)))), "findings", quiet);
   }
 
   function notes(runs) {
@@ -99,11 +103,38 @@
 
   /** Tables and texts of one run; folded under its name if there are several. */
   function facts(run) {
-    const found = [...run.tables.map((one) => table(one, several)), ...run.texts.map(text)];
+    const shown = run.tables.filter((one) => several || one.section === "ran");
+    const found = [...shown.map((one) => table(one, several)), ...run.texts.map(text)];
     if (!several) return found;
     const own = [run.members > 1 ? null : element("p", {}, statusOf(run)), checks(run.checks), ...found].filter(Boolean);
     return own.length ? [element("details", { class: "panel", "data-run": run.id }, element("summary", {}, run.label), element("div", { class: "tables" }, own))] : [];
   }
 
-  window.groupwise.words = { header, statusOf, answers, findings, notes, checks, table, facts };
+  /** What never moves, in a line. */
+  function unchanged(list) {
+    return list && list.length ? element("p", { class: "unchanged" }, element("b", {}, "Unchanged: "), list.join("; "), ".") : null;
+  }
+
+  /** What each metric is that a chart is drawn from; the keys at the charts lead here. */
+  function glossary(plots) {
+    const keys = new Map(plots.flatMap((plot) => plot.keys).filter((key) => key.meaning).map((key) => [key.name, key.meaning]));
+    if (!keys.size) return null;
+    const entries = [...keys].sort(([one], [other]) => (one < other ? -1 : 1)).map(([name, meaning]) =>
+      element("div", { id: `key-${name}` }, element("dt", {}, name), element("dd", {}, meaning)));
+    return element("details", { class: "panel", id: "keys" }, element("summary", {}, "What each metric is"), element("dl", {}, entries));
+  }
+
+  /** How the policy answered at first, and how it does now. */
+  function contrasts(rollouts) {
+    if (!rollouts || !rollouts.contrasts.length) return null;
+    const said = (one, title, prompt) => element("div", { class: "said" },
+      element("p", { class: "when" }, `${title}, step ${one.step}`, one.score === null ? null : element("span", { class: "chip" }, `score ${number(one.score)}`)),
+      prompt ? element("p", { class: "prompt" }, prompt) : null, element("pre", {}, one.text || "(nothing)"));
+    return element("div", { class: "panel contrasts" }, element("h2", {}, "First and last"), element("p", { class: "words" }, rollouts.contrast_words),
+      rollouts.contrasts.map((one) => element("div", { class: "contrast" },
+        element("p", { class: "prompt" }, one.prompt, one.answer ? element("span", { class: "answer" }, `answer: ${one.answer}`) : null),
+        element("div", { class: "pair" }, said(one.first, "First"), said(one.last, "Last", one.last_prompt)))));
+  }
+
+  window.groupwise.words = { unchanged, glossary, contrasts, header, statusOf, answers, findings, notes, checks, table, facts };
 })();
