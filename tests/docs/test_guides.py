@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import itertools
 import json
 import re
 import runpy
@@ -12,6 +11,7 @@ import shlex
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ import pytest
 import groupwise
 from groupwise.cli.__main__ import main
 from groupwise.config import recipe
+from groupwise.config.recipe_files import assignment
 from groupwise.config.usual import USUAL
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -66,7 +67,7 @@ def first_command(text: str) -> list[str]:
 
 def sets(words: list[str]) -> dict[str, Any]:
     """Read what --set gives."""
-    return dict(recipe.assignment(value) for word, value in itertools.pairwise(words) if word == "--set")
+    return dict(assignment(value) for word, value in pairwise(words) if word == "--set")
 
 
 def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
