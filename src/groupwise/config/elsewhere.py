@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from groupwise.core.errors import UsageError
@@ -85,23 +86,23 @@ def in_words(names: list[str]) -> str:
     return next((f"{name}: {option}" for name in plain if (option := option_of(name))), "")
 
 
-def with_tables(page: str) -> str:
-    """Rewrite the tables of docs/from-trl-and-verl.md, which stand behind its prose.
+def with_lists(page: str) -> str:
+    """Rewrite the lists of docs/from-trl-and-verl.md, which follow its prose.
 
-    >>> with_tables("# Prose").splitlines()[:2]
+    >>> with_lists("# Prose").splitlines()[:2]
     ['# Prose', '## TRL: GRPOConfig: the policy and its data']
     """
-    tables = (
-        f"\n## {chapter.project}: {chapter.title}\n\n| option | here | |\n|---|---|---|\n"
-        + "".join(map(_row, chapter.options))
-        for chapter in chapters()
+    lists = (
+        f"\n## {chapter.project}: {chapter.title}\n\n" + "".join(map(_item, chapter.options)) for chapter in chapters()
     )
-    return page.partition("\n## TRL: ")[0] + "".join(tables)
+    return page.partition("\n## TRL: ")[0] + "".join(lists)
 
 
-def _row(option: Option) -> str:
+def _item(option: Option) -> str:
     here = ", ".join(f"`{key}`" for key in option.here) or "not here"
-    return f"| `{option.name}` | {here} | {option.words} |\n"
+    words = option.words.replace("*", "\\*").replace("<", "\\<")
+    item = f"- `{option.name}`: {here}; {words}"
+    return fill(item, 110, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def _chapter(section: Mapping[str, Any]) -> Chapter:
@@ -127,4 +128,4 @@ def _names(table: Mapping[str, Any], prefix: str, known: Mapping[str, Any]) -> I
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    place.write_text(with_tables(place.read_text(encoding="utf-8")), encoding="utf-8")
+    place.write_text(with_lists(place.read_text(encoding="utf-8")), encoding="utf-8")
