@@ -10,7 +10,8 @@ from typer.main import get_command
 
 from groupwise.cli.__main__ import main
 from groupwise.cli.app import app
-from groupwise.config.elsewhere import chapters, in_words, option_of, with_lists
+from groupwise.config.answers import in_words
+from groupwise.config.elsewhere import chapters, option_of, with_lists
 from groupwise.config.keys import sections
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve
@@ -92,7 +93,7 @@ def test_their_way_to_write_a_command_is_answered_too(words, monkeypatch, capsys
 
 
 def test_words_of_ours_are_no_names_of_theirs():
-    assert in_words(["train", "quickstart", "--set", "steps=3", "--resume", "runs/a"]) == ""
+    assert in_words(["train", "quickstart", "--set", "steps=3", "--resume", "runs/a"], {"--set", "--resume"}) == ""
 
 
 def test_the_page_in_docs_is_made_from_the_table():
