@@ -55,6 +55,7 @@ DEFAULTS: Mapping[str, Any] = {
 WRITTEN = (
     "loss_type", "beta", "num_generations", "per_device_train_batch_size", "num_iterations", "max_completion_length",
     "lr_scheduler_type", "bf16", "gradient_checkpointing", "save_steps", "max_steps", "epsilon",
+    "vllm_importance_sampling_mode",
 )  # fmt: skip
 
 RLOO_DEFAULTS: Mapping[str, Any] = {**DEFAULTS, "beta": 0.05, "num_generations": 2, "loss_type": None}
