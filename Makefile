@@ -48,7 +48,7 @@ test-gpu: install  ## the laws on a GPU: gradients beside a CPU's, the engine, r
 test-slow: install .venv/triton  ## the long tests: the whole quickstart, ten kills and resumes, live pages, the wheel, experts, what hangs in every way
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -m slow
 
-test-fuzz: install  ## 10,000 fresh mutants of all that can be given to it, docs/hostile_input.md; SEED=... repeats a run
+test-fuzz: install  ## 10,000 fresh mutants of all that can be given to it, docs/dev/hostile_input.md; SEED=... repeats a run
 	$(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(MUTANTS),--mutants $(MUTANTS))
 
 check: install  ## ruff, pyright, and the floors that imports may not climb
@@ -83,22 +83,22 @@ test-vllm: install .venv-vllm/installed  ## the engine's contract and a run, aga
 ray: install  ## Ray beside the rest (240 MB), for placement.ray; its tests are left out without it
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 
-bench-trl: install .venv-trl/installed  ## whole steps against TRL, docs/benchmarks_trl.md; goes on where it stopped; ONLY=equal-48,curves
+bench-trl: install .venv-trl/installed  ## whole steps against TRL, docs/findings/benchmarks_trl.md; goes on where it stopped; ONLY=equal-48,curves
 	$(BIN)/python benchmarks/trl/run.py docs/evidence/bench-trl.jsonl $(if $(ONLY),--only $(ONLY))
-	$(BIN)/python benchmarks/trl_pictures.py docs/evidence/bench-trl.jsonl docs
+	$(BIN)/python benchmarks/trl_pictures.py docs/evidence/bench-trl.jsonl docs/findings
 
-models: install  ## what groupwise does with every language model class of the installed transformers: docs/models.md; ONLY=gemma3,lfm2 again
+models: install  ## what groupwise does with every language model class of the installed transformers: docs/reference/models.md; ONLY=gemma3,lfm2 again
 	$(BIN)/python benchmarks/models.py $(if $(ONLY),--only $(ONLY) --again)
 
-docs: install  ## write docs/algorithms.md from the catalog, docs/keys.md and what answers without torch from the settings, their table of TRL and verl, docs/floors.svg from the imports
-	$(BIN)/python -m groupwise.config.keys docs/keys.md docs/algorithms.md
-	$(BIN)/python -m groupwise.config.elsewhere docs/from-trl-and-verl.md
-	$(BIN)/python docs/floors.py
+docs: install  ## write docs/reference/algorithms.md from the catalog, docs/reference/keys.md and what answers without torch from the settings, their table of TRL and verl, docs/dev/floors.svg from the imports
+	$(BIN)/python -m groupwise.config.keys docs/reference/keys.md docs/reference/algorithms.md
+	$(BIN)/python -m groupwise.config.elsewhere docs/reference/from-trl-and-verl.md
+	$(BIN)/python docs/dev/floors.py
 
-claims: install  ## what the articles say, measured where it has no row yet: docs/claims.md; EFFORT=--standard trains as well
+claims: install  ## what the articles say, measured where it has no row yet: docs/findings/claims.md; EFFORT=--standard trains as well
 	$(BIN)/python benchmarks/take_over.py docs/evidence/moe-stability.jsonl docs/evidence/claims.jsonl
-	$(BIN)/groupwise claims $(or $(EFFORT),--quick) --at-once 2 --rows docs/evidence/claims.jsonl --out docs
-	$(BIN)/python -m tests.claims.planted >> docs/claims.md
+	$(BIN)/groupwise claims $(or $(EFFORT),--quick) --at-once 2 --rows docs/evidence/claims.jsonl --out docs/findings
+	$(BIN)/python -m tests.claims.planted >> docs/findings/claims.md
 
 clean:  ## remove .venv, .venv-trl and caches; runs/ stays
 	rm -rf .venv .venv-trl .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""How answers are judged and how fast: the tables of docs/answers.md, from files of GSM8K (JSON lines).
+"""How answers are judged and how fast: the tables of docs/reference/answers.md, from files of GSM8K (JSON lines).
 
 python benchmarks/answers.py train.jsonl test.jsonl [--solutions example_model_solutions.jsonl]
 

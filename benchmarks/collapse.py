@@ -6,8 +6,8 @@
 
 Every run begins with the policy that the quickstart begins with for its seed, and trains in one thread. A run that has
 its row is not run again, so the experiment can be stopped and gone on with at any time; a kind whose settings have
-changed counts as another one, and so does a return by other thresholds. Then the tables of docs/collapse.md are
-printed.
+changed counts as another one, and so does a return by other thresholds. Then the tables of
+docs/findings/collapse.md are printed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The conditions of docs/collapse.md: what provokes a collapse, what is pushed and loses nothing, and what is sound."""
+"""The conditions of docs/findings/collapse.md: what provokes a collapse, what only looks so, what is sound."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rising(rate: float, updates: int) -> Settings:
 def weights_late(loads: int) -> AbstractContextManager[Any]:
     """Each load brings the weights of so many loads before, and no check ends the run for it.
 
-    The checks of a run name this fault in its second step (docs/checks.md); here the warnings are on their own.
+    The checks of a run name this fault in its second step (docs/concepts/checks.md); here the warnings act alone.
     """
     from groupwise.engines.local.engine import LocalEngine
     from groupwise.training import run as training_run

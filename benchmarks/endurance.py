@@ -1,7 +1,7 @@
 """Whether a run grows: what the process, its children and its folder hold over 10,000 steps of the tiniest policy.
 
-    nice python benchmarks/endurance.py docs/evidence/endurance.jsonl docs/endurance.svg
-    python benchmarks/endurance.py docs/evidence/endurance.jsonl docs/endurance.svg --steps 300 --loops 4
+    nice python benchmarks/endurance.py docs/evidence/endurance.jsonl docs/concepts/endurance.svg
+    python benchmarks/endurance.py docs/evidence/endurance.jsonl docs/concepts/endurance.svg --steps 300 --loops 4
 
 A row every 100 steps. A run that was cut off goes on after its last checkpoint, in a new process whose number stands
 in its rows; rows that are there are not written again. With --loops that many busy loops run beside it. Then the

@@ -1,6 +1,6 @@
 """What a GPU does with groupwise, in about nine minutes: python benchmarks/gpu.py
 
-    python benchmarks/gpu.py                          every part that has no row yet, then docs/gpu.md's tables
+    python benchmarks/gpu.py                          every part that has no row yet, then docs/findings/gpu.md's tables
     python benchmarks/gpu.py --only decode,update     these parts alone
     python benchmarks/gpu.py --device cpu --small     the same lines on two processor cores, in five minutes
     python benchmarks/gpu.py --only "" --rows FILE    the tables of a file, nothing measured
@@ -228,7 +228,7 @@ def main(
     ] = False,
     only: Annotated[str | None, typer.Option(help=f"Some of {', '.join(NAMES)}.")] = None,
     rows: Annotated[Path | None, typer.Option(help="docs/evidence/gpu.jsonl; of a CPU runs/gpu/cpu.jsonl.")] = None,
-    page: Annotated[Path | None, typer.Option(help="docs/gpu.md; of a CPU runs/gpu/cpu.md.")] = None,
+    page: Annotated[Path | None, typer.Option(help="docs/findings/gpu.md; of a CPU runs/gpu/cpu.md.")] = None,
     models: Annotated[Path, typer.Option(help="Where models are made.")] = Path("runs/gpu/models"),
     smollm2: Annotated[Path, typer.Option(help="The real model's folder.")] = Path("models/smollm2"),
     trl_python: Annotated[
@@ -242,7 +242,7 @@ def main(
         raise typer.BadParameter(f"--only: no part {', '.join(unknown)}; there are {', '.join(NAMES)}")
     folder, stem = (ROOT / "docs" / "evidence", "gpu") if device != "cpu" else (Path("runs/gpu"), "cpu")
     file = rows or folder / f"{stem}.jsonl"
-    told = page or (ROOT / "docs" / "gpu.md" if device != "cpu" else folder / "cpu.md")
+    told = page or (ROOT / "docs" / "findings" / "gpu.md" if device != "cpu" else folder / "cpu.md")
     good = True
     if names:
         require_device(device, small)

@@ -1,4 +1,4 @@
-"""What groupwise does with every language model class of the installed transformers: the table of docs/models.md.
+"""What groupwise does with every language model class of transformers: the table of docs/reference/models.md.
 
     python benchmarks/models.py                       # every kind that has no row for this transformers yet
     python benchmarks/models.py --only gemma3,lfm2 --again
@@ -34,7 +34,7 @@ from groupwise.core.files.atomic import whole_file
 Row = dict[str, Any]
 
 ROOT = Path(__file__).parents[1]
-ROWS, PAGE = ROOT / "docs/evidence/models.jsonl", ROOT / "docs/models.md"
+ROWS, PAGE = ROOT / "docs/evidence/models.jsonl", ROOT / "docs/reference/models.md"
 #: What trials import late.
 IMPORTED = (
     "peft",

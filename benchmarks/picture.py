@@ -1,6 +1,6 @@
 """A picture of a report's plots, as a browser draws them, for a README: needs chromium.
 
-python benchmarks/picture.py runs/comparison.html docs/comparison.png pass-rate length
+python benchmarks/picture.py runs/comparison.html docs/howto/comparison.png pass-rate length
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small bugs planted in copies of the source, and whether a run finds them by itself: the table of docs/checks.md.
+"""Small bugs planted in copies of the source, and whether a run finds them: the table of docs/concepts/checks.md.
 
     python benchmarks/planted_bugs.py                      # every bug that has no row yet, and the sound runs
     python benchmarks/planted_bugs.py --only "the sign of the KL" --again
@@ -218,7 +218,7 @@ def add(file: Path, row: Row) -> None:
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Write the rows as the tables of docs/checks.md."""
+    """Write the rows as the tables of docs/concepts/checks.md."""
     bugs = [(BUGS[row["bug"]], row) for row in rows if row.get("bug") in BUGS]
     yield f"{sum(row['found'] for _, row in bugs)} of {len(bugs)} found.\n"
     yield "| bug | path | run | effect from step | found in step | by |\n|---|---|---|---|---|---|"

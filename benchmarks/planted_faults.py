@@ -1,4 +1,4 @@
-"""Which planted faults a run finds, at which precision, by which check and at which step: the tables of docs/checks.md.
+"""Which planted faults a run finds, at which precision, check and step: the tables of docs/concepts/checks.md.
 
     python benchmarks/planted_faults.py docs/evidence/planted-faults.jsonl
     python benchmarks/planted_faults.py docs/evidence/planted-faults.jsonl --model FOLDER --name smollm2 --steps 4

@@ -44,7 +44,7 @@ class Published:
     where: str
 
 
-TORCHTITAN = "torchtitan, docs/performance.md (FSDP2, bf16"
+TORCHTITAN = "torchtitan, its page on performance (FSDP2, bf16"
 ROWS = (
     Published("8B", "a100", 64, 1, False, 2973, f"{TORCHTITAN}, 64 A100)"),
     Published("70B", "a100", 64, 1, True, 331, f"{TORCHTITAN}, 64 A100)"),

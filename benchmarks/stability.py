@@ -1,4 +1,4 @@
-"""The experiment of docs/moe.md: every recipe of a folder over seeds, one row per finished run in a file.
+"""The experiment of docs/howto/moe.md: every recipe of a folder over seeds, one row per finished run in a file.
 
     python benchmarks/stability.py docs/evidence/moe-stability.jsonl --at-once 2
     python benchmarks/stability.py docs/evidence/moe-stability.jsonl --at-once 2 --set learner.learning_rate=1e-3
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,7 +65,8 @@ def recipes(folder: Path = RECIPES) -> list[Path]:
 
 def digest(recipe: Path) -> str:
     """Tells a recipe from the same one before it was changed."""
-    return hashlib.sha256(recipe.read_bytes()).hexdigest()[:12]
+    table = tomllib.loads(recipe.read_text(encoding="utf-8"))
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def one(recipe: Path, seed: int, settings: Sequence[str], runs: Path, threads: int) -> Row:

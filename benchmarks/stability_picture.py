@@ -1,6 +1,7 @@
-"""The pictures of docs/moe.md from the rows of benchmarks/stability.py: needs chromium.
+"""The pictures of docs/howto/moe.md from the rows of benchmarks/stability.py: needs chromium.
 
-python benchmarks/stability_picture.py docs/evidence/moe-stability.jsonl docs/moe-stability.png docs/moe-experts.png
+python benchmarks/stability_picture.py docs/evidence/moe-stability.jsonl \
+    docs/howto/moe-stability.png docs/howto/moe-experts.png
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 A policy of one logit goes on after each turn with the chance p = sigmoid(theta), or stops; after the last turn it is
 over. Each turn pays what `Toy.pays` says. Printed is d E[reward] / d theta, and what each credit expects it to be over
 all groups of GROUP episodes: the mean over episodes of the sum over turns of A_t d log pi(turn t) / d theta. The table
-of docs/credit.md is this one.
+of docs/concepts/credit.md is this one.
 """
 
 import dataclasses
@@ -148,7 +148,7 @@ def _every_group(toy: Toy) -> tuple[Batch, Tensor, Tensor]:
 
 
 def table() -> str:
-    """The table of docs/credit.md."""
+    """The table of docs/concepts/credit.md."""
     lines = ["| credit | " + " | ".join(toy.words for toy in TOYS) + " |", "|---|" + "---|" * len(TOYS)]
     rows = {"**the true gradient**": [truth(toy) for toy in TOYS]}
     rows |= {words: [expected(toy, row) for toy in TOYS] for words, row in CREDITS.items()}

@@ -59,7 +59,7 @@ def taken(file: Path) -> Iterator[Row]:
                 measured=numbers(row),
                 error=row["stopped"],
                 seconds=row["seconds_total"] or row["seconds"],
-                machine="2 cores, x86_64, no GPU (docs/moe.md)",
+                machine="2 cores, x86_64, no GPU (docs/howto/moe.md)",
                 made_by=f"{file.name}, commit {row['commit']}",
             )
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/benchmarks_trl.md: needs chromium.
+"""The pictures of docs/findings/benchmarks_trl.md: needs chromium.
 
 python benchmarks/trl_pictures.py docs/evidence/bench-trl.jsonl docs
 """

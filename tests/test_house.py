@@ -17,8 +17,7 @@ from pathlib import Path
 
 import grimp
 import pytest
-
-from docs import floors
+from docs.dev import floors
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "groupwise"
@@ -166,19 +165,19 @@ def test_neighbours_on_a_floor_do_not_know_each_other(copy: Path) -> None:
 
 
 def test_the_picture_shows_the_imports() -> None:
-    assert (ROOT / "docs" / "floors.svg").read_text() == floors.picture(), "run make docs"
+    assert (ROOT / "docs" / "dev" / "floors.svg").read_text() == floors.picture(), "run make docs"
 
 
 def test_readme_and_architecture_name_every_package() -> None:
     tree = re.findall(r"^      (\w+)/ ", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert sorted(tree) == packages()
-    table = re.findall(r"^\| \d \| `(\w+)/` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    table = re.findall(r"^\| \d \| `(\w+)/` \|", (ROOT / "docs" / "dev" / "architecture.md").read_text(), re.MULTILINE)
     assert sorted(table) == packages()
 
 
 def test_the_five_paths_lead_somewhere() -> None:
-    """What docs/architecture.md says a reader finds by the tree: each file is there and has the name."""
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    """What docs/dev/architecture.md says a reader finds by the tree: each file is there and has the name."""
+    page = (ROOT / "docs" / "dev" / "architecture.md").read_text()
     section = page.partition("## Found by the tree alone")[2].partition("\n## ")[0]
     paths = re.findall(r"`([\w/]+\.py)`:\s+`(?:\w+\.)?(\w+)", section)
     assert len(paths) >= 5

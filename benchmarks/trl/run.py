@@ -3,7 +3,7 @@
 A run is a process of its own and has a row in the file when it has finished. One that has its row is not run again, so
 this can be stopped and gone on with at any time. Where groupwise's source has changed, its rows and TRL's are made
 again, because both sides are timed in turns. At first TRL's learner is tried with as many completions at once as fit,
-and with fewer; the fastest is what is timed. docs/benchmarks_trl.md is written from the rows at the end.
+and with fewer; the fastest is what is timed. docs/findings/benchmarks_trl.md is written from the rows at the end.
 """
 
 import json
@@ -24,7 +24,7 @@ from evidence import OURS, THEIRS, append, fastest_rows, has, read
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PAGE = ROOT / "docs" / "benchmarks_trl.md"
+PAGE = ROOT / "docs" / "findings" / "benchmarks_trl.md"
 INTERPRETER = {OURS: Path(sys.executable), THEIRS: ROOT / ".venv-trl" / "bin" / "python"}
 SEEDS = (0, 1, 2)
 #: Of a model's configuration, what its operations are counted from.

@@ -1,4 +1,7 @@
-"""docs/benchmarks_trl.md from the rows of a run: python benchmarks/trl/table.py docs/evidence/bench-trl.jsonl"""
+"""docs/findings/benchmarks_trl.md from the rows of a run.
+
+python benchmarks/trl/table.py docs/evidence/bench-trl.jsonl
+"""
 
 import statistics
 import sys

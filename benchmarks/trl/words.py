@@ -1,4 +1,4 @@
-"""What docs/benchmarks_trl.md says around its tables."""
+"""What docs/findings/benchmarks_trl.md says around its tables."""
 
 HEAD = """\
 # groupwise against TRL

@@ -16,7 +16,7 @@ from groupwise.commands.algorithm import explain as explain_either
 
 
 def test_the_page_in_docs_is_made_from_todays_catalog() -> None:
-    assert (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text() == page(), "run make docs"
+    assert (Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md").read_text() == page(), "run make docs"
 
 
 @pytest.mark.parametrize("name", CATALOG)
@@ -73,7 +73,7 @@ def test_readme_has_the_catalogs_table() -> None:
 
 @pytest.mark.parametrize("name", CATALOG)
 def test_what_to_watch_is_a_metric_of_the_glossary(name: str) -> None:
-    glossary = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    glossary = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
     told = re.findall(r"\b[a-z]+(?:_[a-z]+)+\b|\brounds\b", algorithm(name).watch)
     assert told
     assert [word for word in told if word not in glossary] == []

@@ -20,7 +20,7 @@ from groupwise.models.files.folder import quiet
 from groupwise.models.load import load_policy
 
 ROOT = Path(__file__).parents[2]
-PAGE, ROWS = ROOT / "docs/models.md", ROOT / "docs/evidence/models.jsonl"
+PAGE, ROWS = ROOT / "docs/reference/models.md", ROOT / "docs/evidence/models.jsonl"
 NAMES = kinds()
 #: The sixth of the kinds that the suite tries; another transformers has another sixth, and make test-slow all.
 SIXTH = int(transformers.__version__.split(".")[1]) % 6

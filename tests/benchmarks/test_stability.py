@@ -54,7 +54,7 @@ def test_rows_of_another_text_or_other_settings_are_other_runs(stability: Module
 
 
 def test_what_is_committed_is_whole(stability: ModuleType) -> None:
-    """Every condition of docs/moe.md has its three seeds, none of its runs stopped by itself, and replay was used."""
+    """Every condition of docs/howto/moe.md has its three seeds, no run stopped by itself, and replay was used."""
     recipes = stability.recipes()
     file = BENCHMARKS.parent / "docs" / "evidence" / "moe-stability.jsonl"
     rows = stability.current(file, recipes, [])

@@ -1,4 +1,4 @@
-"""The stopping toy: which credit is the true gradient, by the parts that train; its table is that of docs/credit.md."""
+"""The stopping toy: which credit is the true gradient, by the parts that train: docs/concepts/credit.md."""
 
 from __future__ import annotations
 
@@ -51,4 +51,4 @@ def test_a_mean_per_sequence_is_a_bias_of_its_own(toy):
 
 
 def test_the_table_of_the_docs_is_what_the_command_prints(toy):
-    assert toy.table() in (ROOT / "docs" / "credit.md").read_text()
+    assert toy.table() in (ROOT / "docs" / "concepts" / "credit.md").read_text()

@@ -1,6 +1,6 @@
 """Five bugs that are planted into the parts, and which verdicts each turns: python -m tests.claims.planted.
 
-The table of docs/claims.md is what this prints; tests/claims/test_planted.py holds the quickest of its lines.
+The table of docs/findings/claims.md is what this prints; tests/claims/test_planted.py holds the quickest of its lines.
 """
 
 from __future__ import annotations

@@ -179,13 +179,15 @@ def test_the_committed_rows_are_all_there_and_the_page_is_theirs() -> None:
     again = [each for each in missing(quick, Effort.QUICK, known) if each.seed not in known.of(each.experiment.name)]
     assert again == [], "run make claims"
     made = markdown(SUBJECTS, known, "evidence/claims.jsonl")
-    assert (DOCS / "claims.md").read_text().startswith(made), "run make claims"
+    assert (DOCS / "findings" / "claims.md").read_text().startswith(made), "run make claims"
 
 
 def test_every_verdict_leads_to_its_rows_and_to_a_command() -> None:
     """A link of the page is a line of the file, which has the experiment and the seed that it says."""
     lines = EVIDENCE.read_text().splitlines()
-    sections = dict(re.findall(r"^## ([a-z0-9-]+)\n(.*?)(?=^## |\Z)", (DOCS / "claims.md").read_text(), re.M | re.S))
+    sections = dict(
+        re.findall(r"^## ([a-z0-9-]+)\n(.*?)(?=^## |\Z)", (DOCS / "findings" / "claims.md").read_text(), re.M | re.S)
+    )
     known = current(CLAIMS, read_rows(EVIDENCE))
     for claim in CLAIMS:
         section = sections[claim.name]

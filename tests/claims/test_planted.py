@@ -11,7 +11,7 @@ from groupwise.claims.articles import chosen
 from groupwise.claims.measurements import Outcome
 from tests.claims.planted import BUGS, verdicts, with_bug
 
-PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
+PAGE = Path(__file__).parents[2] / "docs" / "findings" / "claims.md"
 #: Of each bug a claim that sees it and is quick to measure.
 SEEN_BY = {
     "swapped epsilon": "rare-tokens",

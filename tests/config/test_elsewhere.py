@@ -97,7 +97,7 @@ def test_words_of_ours_are_no_names_of_theirs():
 
 
 def test_the_page_in_docs_is_made_from_the_table():
-    page = (Path(__file__).parents[2] / "docs" / "from-trl-and-verl.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "from-trl-and-verl.md").read_text()
     assert page == with_lists(page), "run make docs"
     assert max(map(len, page.splitlines())) <= 110
 
@@ -130,5 +130,5 @@ def test_every_command_option_and_key_that_an_answer_names_exists(option):
     for key in named:
         ours = any(one.startswith(key.rstrip("*_")) for one in KEYS) if key.endswith("*") else key in KEYS | NAMES
         assert ours or key.endswith((".py", ".md", ".jsonl", ".json")), (key, said)
-    for page in re.findall(r"docs/[\w-]+\.md", said):
+    for page in re.findall(r"docs/[\w/-]+\.md", said):
         assert (Path(__file__).parents[2] / page).is_file(), page

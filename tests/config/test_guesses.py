@@ -91,7 +91,7 @@ def test_a_guess_written_as_an_option_is_answered_too(guess, monkeypatch, capsys
 
 @pytest.mark.parametrize("word", ["logging_steps", "packing"])
 def test_what_is_no_key_here_is_answered_without_an_example(word: str) -> None:
-    with pytest.raises(UsageError, match="not here: every step|here it is learner.shared_prefixes"):
+    with pytest.raises(UsageError, match=r"not here: every step|here it is learner\.shared_prefixes"):
         load("quickstart", {word: 1})
 
 

@@ -1,4 +1,4 @@
-"""`groupwise keys` and docs/keys.md hold every key that a recipe may have, each with what it means."""
+"""`groupwise keys` and docs/reference/keys.md hold every key that a recipe may have, each with what it means."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_every_key_has_a_type_and_a_meaning(place: tuple[str, str]) -> None:
 
 
 def test_the_page_in_docs_is_made_from_todays_settings() -> None:
-    assert (Path(__file__).parents[2] / "docs" / "keys.md").read_text() == page(sections()), "run make docs"
+    assert (Path(__file__).parents[2] / "docs" / "reference" / "keys.md").read_text() == page(sections()), (
+        "run make docs"
+    )
 
 
 def test_defaults_and_bounds_are_the_declared_ones() -> None:

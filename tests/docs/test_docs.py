@@ -31,7 +31,7 @@ from groupwise.config import recipe, recipe_files
 from groupwise.config.resolve import resolve
 
 DOCS = Path(__file__).parents[2] / "docs"
-OWN_LOOP = DOCS / "own_loop.py"
+OWN_LOOP = DOCS / "howto" / "own_loop.py"
 GROUP_BASED = sorted(rows.CATALOG.keys() - {"ppo", "grpo-process"})
 
 
@@ -113,13 +113,13 @@ def test_a_kl_in_the_reward_is_subtracted_in_the_loop(own: dict[str, Any]) -> No
 
 def test_the_page_of_the_loop_tells_what_every_group_based_row_did() -> None:
     found = re.findall(
-        r"^\| (\S+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", (DOCS / "own_loop.md").read_text(), re.MULTILINE
+        r"^\| (\S+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", (DOCS / "howto" / "own_loop.md").read_text(), re.MULTILINE
     )
     assert sorted(name for name, *_ in found) == GROUP_BASED
     assert all(float(before) < 0.1 < 0.7 < float(after) for _, before, after, _ in found)
 
 
-ADDING = (DOCS / "adding-an-algorithm.md").read_text()
+ADDING = (DOCS / "howto" / "adding-an-algorithm.md").read_text()
 BLOCKS: dict[str, str] = dict(re.findall(r"```python\n# ([^\n]+)\n(.*?)```", ADDING, re.DOTALL))
 TOML = re.findall(r"```toml\n(.*?)```", ADDING, re.DOTALL)
 COMMANDS = re.findall(r"^    groupwise (.+)$", ADDING, re.MULTILINE)
@@ -231,7 +231,7 @@ def test_the_added_algorithm_trains(added: type, small: Callable[..., dict[str, 
     assert 'kind = "stale-clip"' in (run.folder / "recipe.toml").read_text()
 
 
-GAE_PAGE = (DOCS / "gae.md").read_text()
+GAE_PAGE = (DOCS / "concepts" / "gae.md").read_text()
 TABLES = re.findall(r"^gamma = ([\d.]+), lam = ([\d.]+)\n\n((?:\|.*\n)+)", GAE_PAGE, re.MULTILINE)
 
 
@@ -293,13 +293,13 @@ def test_the_names_of_the_ends_are_the_catalogs() -> None:
 
 def test_the_pages_examples_print_what_they_say() -> None:
     flags = doctest.NORMALIZE_WHITESPACE
-    failed, tried = doctest.testfile(str(DOCS / "gae.md"), module_relative=False, optionflags=flags)
+    failed, tried = doctest.testfile(str(DOCS / "concepts" / "gae.md"), module_relative=False, optionflags=flags)
     assert (failed, tried > 4) == (0, True)
 
 
 def test_no_command_of_groupwise_needs_the_makefile_of_a_clone() -> None:
     """Who has installed the wheel has none."""
-    for page in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
+    for page in (DOCS.parent / "README.md", *DOCS.rglob("*.md")):
         commands = re.findall(r"^    .*\bgroupwise .*$", page.read_text(), re.MULTILINE)
         assert not [line for line in commands if re.search(r"\bmake [a-z]", line)], page.name
 

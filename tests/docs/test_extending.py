@@ -1,4 +1,4 @@
-"""docs/extending.md: what it adds works as the page says."""
+"""docs/howto/extending.md: what it adds works as the page says."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from groupwise.engines import kinds
 from groupwise.journal.journal import read_metrics
 from tests.laws import recompute, test_recomputed
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "extending.md").read_text()
 BLOCKS: dict[str, str] = dict(re.findall(r"```python\n# ([^\n]+)\n(.*?)```", PAGE, re.DOTALL))
 COMMANDS = re.findall(r"^    groupwise (.+)$", PAGE, re.MULTILINE)
 PART_USE, TASK_USE = "my_parts.py:Fade", "my_task.py:Doubles"

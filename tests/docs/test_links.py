@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "groupwise"
-#: The pages that people read; docs/log.md tells what was, at the paths of its day.
-PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "log.md"})]
+#: The pages that people read; docs/dev/log.md tells what was, at the paths of its day.
+PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - {ROOT / "docs" / "dev" / "log.md"})]
 #: What a path on a page may be relative to.
 BASES = (ROOT, SOURCE, ROOT / "docs", ROOT / "tests", ROOT / "benchmarks")
 #: What a page tells its reader to write, and the first names of what a run writes.
@@ -81,13 +81,15 @@ def test_every_link_path_and_module_that_a_page_names_is_there(page: Path) -> No
 
 def test_every_page_that_the_code_names_is_there() -> None:
     files = [path for folder in (SOURCE, ROOT / "tests", ROOT / "benchmarks") for path in folder.rglob("*.py")]
-    named = {page for file in files for page in re.findall(r"\bdocs/[\w-]+\.md\b", file.read_text())}
+    named = {page for file in files for page in re.findall(r"\bdocs/[\w/-]+\.md\b", file.read_text())}
     assert len(named) > 10
     assert sorted(page for page in named if not (ROOT / page).exists()) == []
 
 
 def test_folders_in_the_table_of_packages_are_inside_their_package() -> None:
-    rows = re.findall(r"^\| \d \| `(\w+)/` \| (.*) \|$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| \d \| `(\w+)/` \| (.*) \|$", (ROOT / "docs" / "dev" / "architecture.md").read_text(), re.MULTILINE
+    )
     folders = [SOURCE / package / name for package, words in rows for name in re.findall(r"`([\w.]+/?)`", words)]
     assert len(folders) > 20
     assert [str(folder) for folder in folders if not folder.exists()] == []

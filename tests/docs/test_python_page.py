@@ -1,4 +1,4 @@
-"""docs/python.md: its blocks run in order, as the cells of a notebook do."""
+"""docs/reference/python.md: its blocks run in order, as the cells of a notebook do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import groupwise
 from tests.core.test_live_code import cached
 
-PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text()
 CELLS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

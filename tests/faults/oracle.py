@@ -1,4 +1,4 @@
-"""What counts as right, and as each kind of fault; docs/hostile_input.md says the same in words.
+"""What counts as right, and as each kind of fault; docs/dev/hostile_input.md says the same in words.
 
 A command over a mutant must do one of two things, in bounded time and memory, and change nothing that is not its own:
 end with exit code 0 and a right result, or with 1 or 2 and one line that says why.

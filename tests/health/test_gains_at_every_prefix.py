@@ -17,7 +17,7 @@ EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
 
 
 def sound() -> dict[str, dict[str, Any]]:
-    """The curves of the runs that docs/collapse.md counts as sound: every step, an evaluation every second one."""
+    """The curves of the runs that docs/findings/collapse.md counts as sound, with an evaluation every second step."""
     rows = map(json.loads, (EVIDENCE / "collapse.jsonl").read_text().splitlines())
     return {f"{row['kind']}, seed {row['seed']}": row for row in rows if row["kind"].startswith("sound")}
 

@@ -192,7 +192,7 @@ def test_a_step_costs_the_same_after_two_thousand() -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    page = (DOCS / "reading_a_report.md").read_text()
+    page = (DOCS / "howto" / "reading_a_report.md").read_text()
     assert health.table() in page
 
 

@@ -1,4 +1,4 @@
-"""Every metric that rollouts.jsonl decides is what it says, and every one has its line in docs/metrics.md."""
+"""Every metric that rollouts.jsonl decides is what it says, and every one has its line in docs/reference/metrics.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import SMALL
 from tests.laws.recompute import log_ratio, recomputed
 from tests.moe_policy import save_moe
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 PREFERENCE = {"pairs": 48, "heldout_pairs": 16, "epochs": 2, "batch_size": 16, "learning_rate": 3e-3}
 #: What each run has that the others do not.

@@ -512,7 +512,7 @@ def test_an_empty_prompt_is_fatal_and_each_kind_is_told_once() -> None:
 
 
 def test_every_message_of_the_page_is_said() -> None:
-    """docs/chat.md shows each finding as it is printed."""
+    """docs/howto/chat.md shows each finding as it is printed."""
     said = {
         str(finding)
         for found in (
@@ -535,7 +535,11 @@ def test_every_message_of_the_page_is_said() -> None:
         )
         for finding in found
     }
-    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text(encoding="utf-8").partition("\n## Turns\n")[0]
+    page = (
+        (Path(__file__).parents[2] / "docs" / "howto" / "chat.md")
+        .read_text(encoding="utf-8")
+        .partition("\n## Turns\n")[0]
+    )
     shown = [line.strip() for line in page.splitlines() if line.startswith("    ")]
     assert len(shown) == 16
     assert [line for line in shown if line not in said] == []

@@ -101,7 +101,7 @@ def test_the_twin_of_tiny_moe_has_what_a_token_goes_through_and_no_router(tmp_pa
 def test_the_fast_experts_of_a_loaded_policy_compute_what_a_loop_over_them_does(tmp_path: Path) -> None:
     TINY["tiny-moe"].build(ALPHABET, tmp_path, seed=0)
     model = load_policy(tmp_path).model
-    assert model.config._experts_implementation == "grouped_mm"  # docs/performance.md has the figures
+    assert model.config._experts_implementation == "grouped_mm"  # docs/findings/performance.md has the figures
     ids = torch.randint(2, 15, (8, 20), generator=torch.manual_seed(0))
     logits = []
     for kind in ("grouped_mm", "eager"):

@@ -180,7 +180,7 @@ def test_what_passes_is_what_an_episode_really_is() -> None:
 
 
 def test_every_message_of_the_page_is_said() -> None:
-    """docs/chat.md shows each finding of the section "Turns" as it is printed."""
+    """docs/howto/chat.md shows each finding of the section "Turns" as it is printed."""
     said = {
         str(finding)
         for found in (
@@ -197,7 +197,12 @@ def test_every_message_of_the_page_is_said() -> None:
     with pytest.raises(UsageError) as refused:
         Chat(tokenizer_of(SMOLLM2_MAKE), None, [SCHEMA])
     said = {re.sub("own, [0-9a-f]{8}", "own, 0a1b2c3d", line) for line in (*said, str(refused.value))}
-    page = (ROOT / "docs" / "chat.md").read_text(encoding="utf-8").partition("\n## Turns\n")[2].partition("\n## ")[0]
+    page = (
+        (ROOT / "docs" / "howto" / "chat.md")
+        .read_text(encoding="utf-8")
+        .partition("\n## Turns\n")[2]
+        .partition("\n## ")[0]
+    )
     shown = [line.strip() for line in page.splitlines() if line.startswith("    ") and "template" in line]
     assert len(shown) == 8
     assert [line for line in shown if line not in said] == []

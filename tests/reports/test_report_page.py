@@ -18,7 +18,7 @@ from groupwise.reports.page import page as pages
 from groupwise.reports.page.plots import DASHES, PLOTS, SECTIONS, plots_for, static_columns
 from groupwise.reports.records import Curves, Live, Number, Page, Plot, RunPage, Series, Status, Text
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> & \u2028 \u2029 {{data}} {{scripts}}"
 #: Made from metrics by columns.py, not written by a run: rates, shares, and the interval of a pass rate.
 DERIVED = {

@@ -15,7 +15,7 @@ from groupwise.cli import __main__ as cli
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.tiny import CHATML, ByteSpec
 
-DOCS = Path(__file__).parents[2] / "docs" / "check.md"
+DOCS = Path(__file__).parents[2] / "docs" / "howto" / "check.md"
 
 Check = Callable[..., tuple[int, list[str], str]]
 

@@ -16,7 +16,7 @@ import groupwise
 from groupwise.config.recipe_files import dump
 from tests.runs.tiny_runs import rollouts
 
-PAGE = (Path(__file__).parents[2] / "docs" / "from-trl-and-verl.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "from-trl-and-verl.md").read_text()
 #: Of both: what makes a run of seconds on a CPU of what stands on the page.
 SMALL = {
     "steps": 1,

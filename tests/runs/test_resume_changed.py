@@ -146,7 +146,7 @@ def test_every_key_may_change_or_says_why_it_may_not():
     assert {"steps", "learner.learning_rate", "critic.clip", "checkpoint.every"} <= set(free) <= set(every)
     assert [key for key in every if not fixed_because(key)] == free
     assert not [key for key in every if fixed_because(key).startswith("the run depends on it")]
-    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "runs.md").read_text()
     assert not [key for key in free if f"`{key.rpartition('.')[2]}`" not in page]
 
 

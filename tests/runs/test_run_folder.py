@@ -17,6 +17,7 @@ import torch
 import groupwise
 import groupwise.commands.train.train as starts
 from groupwise.commands.evaluate import evaluate_policies
+from groupwise.commands.train import run
 from groupwise.commands.train.train import resume
 from groupwise.core.code.unexpected import save_traceback
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
@@ -381,3 +382,9 @@ def test_a_reward_models_report_that_is_damaged_is_one_line(text: str, tmp_path:
     with pytest.raises(UsageError, match=r"preference\.json: damaged: ") as told:
         read_report(tmp_path / "preference.json")
     assert len(str(told.value).splitlines()) == 1
+
+
+def test_readings_of_the_witness_that_are_damaged_are_passed_over(tmp_path: Path) -> None:
+    rows = [{"witness": {"loss": "torn", "advantage": {"verdict": "fail"}}}, {"witness": "torn"}, {"step": 1}]
+    (tmp_path / "machine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert list(run._read_again(tmp_path)) == ["read a second time by the witness: 1 step, 1 of them differed"]

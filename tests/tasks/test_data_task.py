@@ -347,7 +347,7 @@ def test_the_settings_of_a_task_can_be_written_and_read_again(name: str) -> None
 
 
 def test_the_page_tells_every_key_with_its_default() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "data.md").read_text()
     for f in dataclasses.fields(Data):
         default = {} if f.default is dataclasses.MISSING else f.default
         assert f"| `{f.name}` | `{json.dumps(default)}` |" in page

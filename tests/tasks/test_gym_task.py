@@ -255,7 +255,7 @@ def test_the_recipe_holds_together() -> None:
 
 
 def test_the_page_is_right_about_names_and_its_recipes_can_be_read() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reasoning_gym.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "reasoning_gym.md").read_text()
     assert f"Any of the {len(dataset_classes())} generators" in page
     for name in (*RUN_AS_CODE, *WITHOUT_ANSWERS, *KNOWN):
         assert f"`{name}`" in page

@@ -91,8 +91,8 @@ GRPO_PROCESS = dataclasses.replace(
     summary="GRPO with process supervision: z-scores of all steps of the group, a token gets those of the steps "
     "to come.",
     watch="length_mean: centred over all steps of the group, a usual step is worth nothing, so the gradient is biased "
-    "where the policy decides when to stop (docs/credit.md; turn-to-go is not); a token collects every later step, so "
-    "steps should be scored so that padding earns nothing",
+    "where the policy decides when to stop (docs/concepts/credit.md; turn-to-go is not); a token collects every later "
+    "step, so steps should be scored so that padding earns nothing",
     shaping=Steps(),
     advantage=ProcessZScore(),
 )

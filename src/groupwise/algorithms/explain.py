@@ -1,6 +1,6 @@
 """An algorithm in words: its equation, its parts with their values, its paper, what to watch; and what differs.
 
-docs/algorithms.md is made here from the same rows (`make docs`).
+docs/reference/algorithms.md is made here from the same rows (`make docs`).
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ PAGE = """\
 
 Made from the catalog by `make docs`; `groupwise explain NAME` prints one of them, and
 `groupwise explain NAME --against OTHER` what differs between two. A part of your own, from a file, goes into any slot
-([adding-an-algorithm.md](adding-an-algorithm.md)).
+([adding-an-algorithm.md](../howto/adding-an-algorithm.md)).
 
 {overview}
 
@@ -70,7 +70,7 @@ def compare(name: str, other: str) -> str:
 
 
 def page() -> str:
-    """Make docs/algorithms.md."""
+    """Make docs/reference/algorithms.md."""
     sections = []
     for row in CATALOG.values():
         cells = [(slot, f"`{part}`", equation.replace("|", "\\|")) for slot, part, equation in lines(row)]

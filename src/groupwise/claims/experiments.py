@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import closing
 from dataclasses import dataclass
@@ -126,10 +127,11 @@ def _digest(text: bytes) -> str:
 def trained(name: str, recipe: str, keys: Mapping[str, object], seeds: Mapping[Effort, int]) -> Experiment:
     """Make an experiment that trains a recipe with these keys, and reads the run (readings.py).
 
-    Its fingerprint is of the recipe's text, the keys and what is read: with others the older rows no longer count.
+    Its fingerprint is of the recipe's table, the keys and what is read: with others the older rows no longer count.
     """
     laid, file = {**USUAL, **keys}, recipe_file(recipe)
-    fingerprint = _digest(json.dumps([laid, readings.VERSION], sort_keys=True).encode() + file.read_bytes())
+    table = tomllib.loads(file.read_text(encoding="utf-8"))
+    fingerprint = _digest(json.dumps([laid, readings.VERSION, table], sort_keys=True).encode())
     measure = partial(_train, name, file, laid, fingerprint)
     return Experiment(name, measure, fingerprint, seeds, own_process=True, costs=COSTS)
 
@@ -162,7 +164,7 @@ def _train(
 SEEDS: Mapping[Effort, int] = {Effort.STANDARD: 3, Effort.FULL: 5}
 #: Of what hardly differs between seeds.
 FEW: Mapping[Effort, int] = {Effort.STANDARD: 3}
-#: At the recipe's own rate a clip of 0.2 stops one token in four thousand, at this one in two hundred (docs/log.md).
+#: At the recipe's own rate a clip of 0.2 stops one token in four thousand, at this one in two hundred.
 RATE: Mapping[str, object] = {"learner.learning_rate": 1e-3}
 #: Without a KL term, as DAPO, GSPO and SAPO are: what is compared should differ in one thing.
 PLAIN: Mapping[str, object] = {"algorithm.name": "grpo", "algorithm.kl.beta": 0.0}

@@ -21,7 +21,7 @@ from groupwise.journal.per_token import expand
 #: Another number where other things are read, or the same ones otherwise: older rows no longer count.
 VERSION = 1
 
-#: Metrics of each step that a row keeps (docs/metrics.md), and what tables call them.
+#: Metrics of each step that a row keeps (docs/reference/metrics.md), and what tables call them.
 CURVES = {
     "pass_rate": "pass rate",
     "length_mean": "tokens",

@@ -40,11 +40,11 @@ from groupwise.planning.step_time import CPU, Device, Phase, device_of, numbers_
 WIDTH, WORD, FIRST = 112, 13, 24
 #: Size of what may be small, in words.
 _size = partial(size_in_words, small=True)
-#: What plans have been put beside (docs/scale.md).
+#: What plans have been put beside (docs/howto/scale.md).
 COMPARED_ON_CPU = "runs of one and two ranks on CPUs: memory within 8 %, seconds within a third, of tiny models a sixth"
 COMPARED_ON_GPUS = (
     "memory: five tiny models on one H200, within 5 %; seconds: two runs there, 0.3 and 0.6 of what they took, and "
-    "training rates that others publish of 8 to 128 GPUs, within a quarter; sampling: nothing (docs/scale.md)"
+    "training rates that others publish of 8 to 128 GPUs, within a quarter; sampling: nothing (docs/howto/scale.md)"
 )
 #: Sampling that takes this share of a step, or more, is said.
 MOST_OF_A_STEP = 0.5

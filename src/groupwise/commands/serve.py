@@ -49,7 +49,7 @@ def serve(
         keys = "" if key is None else " and engine.key_file with the same key"
         say(f"listens at {server.address}; a run takes --set engine.address={name}{keys}; Ctrl-C ends")
         if place.host not in OWN:
-            say("whoever has the key can use it, and nothing on the way is encrypted: see docs/engines.md")
+            say("whoever has the key can use it, and nothing on the way is encrypted: see docs/howto/engines.md")
         server.serve()
     except KeyboardInterrupt:
         say("ends")

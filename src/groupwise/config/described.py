@@ -67,7 +67,7 @@ def text(some: Iterable[KeySection]) -> str:
 
 
 def page(every: Iterable[KeySection]) -> str:
-    """Write docs/keys.md."""
+    """Write docs/reference/keys.md."""
     return PAGE + "".join(map(_section, every))
 
 

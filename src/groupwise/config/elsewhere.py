@@ -83,7 +83,7 @@ def require_own_names(table: Mapping[str, Any], known: Mapping[str, Any], where:
 
 
 def with_lists(page: str) -> str:
-    """Rewrite the lists of docs/from-trl-and-verl.md, which follow its prose.
+    """Rewrite the lists of docs/reference/from-trl-and-verl.md, which follow its prose.
 
     >>> with_lists("# Prose").splitlines()[:2]
     ['# Prose', '## TRL: GRPOConfig: the policy and its data']

@@ -179,7 +179,7 @@ def _title(kind: type) -> str:
 
 
 def write_answers(page_of_keys: Path, page_of_algorithms: Path) -> None:
-    """Write docs/keys.md, docs/algorithms.md and what `answers` reads, all from the same objects."""
+    """Write the pages of keys and of algorithms and what `answers` reads, all from the same objects."""
     page_of_keys.write_text(page(sections()), encoding="utf-8")
     page_of_algorithms.write_text(explain.page(), encoding="utf-8")
     ANSWERS.write_text(made_answers(), encoding="utf-8")

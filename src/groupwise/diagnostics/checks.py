@@ -41,7 +41,8 @@ from groupwise.health.symptoms.base import Finding, many
 from groupwise.health.symptoms.signal import remedy
 
 #: Nats, of all but one token in a hundred, and ten times that of any: a chat model's float32 is 2.5e-5 from float64 at
-#: the 99th percentile, and single tokens are further (docs/checks.md), while a fault moves most of them, or one by far.
+#: the 99th percentile, and single tokens are further (docs/concepts/checks.md), while a fault moves most of them, or
+#: one by far.
 FLOAT32_LIMIT = 1e-4
 MOST_TOKENS, OUTLIER = 0.99, 10
 WEIGHT_LIMIT = 1e-9
@@ -199,7 +200,7 @@ class CheckSettings(Settings):
     probe_every  steps from one weight load after which engine and learner are both asked the probe to the next; it is
                  asked after the first four in any case. The next step compares the two on all that it trains
     witness        what a run does if the witness, a second reading of each step by definitions of its own
-                   (docs/checks.md), disagrees with the first: it stops, or warns and goes on; "off": there is none
+                   (docs/concepts/checks.md), disagrees with the first: it stops, or warns and goes on; "off": none
     witness_every  steps from one of the witness's slow readings to the next; the first is in the first step of a run,
                    or of a process that goes on with one
     """

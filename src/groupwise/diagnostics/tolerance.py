@@ -23,7 +23,7 @@ from torch import Tensor
 from groupwise.core.records import Group
 
 #: A limit is this many times the rounding measured at the start: another batch, and a policy that has learned, round
-#: up to half as much again (docs/checks.md).
+#: up to half as much again (docs/concepts/checks.md).
 FACTOR = 2.0
 #: And this many standard errors of the batch at hand: of 200 steps not one in a million goes so far by chance.
 SIGMAS = 7.0

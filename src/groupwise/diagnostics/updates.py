@@ -1,4 +1,4 @@
-"""Metrics of the batch that trains and of its updates, which docs/metrics.md lists: pure functions of records."""
+"""Metrics of the batch that trains and of its updates, listed in docs/reference/metrics.md: pure functions."""
 
 import dataclasses
 import math

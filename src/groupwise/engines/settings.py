@@ -47,7 +47,7 @@ class EngineSettings(Settings):
     count           how many children share a step's prompts; completions do not depend on it, but for the last bits of
                     their log-probabilities
     python          the child's interpreter, which has libraries of its own; without this key it is the run's, and of
-                    vLLM .venv-vllm/bin/python, which docs/engines.md says how to make
+                    vLLM .venv-vllm/bin/python, which docs/howto/engines.md says how to make
     address         "HOST:PORT" of an engine that another machine runs, where `groupwise serve` listens; of several
                     engines "HOST:PORT, HOST:PORT"
     key_file        file with the key of `groupwise serve --key-file`, which nobody else may read: both ends show that

@@ -101,7 +101,7 @@ class Watch:
 
 
 def table() -> str:
-    """Write every finding with its threshold and the reason for it, as Markdown; docs/reading_a_report.md has it."""
+    """Write every finding with its threshold and reason, as Markdown; docs/howto/reading_a_report.md has it."""
     told = {(False, False): "no", (True, False): "yes", (True, True): "yes, and the guard acts"}
     lines = [f"| {s.name} | {s.limit} | {s.why} | {told[s.live or s.early, s.early]} |" for s in SYMPTOMS]
     return "\n".join(["| finding | when | why there | told while the run goes on |", "|---|---|---|---|", *lines])

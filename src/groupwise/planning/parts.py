@@ -48,10 +48,10 @@ COLUMNS, SAMPLED, LATER = 100, 250, 64 << 20
 WORKSPACES = 2 * 8 * (4096 << 10)
 #: What another process of the run holds of libraries, at most: this one may hold more, of what it did before.
 LIBRARIES = 450 << 20
-#: Share of an update's activations that the C library keeps, in pieces, if they are not given back (docs/memory.md).
+#: Share of an update's activations that the C library keeps, in pieces, if not given back (docs/howto/memory.md).
 KEPT = 0.5
 #: Share of activations and of what is gathered that it keeps inside an update over ranks; and of a policy of
-#: `GIVEN_BACK` bytes or more, whose largest blocks have pages of their own (docs/scale.md).
+#: `GIVEN_BACK` bytes or more, whose largest blocks have pages of their own (docs/howto/scale.md).
 KEPT_INSIDE, KEPT_INSIDE_LARGE = 1.2, 0.75
 
 STARTING, GENERATING, SCORING, LOADING, SAVING = "starting", "generating", "scoring", "loading weights", "saving"

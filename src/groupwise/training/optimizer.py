@@ -43,7 +43,7 @@ MOST_TOKENS = 16384
 Columns = Mapping[str, Tensor | None]
 #: From so many bytes on, what an update has freed goes back to the machine: that takes a tenth of a second, and so does
 #: taking memory again, which is little for a model of this size. Over ranks it goes back whatever the size: else what a
-#: rank holds differs from run to run (docs/scale.md).
+#: rank holds differs from run to run (docs/howto/scale.md).
 GIVEN_BACK = 1 << 28
 
 

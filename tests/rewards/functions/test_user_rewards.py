@@ -21,7 +21,7 @@ from groupwise.tasks.arithmetic import Arithmetic
 
 HERE = Path(__file__).parent
 TRL, VERL = str(HERE / "rewards_trl.py"), str(HERE / "rewards_verl.py")
-DOC = HERE.parents[2] / "docs" / "rewards.md"
+DOC = HERE.parents[2] / "docs" / "howto" / "rewards.md"
 
 TWO = Sample("two", "1+1=", "2", {"index": 7, "task": "math"}, "gsm8k")
 SIX = Sample("six", "2*3=", "6", {"index": 8, "task": "code"}, "gsm8k")

@@ -2,7 +2,7 @@
 
 A line is one pair: its kind, the check and its settings, gold answer, completion, right (1.0 or 0.0), the reason of the
 label and, where today's checker judges it wrongly, `known`: why. `python -m tests.rewards.verifiers.test_labelled`
-prints the table of docs/answers.md.
+prints the table of docs/reference/answers.md.
 """
 
 from __future__ import annotations

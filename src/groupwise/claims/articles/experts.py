@@ -1,4 +1,4 @@
-"""Mixtures of experts: who needs routing replay. The runs are those of docs/moe.md, at its two learning rates."""
+"""Mixtures of experts: who needs routing replay. The runs are those of docs/howto/moe.md, at its two learning rates."""
 
 from functools import cache
 
@@ -25,7 +25,7 @@ REPLAY_MENDS = Claim(
     source="S0, S1, S3, S4; GSPO 2507.18071 section 5.3, figure 3",
     argument="Under an update some tokens go through other experts, which moves their ratios; the same experts again "
     "would take that away.",
-    expected="Written after the runs of docs/moe.md, whose rows these are: does not hold or cannot be told.",
+    expected="Written after the runs of docs/howto/moe.md, whose rows these are: does not hold or cannot be told.",
     of={
         f"{words}, learning rate {rate:g}": run(name, rate)
         for rate in RATES
@@ -40,7 +40,7 @@ REPLAY_UNNEEDED = Claim(
     title="GSPO and SAPO train mixtures of experts without routing replay.",
     source="S0, S1, S3, S4; GSPO 2507.18071 section 5.3, SAPO 2511.20347 section 5",
     argument="A mean over a sequence, or a soft gate, should not care that single tokens went through other experts.",
-    expected="Written after the runs of docs/moe.md, whose rows these are: holds, or cannot be told.",
+    expected="Written after the runs of docs/howto/moe.md, whose rows these are: holds, or cannot be told.",
     of={
         f"{base.upper()} {words}, learning rate {rate:g}": run(base + replay, rate)
         for rate in RATES

@@ -17,7 +17,7 @@ class StepRecord:
 
     step        counted from 1
     steps       how many the run is to have
-    metrics     the step's row of metrics.jsonl (docs/metrics.md)
+    metrics     the step's row of metrics.jsonl (docs/reference/metrics.md)
     evaluation  of the evaluation after this step, as in metrics.jsonl; None if there was none
     folder      the run's
     """

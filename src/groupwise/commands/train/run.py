@@ -73,14 +73,14 @@ class Run:
         """Read metrics.jsonl as it is now, as columns: `pandas.DataFrame(run.metrics())`.
 
         A row a step, step 0 that of the first evaluation; None if a step has no such number. Tables are names with
-        dots: `loss`, `seconds.update`, `evaluation.avg_at_k`. What each is: docs/metrics.md.
+        dots: `loss`, `seconds.update`, `evaluation.avg_at_k`. What each is: docs/reference/metrics.md.
         """
         return metric_columns(read_metrics(self.folder))
 
     def rollouts(self, step: int | None = None) -> list[dict[str, Any]]:
         """Read rollouts.jsonl as it is now, or its rows of one step: `pandas.DataFrame(run.rollouts(step=1))`.
 
-        A row a completion, with its prompt, answer, text, score and advantage. What else there is: docs/metrics.md.
+        A row a completion, with its prompt, answer, text, score and advantage; docs/reference/metrics.md has the rest.
         Raises UsageError if there are none.
         """
         path = whole_recipe(self.folder).with_name(ROLLOUTS)
@@ -245,7 +245,11 @@ def _read_again(folder: Path) -> Iterator[str]:
     """
     path = folder / MACHINE
     tables = [row.get("witness") for row in (jsonl.rows(path) if path.exists() else ())]
-    read = [{check.get("verdict") for check in table.values()} for table in tables if isinstance(table, dict)]
+    read = [
+        {check.get("verdict") for check in table.values() if isinstance(check, dict)}
+        for table in tables
+        if isinstance(table, dict)
+    ]
     if read:
         differed = sum("fail" in verdicts for verdicts in read)
         found = f"{differed} of them differed" if differed else "nothing differed"

@@ -48,7 +48,7 @@ REJECTIONS = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geo
 
 def _estimator(value: Any, whole: Whole) -> Keys:
     if value not in ESTIMATORS:
-        raise NotHere("these advantages are not in the catalog; docs/adding-an-algorithm.md shows how a part joins it")
+        raise NotHere("no such advantage; docs/howto/adding-an-algorithm.md shows how a part joins it")
     return {**ESTIMATORS[value], **_kl(None, whole)}
 
 
@@ -106,7 +106,7 @@ def _dual_clip(value: Any, whole: Whole) -> Keys:
 
 def _loss(value: Any, whole: Whole) -> Keys:
     if value not in LOSSES:
-        raise NotHere("this loss is not in the catalog; docs/adding-an-algorithm.md shows how a part joins it")
+        raise NotHere("this loss is not in the catalog; docs/howto/adding-an-algorithm.md shows how a part joins it")
     gate = {
         "algorithm.trust.tau_positive": whole[f"{ACTOR}tau_pos"],
         "algorithm.trust.tau_negative": whole[f"{ACTOR}tau_neg"],

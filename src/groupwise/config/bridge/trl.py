@@ -157,7 +157,7 @@ def _warmup(value: Any, whole: Whole) -> Keys:
 
 def _loss(value: Any, whole: Whole) -> Keys:
     if value not in AGGREGATES:
-        raise NotHere("this loss is not in the catalog; docs/adding-an-algorithm.md shows how a part joins it")
+        raise NotHere("this loss is not in the catalog; docs/howto/adding-an-algorithm.md shows how a part joins it")
     limit = {"algorithm.aggregate.limit": whole["max_completion_length"]} if value == "dr_grpo" else {}
     gate = {
         "algorithm.trust.tau_positive": whole["sapo_temperature_pos"],

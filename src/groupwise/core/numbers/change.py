@@ -134,7 +134,8 @@ def change(
 
     The differences d lie within +- span, and the interval is `mean_within` of them: half a problem is added that fell
     by the span for the lower end, and one that rose by it for the upper, so it has a width where all problems are alike
-    and no end outside what can be. docs/evidence.md has how often it is wrong, and what it can tell, by simulation.
+    and no end outside what can be. docs/findings/evidence.md has how often it is wrong,
+    and what it can tell, by simulation.
     """
     both = [key for key in before if key in after]
     unpaired = len(before) + len(after) - 2 * len(both)

@@ -6,7 +6,7 @@ A finished row is replaced by moving the last live row into its place: only that
 
 The memory has few more columns than the window, and is laid out anew in a spare buffer when these are used up: what a
 step reads then lies nearly in one piece, which a processor fetches far ahead. With room for 64 columns from the start
-the products of a step take 1.3 to 2.5 times as long, and the copies a tenth of that (docs/log.md).
+the products of a step take 1.3 to 2.5 times as long, and the copies a tenth of that (docs/dev/log.md).
 
     column   t-6 t-5 t-4 t-3 t-2 t-1  t
     row 0     P   P   P   P   a   a   .      P prompt, a sampled, . to be written next

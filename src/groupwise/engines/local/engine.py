@@ -48,7 +48,7 @@ from groupwise.models.load import Policy, load_tokenizer
 from groupwise.models.precision import WeightPrecision, cast_weights, require_range
 
 # Padded prompt tokens in one forward; bounds the memory of the first pass. On a CPU the allocator gives back what more
-# of them need, and fresh pages take longer than a second pass (docs/log.md).
+# of them need, and fresh pages take longer than a second pass (docs/dev/log.md).
 PREFILL_TOKENS, PREFILL_TOKENS_CPU = 8192, 1024
 # Of a pass behind held tokens: tokens, these included, for each one that may be run. What is held of a batch is copied
 # once more for the pass.

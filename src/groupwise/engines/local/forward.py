@@ -7,7 +7,7 @@ prompts of a model with such layers run with those of their own length alone, an
 
 In a small model most of a forward over few tokens is Python between tensor operations. So the forward of one token a
 row is recorded once by torch's tracer and replayed where that gives the same (recording.py): a step is 1.4 to 2.6 times
-as fast so (docs/performance.md: python benchmarks/engine.py experts). A loaded weight is seen at once.
+as fast so (docs/findings/performance.md: python benchmarks/engine.py experts). A loaded weight is seen at once.
 
 Experts can be recorded where they are computed without a loop over those that were hit: transformers' grouped products
 and its batched ones can, its "eager" ones cannot.

@@ -277,7 +277,7 @@ def never_measured(h: History) -> Seen | None:
         return None
     return Seen(
         f"Never measured, in any of {len(h.rows)} steps: {', '.join(empty)}.",
-        "docs/metrics.md says what each is measured on",
+        "docs/reference/metrics.md says what each is measured on",
         tone=NEUTRAL,
     )
 

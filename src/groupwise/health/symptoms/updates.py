@@ -89,7 +89,7 @@ def check_failed(h: History) -> Seen | None:
     times = f"at step {step}, and in {len({at for at, *_ in failed})} of {len(h.rows)} steps"
     return Seen(
         f"The check {name!r} failed {times}: {check.get('cause') or invariant(name).cause}.",
-        "the run is worth nothing before this is found; docs/checks.md says what the check reads",
+        "the run is worth nothing before this is found; docs/concepts/checks.md says what the check reads",
         tone=BAD,
     )
 

@@ -1,4 +1,4 @@
-"""Metrics of a step about its policy's experts: pure functions from routes to metrics. docs/metrics.md has their lines.
+"""Metrics of a step about its policy's experts: pure functions, listed in docs/reference/metrics.md.
 
 Rows are [tokens run, L, K] each; a trained token's route is that of the token before it, whose forward predicted it.
 """

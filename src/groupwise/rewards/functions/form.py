@@ -21,7 +21,7 @@ class User:
     use       the function or class
     settings  given to a class when it is instantiated, to a function with every call
 
-    A class is instantiated once in every process that scores. Which forms there are: docs/rewards.md.
+    A class is instantiated once in every process that scores. Which forms there are: docs/howto/rewards.md.
     """
 
     use: str

@@ -1,5 +1,5 @@
 """Marks of an answer in a completion, and the words around it, which say that it is so, is not, or is taken back (rules
-1, 2 and 6 of docs/answers.md, "Where the final answer is").
+1, 2 and 6 of docs/reference/answers.md, "Where the final answer is").
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Number that a text states in words (rules 3 and 4 of docs/answers.md, "Where the final answer is")."""
+"""Number that a text states in words (rules 3 and 4 of docs/reference/answers.md, "Where the final answer is")."""
 
 import re
 from fractions import Fraction

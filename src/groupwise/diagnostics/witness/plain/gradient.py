@@ -18,7 +18,7 @@ from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, S
 from groupwise.health.checks import Invariant
 from groupwise.models.shards import first_rows, own_part
 
-#: Of a parameter's gradient, in its norm: in float32, and where the learner computes in bfloat16 (docs/checks.md).
+#: Of a parameter's gradient, in its norm: in float32, and where the learner computes in bfloat16.
 EXACT, ROUNDED = 5e-4, 0.5
 #: Of the largest norm of the parameters read: a gradient that is smaller is compared in this.
 LEAST = 1e-2

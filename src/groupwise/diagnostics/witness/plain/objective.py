@@ -16,7 +16,7 @@ from groupwise.diagnostics.witness.plain.trials import critic_trials, own_parts,
 from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen
 from groupwise.health.checks import Invariant
 
-#: Of the sum of the absolute values of a loss's terms: what float32 may lose of them (docs/checks.md).
+#: Of the sum of the absolute values of a loss's terms: what float32 may lose of them (docs/concepts/checks.md).
 ROUNDING = 2e-6
 #: Of a number of a column, in its size and 1.
 COLUMN = 1e-4

@@ -21,7 +21,7 @@ from groupwise.models.on_host import on_device
 #: Trained weights up to which all of a model's gradients are read; of a larger one those of a few parameters.
 FEW_WEIGHTS, LARGEST = 1 << 21, 1 << 24
 
-#: Of a probability or a value, in float32 after some layers; and of a log-probability, nats (docs/checks.md).
+#: Of a probability or a value, in float32 after some layers; and of a log-probability, nats (docs/concepts/checks.md).
 ROUNDING, DRIFT = 1e-6, 5e-5
 
 
