@@ -111,7 +111,7 @@ def test_an_example_is_a_value_that_the_key_takes(key: str, example: str) -> Non
         chosen = "ppo" if ".lam" in name or ".gamma" in name else "grpo"
         changes = {"algorithm.name": chosen, **changes}
         algorithm(
-            value if name == "algorithm.name" else chosen,
+            str(value) if name == "algorithm.name" else chosen,
             {} if name == "algorithm.name" else {name.removeprefix("algorithm."): value},
         )
     load("quickstart", changes)

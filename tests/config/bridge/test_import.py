@@ -14,7 +14,7 @@ from groupwise.cli.__main__ import main
 from groupwise.commands.check.check import check_sections
 from groupwise.commands.check.findings import Level
 from groupwise.config.bridge.given import Given, read
-from groupwise.config.bridge.recipe import Imported, Verdict, imported
+from groupwise.config.bridge.recipe import AnswerKind, Imported, imported
 from groupwise.config.recipe import load
 from groupwise.core.errors import UsageError
 
@@ -42,7 +42,7 @@ def at(table: Any, key: str) -> Any:
     return table
 
 
-def verdict(done: Imported, name: str) -> Verdict:
+def verdict(done: Imported, name: str) -> AnswerKind:
     return next(answer.verdict for answer in done.answers if answer.name == name)
 
 
@@ -60,7 +60,7 @@ def test_every_option_is_answered_once_and_what_is_not_here_is_in_the_recipe(nam
     assert [answer.name for answer in done.answers] == list(done.given.options)
     comments = " ".join(line.lstrip("# ") for line in done.text().splitlines() if line.startswith("#"))
     for answer in done.answers:
-        if answer.verdict not in (Verdict.TRANSLATED, Verdict.DEFAULT):
+        if answer.verdict not in (AnswerKind.TRANSLATED, AnswerKind.DEFAULT):
             assert f"{answer.name} = " in comments
     assert max(map(len, (line for line in done.text().splitlines() if line.startswith("#")))) <= 110
 
@@ -135,21 +135,21 @@ def test_values_are_those_of_the_file(name: str, keys: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "option", "expected"),
     [
-        ("trl_grpo.yaml", "num_generation", Verdict.UNKNOWN),
-        ("trl_grpo.yaml", "use_vllm", Verdict.MANUAL),
-        ("trl_grpo.yaml", "learning_rate", Verdict.DEFAULT),
-        ("trl_grpo.yaml", "logging_steps", Verdict.ABSENT),
-        ("trl_lora.json", "lora_dropout", Verdict.ABSENT),
-        ("trl_script.txt", "run_name", Verdict.MANUAL),
-        ("trl_command.sh", "--config_file", Verdict.ABSENT),
-        ("trl_command.sh", "unheard_of", Verdict.UNKNOWN),
-        ("verl_gsm8k.sh", "data.train_batchsize", Verdict.UNKNOWN),
-        ("verl_dapo.yaml", "actor_rollout_ref.actor.policy_loss.loss_mode", Verdict.ABSENT),
-        ("verl_dapo.yaml", "defaults", Verdict.ABSENT),
-        ("verl_ppo.yaml", "critic.model.path", Verdict.DEFAULT),
+        ("trl_grpo.yaml", "num_generation", AnswerKind.UNKNOWN),
+        ("trl_grpo.yaml", "use_vllm", AnswerKind.MANUAL),
+        ("trl_grpo.yaml", "learning_rate", AnswerKind.DEFAULT),
+        ("trl_grpo.yaml", "logging_steps", AnswerKind.ABSENT),
+        ("trl_lora.json", "lora_dropout", AnswerKind.ABSENT),
+        ("trl_script.txt", "run_name", AnswerKind.MANUAL),
+        ("trl_command.sh", "--config_file", AnswerKind.ABSENT),
+        ("trl_command.sh", "unheard_of", AnswerKind.UNKNOWN),
+        ("verl_gsm8k.sh", "data.train_batchsize", AnswerKind.UNKNOWN),
+        ("verl_dapo.yaml", "actor_rollout_ref.actor.policy_loss.loss_mode", AnswerKind.ABSENT),
+        ("verl_dapo.yaml", "defaults", AnswerKind.ABSENT),
+        ("verl_ppo.yaml", "critic.model.path", AnswerKind.DEFAULT),
     ],
 )
-def test_an_answer_is_of_the_right_kind(name: str, option: str, expected: Verdict) -> None:
+def test_an_answer_is_of_the_right_kind(name: str, option: str, expected: AnswerKind) -> None:
     assert verdict(made(name), option) is expected
 
 
@@ -180,7 +180,7 @@ def test_batches_are_counted_as_trl_counts_them(options: dict[str, int], prompts
 def test_the_order_of_a_file_changes_nothing() -> None:
     for name in NAMES:
         given = read(str(FILES / name))
-        turned = Given(given.name, given.of_verl, given.rloo, dict(reversed(given.options.items())))
+        turned = Given(given.name, given.of_verl, given.rloo, dict(reversed(list(given.options.items()))))
         assert imported(turned).table == imported(given).table, name
 
 

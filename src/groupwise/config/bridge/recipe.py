@@ -23,8 +23,8 @@ from groupwise.core.errors import UsageError, shortened
 from groupwise.core.files.atomic import whole_file
 
 
-class Verdict(Enum):
-    """What became of an option; the value is the heading of its list."""
+class AnswerKind(Enum):
+    """Outcome of an option; the value is the heading of its list."""
 
     TRANSLATED = "translated"
     DEFAULT = "default already: a recipe does this without a key"
@@ -34,12 +34,12 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Answer:
+class OptionAnswer:
     """Answer to one option of the file."""
 
     name: str
     value: Any
-    verdict: Verdict
+    verdict: AnswerKind
     words: str
 
     def __str__(self) -> str:
@@ -55,12 +55,12 @@ class Imported:
 
     given: Given
     table: Mapping[str, Any]
-    answers: Sequence[Answer]
+    answers: Sequence[OptionAnswer]
     notes: Sequence[str]
 
     def text(self) -> str:
         """Write the recipe, with what is not here in comments on top."""
-        left = [answer for answer in self.answers if answer.verdict not in (Verdict.TRANSLATED, Verdict.DEFAULT)]
+        left = [answer for answer in self.answers if answer.verdict not in (AnswerKind.TRANSLATED, AnswerKind.DEFAULT)]
         said = [*self.notes, *map(str, left)]
         lines = [f"From {self.given.name}, {project(self.given)}."]
         for words in said:
@@ -70,7 +70,7 @@ class Imported:
     def lines(self) -> list[str]:
         """List the answers by their verdicts, an option a line."""
         lines = [f"{self.given.name}: {project(self.given)}, {len(self.answers)} options"]
-        for verdict in Verdict:
+        for verdict in AnswerKind:
             some = [answer for answer in self.answers if answer.verdict is verdict]
             if some:
                 lines += [f"{verdict.value} ({len(some)})", *(f"  {answer}" for answer in some)]
@@ -79,7 +79,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Project:
-    """What is known of a project's options."""
+    """Rules and defaults of a project's options."""
 
     rules: Mapping[str, Rule]
     defaults: Mapping[str, Any]
@@ -132,15 +132,15 @@ def imported(given: Given) -> Imported:
         if name not in usable:
             keys |= _of_default(known.rules[name], whole[name], whole)
     own: dict[str, Mapping[str, Any]] = {}
-    refused: dict[str, Answer] = {}
+    refused: dict[str, OptionAnswer] = {}
     for name, value in given.options.items():
         rule = known.rules.get(name)
         if rule and name in usable:
             try:
                 own[name] = rule(value, whole)
             except (NotHere, Manual) as reason:
-                verdict = Verdict.MANUAL if isinstance(reason, Manual) else Verdict.ABSENT
-                refused[name] = Answer(name, value, verdict, str(reason))
+                verdict = AnswerKind.MANUAL if isinstance(reason, Manual) else AnswerKind.ABSENT
+                refused[name] = OptionAnswer(name, value, verdict, str(reason))
             else:
                 keys |= own[name]
     notes = _completed(keys, given, usable)
@@ -223,26 +223,32 @@ def same_value(one: Any, other: Any) -> bool:
     return one == other and isinstance(one, bool) is isinstance(other, bool)
 
 
-def _answer(name: str, value: Any, keys: Mapping[str, Any] | None, table: Mapping[str, Any], known: Project) -> Answer:
+def _answer(
+    name: str, value: Any, keys: Mapping[str, Any] | None, table: Mapping[str, Any], known: Project
+) -> OptionAnswer:
     option = option_of(name) or _inner(name, known) or option_of(trl_table(name))
     if name.startswith("--"):
-        return Answer(name, value, Verdict.ABSENT, LAUNCHER)
+        return OptionAnswer(name, value, AnswerKind.ABSENT, LAUNCHER)
     if name.partition(".")[0] in HYDRA or name.endswith("._target_"):
-        return Answer(name, value, Verdict.ABSENT, "how Hydra puts a configuration together; import what it prints")
+        return OptionAnswer(
+            name, value, AnswerKind.ABSENT, "how Hydra puts a configuration together; import what it prints"
+        )
     if isinstance(value, Code):
         place = f"; {option}" if option else ""
-        return Answer(name, value, Verdict.MANUAL, f"this is no value but code or a variable{place}")
+        return OptionAnswer(name, value, AnswerKind.MANUAL, f"this is no value but code or a variable{place}")
     if keys is not None:
         found = {key: one for key, one in keys.items() if _at(table, key) is not ...}
         said = ", ".join(f"{key} = {written(_at(table, key))}" for key in found)
-        return Answer(name, value, Verdict.TRANSLATED if found else Verdict.DEFAULT, said or _usual(keys))
+        return OptionAnswer(name, value, AnswerKind.TRANSLATED if found else AnswerKind.DEFAULT, said or _usual(keys))
     if value is None:
-        return Answer(name, value, Verdict.DEFAULT, "it is not set")
+        return OptionAnswer(name, value, AnswerKind.DEFAULT, "it is not set")
     near = _near(name, known, option)
     if option is None or near:
-        return Answer(name, value, Verdict.UNKNOWN, near or "nothing is written for it")
-    verdict = Verdict.MANUAL if option.here else Verdict.ABSENT
-    return Answer(name, value, verdict, f"{' and '.join(option.here)}: {option.words}" if option.here else option.words)
+        return OptionAnswer(name, value, AnswerKind.UNKNOWN, near or "nothing is written for it")
+    verdict = AnswerKind.MANUAL if option.here else AnswerKind.ABSENT
+    return OptionAnswer(
+        name, value, verdict, f"{' and '.join(option.here)}: {option.words}" if option.here else option.words
+    )
 
 
 def _usual(keys: Mapping[str, Any]) -> str:
