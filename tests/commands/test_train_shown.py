@@ -67,7 +67,8 @@ def run_here(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
-    return tuple(capsys.readouterr())
+    said = capsys.readouterr()
+    return said.out, said.err
 
 
 def test_a_terminal_gets_a_head_of_six_lines_a_panel_and_the_result_in_bold(tmp_path: Path):

@@ -11,6 +11,7 @@ import shlex
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 import groupwise
 from groupwise.cli.__main__ import main
 from groupwise.config import recipe
+from groupwise.config.recipe_files import assignment
 from groupwise.config.usual import USUAL
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -65,7 +67,7 @@ def first_command(text: str) -> list[str]:
 
 def sets(words: list[str]) -> dict[str, Any]:
     """Read what --set gives."""
-    return dict(recipe.assignment(value) for word, value in zip(words, words[1:], strict=False) if word == "--set")
+    return dict(assignment(value) for word, value in pairwise(words) if word == "--set")
 
 
 def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -113,7 +115,13 @@ def test_the_recipe_of_a_tutorial_trains(
 ) -> None:
     there(page(name))
     (path,) = (file for file, _ in FILE.findall(page(name)) if file.endswith(".toml"))
-    changes = {"steps": 1, "warm_start.steps": 2, "prompts_per_step": 2, "samples_per_prompt": 2, "evaluation.samples": 1}
+    changes = {
+        "steps": 1,
+        "warm_start.steps": 2,
+        "prompts_per_step": 2,
+        "samples_per_prompt": 2,
+        "evaluation.samples": 1,
+    }
     assert groupwise.train(path, {"runs": small()["runs"], **changes}, quiet=True).summary["steps"] == 1
 
 

@@ -172,7 +172,7 @@ def _fill(folder: Path, write: Callable[[Path], None], names: Iterable[str]) -> 
 
 def require_free(folder: Path) -> None:
     """Raise UsageError if anything is at the path but an empty folder, or a recipe could not name files in it."""
-    if folder.is_symlink() or (os.path.lexists(folder) and not folder.is_dir()):
+    if os.path.lexists(folder) and not folder.is_dir():
         raise UsageError(f"{folder}: this exists and is no folder; name a new folder")
     try:
         there = sorted(os.listdir(folder)) if folder.is_dir() else []

@@ -32,7 +32,7 @@ from groupwise.core.processes.side_by_side import side_by_side
 from groupwise.core.processes.stop import Stop
 from groupwise.journal.journal import LOCK
 from groupwise.journal.kept import RECIPE
-from groupwise.reports.folder.read import in_words as seconds_in_words
+from groupwise.reports.folder.state import in_words as seconds_in_words
 from groupwise.reports.make import make
 
 

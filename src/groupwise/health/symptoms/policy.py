@@ -41,7 +41,7 @@ LEAST_STEPS = 5
     limit=f"in {AGAIN} of the last ten steps ratio_token_p99 above {RATIO_HIGH:g} or ratio_token_p01 below "
     f"{RATIO_LOW:g}",
     why="one token in a hundred has left a clip of 0.2 within a batch, twice; before a collapse single steps do so and "
-    "not the median, and sound runs do not ([collapse.md](collapse.md))",
+    "not the median, and sound runs do not ([collapse.md](../findings/collapse.md))",
     early=True,
 )
 def ratio_tails(h: History) -> Seen | None:
