@@ -134,6 +134,15 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         RunsDesk(tmp_path / "runs")
 
 
+def test_the_folder_and_a_name_are_shown_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "{{style}}").mkdir()
+    (tmp_path / "{{style}}" / METRICS).write_text("")
+    text = get(RunsDesk(tmp_path), "/")[1]
+    assert f"<h1>Runs in {tmp_path}</h1>" in text
+    assert f"<title>Runs in {tmp_path}</title>" in text
+    assert re.findall(r"{{.*?}}", text) == ["{{style}}"]
+
+
 def test_no_more_pages_are_held_than_a_few(tmp_path: Path) -> None:
     for i in range(6):
         (tmp_path / f"r{i}").mkdir()

@@ -3,6 +3,7 @@
 import hmac
 import html
 import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -118,10 +119,7 @@ def page(rows: Sequence[ListedRun], folder: str, now: float) -> str:
         "style": asset("runs.css"),
         "content": some if rows else none,
     }
-    text = asset("runs.html")
-    for name, value in parts.items():
-        text = text.replace("{{" + name + "}}", value, 1)
-    return text
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("runs.html"))
 
 
 def _html_row(row: ListedRun, now: float) -> str:
