@@ -20,6 +20,7 @@ from groupwise.config.bridge.rules import (
     same,
     whole_number,
 )
+from groupwise.journal.trackers import TRACKERS
 
 #: What TRL does without a word, as far as groupwise does something else or a rule reads it.
 DEFAULTS: Mapping[str, Any] = {
@@ -243,10 +244,12 @@ def _correction(value: Any, whole: Whole) -> Keys:
 
 def _report(value: Any, whole: Whole) -> Keys:
     names = [value] if isinstance(value, str) else list(value or [])
-    known = [name for name in names if name in ("trackio", "wandb", "tensorboard")]
+    known = [name for name in names if name in TRACKERS]
     if not names or names == ["none"]:
         return {"journal.tracker": "none"}
-    return {"journal.tracker": known[0]} if known else not_here('"trackio", "wandb" and "tensorboard" are the trackers')
+    if not known:
+        return not_here(f"the trackers are {', '.join(TRACKERS)}")
+    return {"journal.tracker": known[0] if len(known) == 1 else known}
 
 
 def _dtype(value: Any, whole: Whole) -> Keys:
@@ -318,7 +321,7 @@ RULES: Mapping[str, Rule] = {
     "top_k": lambda value, whole: dict.fromkeys(("sampling.top_k", "evaluation.top_k"), max(0, whole_number(value))),
     "min_p": same("sampling.min_p", "evaluation.min_p"),
     "generation_kwargs.stop": lambda value, whole: {"sampling.stop": [value] if isinstance(value, str) else value},
-    "push_to_hub": only(False, "a run uploads nothing; groupwise export RUN FOLDER writes a folder for an uploader"),
+    "push_to_hub": only(False, "a run uploads nothing; groupwise export RUN FOLDER --push OWNER/NAME does"),
     "repetition_penalty": only(1.0, "refused for training; rewards.repetition penalises repetition in the reward"),
     "beta": _beta,
     "use_bias_correction_kl": _bias_correction,

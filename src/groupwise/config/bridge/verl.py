@@ -20,6 +20,7 @@ from groupwise.config.bridge.rules import (
     same,
     whole_number,
 )
+from groupwise.journal.trackers import TRACKERS
 
 ROLLOUT, MODEL = "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 #: What verl does without a word, as far as groupwise does something else or a rule reads it.
@@ -197,10 +198,10 @@ def _of_overlong(prefix: str) -> Mapping[str, Rule]:
 
 def _logger(value: Any, whole: Whole) -> Keys:
     names = [value] if isinstance(value, str) else list(value or [])
-    known = [name for name in names if name in ("wandb", "tensorboard")]
+    known = [name for name in names if name in TRACKERS]
     if others := [name for name in names if name not in ("console", *known)]:
-        raise NotHere(f"no tracker {others[0]}; trackio, wandb and tensorboard are there")
-    return {"journal.tracker": known[0] if known else "none"}
+        raise NotHere(f"no tracker {others[0]}; there are {', '.join(TRACKERS)}")
+    return {"journal.tracker": known[0] if len(known) == 1 else known or "none"}
 
 
 def _engine(value: Any, whole: Whole) -> Keys:
