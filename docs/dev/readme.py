@@ -42,7 +42,8 @@ def speed() -> str:
 def kills() -> str:
     """Say how the runs of benchmarks/kills.py ended whose processes were killed."""
     ends = Counter(row["outcome"] for row in rows("kills.jsonl"))
-    return f"{ends['same']} of {ends.total()} runs ended bit-identical by themselves, {ends['same after its command']} after"
+    alone, helped = ends["same"], ends["same after its command"]
+    return f"{alone} of {ends.total()} runs ended bit-identical by themselves, {helped} after"
 
 
 def claims() -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from groupwise.cli.__main__ import main
-from groupwise.config.elsewhere import chapters, in_words, option_of, with_tables
+from groupwise.cli.app import app
+from groupwise.config.answers import in_words
+from groupwise.config.elsewhere import chapters, option_of, with_lists
 from groupwise.config.keys import sections
 from groupwise.config.recipe import load
 from groupwise.config.resolve import resolve
@@ -55,7 +59,9 @@ def test_no_name_of_theirs_is_a_key_of_ours():
         ),
         ("critic.optim.lr", 1e-5, "critic.optim.lr: a name of verl's; here it is critic.learning_rate: "),
         ("algorithm.adv_estimator", "grpo", "here it is algorithm.name and algorithm.advantage.kind: "),
-        ("trainer.nnodes", 2, "trainer.nnodes: a name of verl's; not here: one process, one device"),
+        ("trainer.nnodes", 2, "trainer.nnodes: a name of verl's; here it is placement.ray: machines of a Ray"),
+        ("reward_model.overlong_buffer.len", 4096, "here it is algorithm.shaping.overlong_cache: a share of the limit"),
+        ("lora_r", 16, "here it is adapter.rank: adapters learn at learner.learning_rate times adapter.rate_factor"),
         ("data.train_batch_size", 64, "a name of verl's; here it is prompts_per_step: "),
     ],
 )
@@ -87,9 +93,42 @@ def test_their_way_to_write_a_command_is_answered_too(words, monkeypatch, capsys
 
 
 def test_words_of_ours_are_no_names_of_theirs():
-    assert in_words(["train", "quickstart", "--set", "steps=3", "--resume", "runs/a"]) == ""
+    assert in_words(["train", "quickstart", "--set", "steps=3", "--resume", "runs/a"], {"--set", "--resume"}) == ""
 
 
 def test_the_page_in_docs_is_made_from_the_table():
     page = (Path(__file__).parents[2] / "docs" / "reference" / "from-trl-and-verl.md").read_text()
-    assert page == with_tables(page), "run make docs"
+    assert page == with_lists(page), "run make docs"
+    assert max(map(len, page.splitlines())) <= 110
+
+
+COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
+NAMES = {section.name for section in sections()}
+TORCHRUN = {"--nproc-per-node"}
+SECTIONS = {key.partition(".")[0] for key in KEYS if "." in key}
+#: `groupwise VERB words`, up to what ends a phrase; a word in capitals stands for what a user gives.
+COMMAND = re.compile(r"groupwise ([a-z]+)((?: (?:--[a-z-]+|[A-Z]+|[a-z]+/[\w:]+))*)")
+
+
+def commands_in(text: str) -> list[list[str]]:
+    return [[verb, *words.split()] for verb, words in COMMAND.findall(text)]
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_command_option_and_key_that_an_answer_names_exists(option):
+    said = f"{'; '.join(option.here)}; {option.words}"
+    for verb, *words in commands_in(said):
+        assert verb in COMMANDS, said
+        given = [{"N": "3", "RUN": "runs/a"}.get(word, word) for word in words]
+        # `train RECIPE` and the like are parsed as a user would type them; a verb alone names the command.
+        if given:
+            COMMANDS[verb].make_context(verb, given)
+    verbs = [verb for verb, *_ in commands_in(said)]
+    known = {opt for verb in verbs for parameter in COMMANDS[verb].params for opt in parameter.opts}
+    assert set(re.findall(r"--[a-z-]+", said)) <= known | (TORCHRUN if "torchrun" in said else set()), said
+    named = re.findall(rf"\b(?:{'|'.join(SECTIONS)})\.[\w]+(?:\.\w+)*\*?", said)
+    for key in named:
+        ours = any(one.startswith(key.rstrip("*_")) for one in KEYS) if key.endswith("*") else key in KEYS | NAMES
+        assert ours or key.endswith((".py", ".md", ".jsonl", ".json")), (key, said)
+    for page in re.findall(r"docs/[\w/-]+\.md", said):
+        assert (Path(__file__).parents[2] / page).is_file(), page

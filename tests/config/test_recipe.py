@@ -98,7 +98,7 @@ def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
 
 
 def test_a_value_that_is_no_section_is_refused_without_the_name_of_a_class():
-    words = "warm_start = 3: must be a table or instance of WarmStartSection"
+    words = r"warm_start = 3: this is a section; its keys are warm_start\.steps, "
     with pytest.raises(UsageError, match=words):
         recipe.load("quickstart", {"warm_start": 3})
 

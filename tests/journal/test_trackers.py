@@ -339,6 +339,18 @@ def test_several_that_end_late_are_waited_for_together(tmp_path):
     assert all(one.went_on for one in late)
 
 
+def test_several_that_hang_cost_no_more_patience_than_one(tmp_path):
+    hanging, log = [Told(hangs="start") for _ in range(4)], []
+    senders = Senders(hanging, log.append, patience=1.5)
+    senders.start(tracked(tmp_path))
+    begun = time.monotonic()
+    senders.close(SUMMARY)
+    assert time.monotonic() - begun < 4.5
+    assert len(log) == 4
+    for one in hanging:
+        one.let_go.set()
+
+
 def test_a_table_has_the_columns_of_completions_as_texts_and_finite_numbers(tmp_path):
     made = Told()
     sender = Sender(made, print)
@@ -357,7 +369,8 @@ def test_the_journal_hands_the_first_completions_of_a_step_on_and_writes_all(tmp
     heard: list[Any] = []
     book.rollouts(ROLLOUTS)
     book.listen_to_rollouts(heard.append, most=1)
+    book.listen_to_rollouts(heard.append, most=2)
     book.rollouts(row for row in ROLLOUTS)
     book.close()
-    assert heard == [ROLLOUTS[:1]]
+    assert heard == [ROLLOUTS[:1], ROLLOUTS]
     assert (tmp_path / "run" / "rollouts.jsonl").read_text().count("\n") == 2 * len(ROLLOUTS)

@@ -232,6 +232,10 @@ def _by_slot(settings: Mapping[str, object]) -> dict[str, dict[str, object]]:
         slot, _, field = key.partition(".")
         inner = value.items() if isinstance(value, Mapping) else [(field, value)]
         slots.setdefault(slot, {}).update(inner)
+    for slot, own in KIND_KEY.items():  # every other slot has a `kind`, so people write it here too
+        values = slots.get(slot, {})
+        if "kind" in values and own not in values and "use" not in values:
+            values[own] = values.pop("kind")
     return slots
 
 

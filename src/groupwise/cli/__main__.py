@@ -12,7 +12,7 @@ import typer
 # Importing them registers their commands, in the order that --help has.
 from groupwise.cli import train, runs, learn, serve  # noqa: F401  # isort: skip
 from groupwise.cli.app import app
-from groupwise.config import elsewhere
+from groupwise.config import answers
 from groupwise.core.code.unexpected import unexpected
 from groupwise.core.errors import LONGEST_MESSAGE, GroupwiseError, shortened
 from groupwise.core.machine.terminal import Terminal, clean
@@ -41,7 +41,9 @@ def main() -> None:
             message = error.format_message()  # type: ignore[attr-defined]
             if not message:  # no command was given, and the help was shown
                 sys.exit(0)
-            near = elsewhere.in_words(sys.argv[1:])
+            known = getattr(getattr(error, "ctx", None), "command", app)
+            options = {option for parameter in getattr(known, "params", ()) for option in parameter.opts}
+            near = answers.in_words(sys.argv[1:], options)
             _fail(f"{shortened(message)}{near and '; '}{near}", 2)
         end = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error  # an EOFError
         _fail(unexpected(end, " ".join(sys.argv[1:])), 1)

@@ -148,3 +148,38 @@ def claims(
         say(line)
     if done.failed:
         raise typer.Exit(1)
+
+
+def _recipe_place(text: str) -> Path:
+    return location(text, "--out")
+
+
+@command("Learn", "import")
+def import_(
+    file: Annotated[str, typer.Argument(help="TRL's or verl's options: YAML, JSON, Python, or a shell script.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="RECIPE", parser=_recipe_place, help="New file for the recipe; default: it is printed."),
+    ] = None,
+) -> None:
+    """Make a recipe of a file of TRL's or verl's; every option is answered. Nothing of the file is run.
+
+    Example: groupwise import grpo_config.yaml --out recipe.toml
+    """
+    from groupwise.config.bridge.given import read
+
+    given = read(file)
+    if out is not None and (out.exists() or out.suffix != ".toml"):
+        what = "it exists already, and is not written over" if out.exists() else "a recipe's name ends with .toml"
+        raise UsageError(f"--out {out}: {what}; name another file")
+    from groupwise.config.bridge.recipe import imported, write  # the settings import torch, which takes seconds
+
+    recipe = imported(given)
+    answers = Terminal(stderr=out is None)
+    for line in recipe.lines():
+        answers.print(line)
+    if out is None:
+        Terminal().print(recipe.text())
+        return
+    write(recipe, out)
+    answers.print(f"wrote {out}; next: groupwise check {out}")

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from groupwise.commands.train.run import evaluations_of
 from groupwise.config.recipe_files import read_table
 from groupwise.core.files.jsonl import flat
 from groupwise.core.numbers.measure import CORRECTNESS
 from groupwise.health.symptoms.base import Measured, is_number, measured
-from groupwise.journal.journal import read_about, sound_metrics
+from groupwise.journal.journal import read_about, read_problems, sound_metrics
 from groupwise.journal.kept import whole_recipe
-from groupwise.journal.terminal import curve
-from groupwise.reports.folder.columns import change_of, interval, spaced
+from groupwise.journal.live import curve
+from groupwise.reports.folder.columns import change_of, interval, spaced, with_problems
 from groupwise.reports.folder.lines import table as as_table
 
 Row = Mapping[str, Any]
@@ -90,7 +89,9 @@ tokenizer = AutoTokenizer.from_pretrained({name!r})
 
 def _results(run: Path, recipe: Row, step: int) -> str:
     """Write the evaluations up to a step with their intervals, and the change between the first and the last."""
-    known = {at: one for at, one in sorted(evaluations_of(run).items()) if at <= step}
+    rows = [row for row in sound_metrics(run) if "evaluation" in row and row["step"] <= step]
+    with_problems(rows, read_problems(run))
+    known = {row["step"]: row["evaluation"] for row in rows}
     if not known:
         return "## Results\n\nThe run evaluated nothing before this step.\n"
     settings = recipe.get("evaluation", {})

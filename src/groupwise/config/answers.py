@@ -5,7 +5,7 @@ declare to answers.json, and a test holds that file against them.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.config.described import Key, KeySection
-from groupwise.config.elsewhere import require_own_names
+from groupwise.config.elsewhere import option_of, require_own_names
 from groupwise.config.recipe_files import find, named_table, set_key
-from groupwise.core.errors import UsageError, nearest
+from groupwise.core.errors import UsageError, brief, listed, nearest
 
 ANSWERS = Path(str(files("groupwise.config") / "answers.json"))
 #: Faults of one recipe that a message names.
 MOST_FAULTS = 3
+#: Sections whose key `name` people mean when they give a section a value.
+NAMED = ("algorithm", "task", "engine", "rewards")
 
 
 @cache
@@ -61,9 +63,49 @@ def require_known(
 
     known  key -> the keys inside it, or an empty table if whoever reads them judges them
     """
+    for section, value in table.items():
+        if (section in NAMED or known.get(section)) and isinstance(value, (str, int, float)):
+            raise UsageError(f"{where}: {section} = {brief(value)}: {_of_section(section, value, known)}")
     require_own_names(table, {**known, "algorithm": {key: {} for key in algorithm_keys}}, where)
     if faults := list(_unknown(table, known, "", known)):
         raise UsageError(f"{where}: {first_ones(faults)}")
+
+
+def in_words(words: Sequence[str], options: Container[str] = ("--set",)) -> str:
+    """Say of the first word of a command line that is a key here, or a name of TRL's or verl's, how to write it; "" if
+    there is none.
+
+    options  the command's own, of which nothing is said
+
+    >>> in_words(["train", "--steps", "10"])
+    'a key is set with --set: --set steps=10'
+    """
+    for at, word in enumerate(words):
+        name, equals, value = word.lstrip("-").partition("=")
+        if words[at - 1] == "--set" or word.partition("=")[0] in options or not (equals or word.startswith("--")):
+            continue
+        following = words[at + 1] if at + 1 < len(words) and not words[at + 1].startswith("--") else "VALUE"
+        name, value = name.replace("-", "_"), value if equals else following
+        if _has_key(name):
+            return f"a key is set with --set: --set {name}={value}"
+        if option := option_of(name):
+            return f"{name}: {option}"
+    return ""
+
+
+def _has_key(name: str) -> bool:
+    first, _, rest = name.partition(".")
+    known = _answers()["keys"]
+    return first in known and (rest in known[first] if known[first] else bool(rest) or first not in NAMED)
+
+
+def _of_section(section: str, value: object, known: Mapping[str, Any]) -> str:
+    """Say which key of a section a value is meant for, that the section itself was given."""
+    if section == "rewards":
+        return "this is a section; a reward has a table of its own, such as --set rewards.NAME.use=rewards.py:reward"
+    if section in NAMED:
+        return f"this is a section; say {section}.name={value}"
+    return f"this is a section; its keys are {listed(f'{section}.{key}' for key in known[section])}"
 
 
 def first_ones(faults: Sequence[str]) -> str:

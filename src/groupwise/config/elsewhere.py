@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from groupwise.core.errors import UsageError
@@ -16,19 +17,24 @@ from groupwise.core.errors import UsageError
 class Option:
     """Option of another project.
 
-    name   with its sections; one that ends with * stands for all that begin so
-    here   the recipe's keys, or a command; empty if there is none
-    words  what differs, or why it is not here
+    project  "" of a guess, which is no project's
+    name     with its sections; one that ends with * stands for all that begin so
+    here     the recipe's keys, or a command; empty if there is none
+    words    what differs, or why it is not here
+    example  a value that the first key may have; "" if the table has none
     """
 
     project: str
     name: str
     here: tuple[str, ...]
     words: str
+    example: str = ""
 
     def __str__(self) -> str:
         place = f"here it is {' and '.join(self.here)}: {self.words}" if self.here else f"not here: {self.words}"
-        return f"a name of {self.project}'s; {place}"
+        such = f"; such as --set {self.here[0]}={self.example}" if self.example else ""
+        whose = f"a name of {self.project}'s" if self.project else "there is no such key"
+        return f"{whose}; {place}{such}"
 
     def covers(self, name: str) -> bool:
         """Tell whether this is the option of that name.
@@ -52,7 +58,8 @@ class Chapter:
 def chapters() -> tuple[Chapter, ...]:
     """Read elsewhere.toml."""
     text = (files("groupwise.config") / "elsewhere.toml").read_text(encoding="utf-8")
-    return tuple(_chapter(section) for section in tomllib.loads(text)["section"])
+    table = tomllib.loads(text)
+    return tuple(_chapter(section, table["examples"]) for section in table["section"])
 
 
 def option_of(name: str) -> Option | None:
@@ -75,41 +82,33 @@ def require_own_names(table: Mapping[str, Any], known: Mapping[str, Any], where:
             raise UsageError(f"{where}: {name}: {option}")
 
 
-def in_words(names: list[str]) -> str:
-    """Say what the first word of a command line that TRL or verl knows is here; "" if they know none.
+def with_lists(page: str) -> str:
+    """Rewrite the lists of docs/reference/from-trl-and-verl.md, which follow its prose.
 
-    >>> in_words(["train", "--learning-rate", "1e-5"])
-    "learning_rate: a name of TRL's; here it is learner.learning_rate: the same default, 1e-6"
-    """
-    plain = [name.lstrip("-+").partition("=")[0].replace("-", "_") for name in names if "-" in name or "=" in name]
-    return next((f"{name}: {option}" for name in plain if (option := option_of(name))), "")
-
-
-def with_tables(page: str) -> str:
-    """Rewrite the tables of docs/reference/from-trl-and-verl.md, which stand behind its prose.
-
-    >>> with_tables("# Prose").splitlines()[:2]
+    >>> with_lists("# Prose").splitlines()[:2]
     ['# Prose', '## TRL: GRPOConfig: the policy and its data']
     """
-    tables = (
-        f"\n## {chapter.project}: {chapter.title}\n\n| option | here | |\n|---|---|---|\n"
-        + "".join(map(_row, chapter.options))
+    lists = (
+        f"\n## {chapter.project}: {chapter.title}\n\n" + "".join(map(_item, chapter.options))
         for chapter in chapters()
+        if chapter.project
     )
-    return page.partition("\n## TRL: ")[0] + "".join(tables)
+    return page.partition("\n## TRL: ")[0] + "".join(lists)
 
 
-def _row(option: Option) -> str:
+def _item(option: Option) -> str:
     here = ", ".join(f"`{key}`" for key in option.here) or "not here"
-    return f"| `{option.name}` | {here} | {option.words} |\n"
+    words = option.words.replace("*", "\\*").replace("<", "\\<")
+    item = f"- `{option.name}`: {here}; {words}"
+    return fill(item, 110, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def _chapter(section: Mapping[str, Any]) -> Chapter:
+def _chapter(section: Mapping[str, Any], examples: Mapping[str, str]) -> Chapter:
     project, prefix = section["project"], section.get("prefix", "")
-    options = (
-        Option(project, prefix + name, tuple(filter(None, here.split(", "))), words)
-        for name, (here, words) in section["options"].items()
-    )
+    options = []
+    for name, (here, words) in section["options"].items():
+        keys = tuple(filter(None, here.split(", ")))
+        options.append(Option(project, prefix + name, keys, words, examples.get(keys[0], "") if keys else ""))
     return Chapter(project, section["title"], tuple(options))
 
 
@@ -127,4 +126,4 @@ def _names(table: Mapping[str, Any], prefix: str, known: Mapping[str, Any]) -> I
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    place.write_text(with_tables(place.read_text(encoding="utf-8")), encoding="utf-8")
+    place.write_text(with_lists(place.read_text(encoding="utf-8")), encoding="utf-8")

@@ -163,7 +163,7 @@ def event(name: str, row: Mapping[str, Any]) -> str:
     '{"event":"step","step":1,"kl_mean":null}'
     """
     known = orjson.loads(jsonl.encoded({"event": name, **row}))
-    return json.dumps(known, separators=(",", ":")).replace("\x7f", "\\u007f")  # all of it as a terminal prints it
+    return json.dumps(known, separators=(",", ":"))  # ASCII, which a terminal prints as it is
 
 
 def shortened(text: str, width: int) -> str:
