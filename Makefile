@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart real vllm ray test test-gpu test-vllm test-slow test-fuzz check bench bench-trl models docs site claims clean
+.PHONY: help install quickstart real vllm ray test test-gpu test-vllm test-slow test-fuzz check bench bench-trl models docs site pictures claims clean
 
 help:  ## what each verb does
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -100,6 +100,11 @@ docs: install  ## write docs/reference/algorithms.md from the catalog, docs/refe
 site: install  ## the documentation as a site that is read and searched offline: site/index.html
 	$(BIN)/mkdocs build --strict --quiet
 	@echo 'the site is in site/index.html'
+
+pictures: install  ## the pictures in docs/assets, of two fresh runs of the quickstart; needs chromium
+	$(BIN)/groupwise train quickstart --set runs=runs/pictures/runs
+	$(BIN)/groupwise train quickstart --set runs=runs/pictures/runs --set algorithm.name=dapo --set steps=30 --set name=quickstart-dapo
+	$(BIN)/python benchmarks/pictures.py runs/pictures/runs/quickstart runs/pictures/runs/quickstart-dapo docs/assets
 
 claims: install  ## what the articles say, measured where it has no row yet: docs/findings/claims.md; EFFORT=--standard trains as well
 	$(BIN)/python benchmarks/take_over.py docs/evidence/moe-stability.jsonl docs/evidence/claims.jsonl
