@@ -32,6 +32,7 @@ def faults(recipe: str, overrides: dict[str, object] | None = None, model: bool 
     return [line for section in check_sections(recipe, overrides, model=model) for line in section.faults]
 
 
+@pytest.mark.slow
 def test_it_trains_as_it_is_and_learns() -> None:
     made = write_project(Path("mine"))
     assert faults(made.recipe) == []

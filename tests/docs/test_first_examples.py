@@ -44,7 +44,7 @@ NOT_RUN = {
     "own_reward.md": ("shown", "test_guides.py makes the rows first, and runs it"),
     "real_model.md": ("shown", "it makes a model of 542 MB"),
     "recipe.md": ("shown", "test_docs.py makes the rows and the part first, and runs every command of the page"),
-    "from_trl.md": ("shown", "tests/config/bridge runs the page's example"),
+    "from_trl.md": ("shown", "tests/docs/test_from_trl.py runs it"),
     "sweep.md": ("shown", "tests/commands/test_sweep.py runs sweeps"),
     "runs.md": ("check", "the run is the reader's"),
     "scale.md": ("check", "a second process takes its time; tests/training/ranks has such runs"),

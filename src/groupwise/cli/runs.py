@@ -93,7 +93,7 @@ def evaluate(
 ) -> None:
     """Evaluate policies on held-out problems: pass@k, avg@k; of several, their differences on the same problems.
 
-    Example: groupwise eval runs/quickstart runs/quickstart:20
+    Example: groupwise eval runs/quickstart runs/quickstart-2
     """
     from groupwise.commands.evaluate import evaluate as evaluate_policies
     from groupwise.commands.evaluate import require_place_for, write_results
