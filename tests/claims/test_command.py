@@ -178,7 +178,7 @@ def test_the_committed_rows_are_all_there_and_the_page_is_theirs() -> None:
     quick = [claim for claim in CLAIMS if claim.effort is Effort.QUICK]
     again = [each for each in missing(quick, Effort.QUICK, known) if each.seed not in known.of(each.experiment.name)]
     assert again == [], "run make claims"
-    made = markdown(SUBJECTS, known, "evidence/claims.jsonl")
+    made = markdown(SUBJECTS, known, "../evidence/claims.jsonl")
     assert (DOCS / "findings" / "claims.md").read_text().startswith(made), "run make claims"
 
 
@@ -196,7 +196,7 @@ def test_every_verdict_leads_to_its_rows_and_to_a_command() -> None:
         assert f"\n    groupwise claims --only {claim.name} --{claim.effort.words} --seed 0\n" in section
         linked: set[tuple[str, int]] = set()
         for name, seeds in re.findall(r"`([^`]+)`, seed ((?:\[\d+\]\([^)]+\)(?:, )?)+)", section):
-            for seed, line in re.findall(r"\[(\d+)\]\(evidence/claims\.jsonl#L(\d+)\)", seeds):
+            for seed, line in re.findall(r"\[(\d+)\]\(\.\./evidence/claims\.jsonl#L(\d+)\)", seeds):
                 row = json.loads(lines[int(line) - 1])
                 assert (row["experiment"], row["seed"]) == (name, int(seed))
                 linked.add((name, int(seed)))

@@ -179,7 +179,7 @@ def test_completions_that_the_tokenizer_cannot_read(monkeypatch, capfd, tmp_path
     assert code == 1
     assert re.search(r"fault completion '.*2.*': the model's tokenizer cannot read it", out)
     assert not err
-    code, _, err = call(monkeypatch, capfd, "train", *words)
+    code, _, err = call(monkeypatch, capfd, "train", *words, "--set", "warm_start.steps=5")
     assert code == 2
     assert "a demonstration: the model's tokenizer cannot read it" in err
     assert len(err.strip().splitlines()) == 1

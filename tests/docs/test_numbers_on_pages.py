@@ -39,7 +39,9 @@ def test_where_a_step_goes_is_the_sum_of_the_runs_seconds() -> None:
     phases = seconds_by_phase()
     told = re.search(r"added up\): (.*?); ([\d.]+) in\s+all", TEXTS["performance.md"], re.DOTALL)
     assert told
-    assert " ".join(told[1].split()) == ", ".join(f"{name} {value:.1f}" for name, value in phases.most_common() if value >= 0.1)
+    assert " ".join(told[1].split()) == ", ".join(
+        f"{name} {value:.1f}" for name, value in phases.most_common() if value >= 0.1
+    )
     assert told[2] == f"{sum(phases.values()):.1f}"
     share = 100 * phases["journal"] / sum(phases.values())
     assert f"gathered and written, is {share:.0f} % of a quickstart step" in TEXTS["metrics.md"]

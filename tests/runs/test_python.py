@@ -335,7 +335,7 @@ TINY = {"model": "tiny-dense", "name": "refused"}
         (
             ({"steps": 2, "stps": 3},),
             {},
-            "a dictionary: task is missing; algorithm is missing; stps: there is no such key",
+            "a dictionary: stps: there is no such key; did you mean 'steps'?",
         ),
         (("nowhere",), {}, "there is no such recipe"),
         (("quickstart", ["steps=2"]), {}, "overrides = ['steps=2']: give a dictionary of dotted keys"),

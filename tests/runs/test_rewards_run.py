@@ -108,9 +108,9 @@ def test_too_many_faults_stop_the_run_and_name_the_causes(small):
     ("function", "form"),
     [("short", "TRL reward_funcs"), ("compute_score", "verl compute_score"), ("patient", ""), ("Counts", "")],
 )
-def test_rewards_of_every_form_train_unchanged_and_are_told(function, form, small, capsys):
+def test_rewards_of_every_form_train_unchanged_and_are_told(function, form, small):
     done = groupwise.train("quickstart", {**small(steps=1), **own("mine", function), "rewards.task": {"weight": 0.5}})
-    told = capsys.readouterr().out
+    told = (done.folder / "log.txt").read_text()
     assert "reward       1 x mine: User(" in told
     assert f"mine is {form}" in told
     by_hand = {

@@ -17,7 +17,7 @@ import torch
 import groupwise
 import groupwise.commands.train.train as starts
 from groupwise.commands.evaluate import evaluate_policies
-from groupwise.commands.train import run
+from groupwise.commands.train import ending
 from groupwise.commands.train.train import resume
 from groupwise.core.code.unexpected import save_traceback
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
@@ -387,4 +387,4 @@ def test_a_reward_models_report_that_is_damaged_is_one_line(text: str, tmp_path:
 def test_readings_of_the_witness_that_are_damaged_are_passed_over(tmp_path: Path) -> None:
     rows = [{"witness": {"loss": "torn", "advantage": {"verdict": "fail"}}}, {"witness": "torn"}, {"step": 1}]
     (tmp_path / "machine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert list(run._read_again(tmp_path)) == ["read a second time by the witness: 1 step, 1 of them differed"]
+    assert list(ending._read_again(tmp_path)) == ["read a second time by the witness: 1 step, 1 of them differed"]

@@ -127,7 +127,7 @@ def test_a_run_of_a_trained_model_says_what_its_warm_start_came_to_and_asks_afte
     (tmp_path / "runs-own").mkdir()
     changes = {**small(steps=1, model=str(folder), task__largest=3), "runs": str(tmp_path / "runs-own")}
     run = groupwise.train("quickstart", {**changes, "adapter.rank": 2, "warm_start.learning_rate": 2e-3})
-    told = capfd.readouterr().out
+    told = (run.folder / "log.txt").read_text()
     assert "warm start of 30 steps: AdamW at 0.02, of adapters alone" in told
     line = next(line for line in (run.folder / "log.txt").read_text().splitlines() if line.startswith("warm start "))
     assert "held-out demonstrations, nats a token" in line

@@ -190,7 +190,11 @@ def _go(
     fresh: bool,
 ) -> Run:
     """Build the run and train to its end; `notes` are said under the plan."""
-    view, stop = view_of(plan, book, notes, shown), Stop()
+    try:
+        view, stop = view_of(plan, book, notes, shown), Stop()
+    except BaseException:  # its plan goes to log.txt, which a disk may refuse
+        book.close()
+        raise
 
     def say(line: str) -> None:
         book.log(line)
