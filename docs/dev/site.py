@@ -8,6 +8,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = "https://github.com/groupwise/groupwise/blob/main/"
+#: What the theme loads where a page is opened from the disk.
+SHIM = "https://unpkg.com/iframe-worker/shim"
 #: Folders of pages in the order of the tabs, with the page that comes first in each.
 TABS = {
     "tutorials": "Tutorials",
@@ -44,3 +46,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"]({REPOSITORY}{target.relative_to(ROOT).as_posix()}{'#' * bool(anchor)}{anchor})"
 
     return re.sub(r"\]\(([^)\s]+)\)", pointed, markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Take the script that searches without a web server from the site itself, where the theme asks a network."""
+    return output.replace(SHIM, "../" * page.file.dest_uri.count("/") + "assets/iframe-worker.js")
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Do the same for the page of an address that does not exist."""
+    return output_content.replace(SHIM, "assets/iframe-worker.js")

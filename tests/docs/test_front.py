@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "search" / "search_index.js").stat().st_size > 100_000
+    assert "https://unpkg" not in (tmp_path / "site" / "index.html").read_text()
     for folder in site.TABS:
         for page in (ROOT / "docs" / folder).glob("*.md"):
             assert (tmp_path / "site" / folder / f"{page.stem}.html").exists()
@@ -63,3 +65,22 @@ def test_a_link_out_of_the_site_leads_to_the_repository() -> None:
         "../../src", f"{site.REPOSITORY}src"
     )
     assert site.on_page_markdown(text, page) == expected
+
+
+@pytest.mark.slow
+def test_the_site_is_searched_from_the_disk_without_a_network(tmp_path: Path) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or pytest.skip("no chromium")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    asked: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        view = browser.new_page()
+        view.on("request", lambda request: asked.append(request.url))
+        view.goto((tmp_path / "concepts" / "glossary.html").as_uri())
+        view.keyboard.press("/")
+        view.keyboard.type("staleness")
+        view.wait_for_selector(".md-search-result__item", timeout=20_000)
+        browser.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
