@@ -190,11 +190,7 @@ def _go(
     fresh: bool,
 ) -> Run:
     """Build the run and train to its end; `notes` are said under the plan."""
-    try:
-        view, stop = view_of(plan, book, notes, shown), Stop()
-    except BaseException:  # its plan goes to log.txt, which a disk may refuse
-        book.close()
-        raise
+    view, stop = _seen(plan, book, notes, shown), Stop()
 
     def say(line: str) -> None:
         book.log(line)
@@ -242,6 +238,15 @@ def _go(
         return Run(plan.folder, summary)
     view.note(stopped(plan.folder))
     return Run(plan.folder, {}, stopped_by=stop.number)
+
+
+def _seen(plan: Plan, book: Journal, notes: Sequence[str], shown: Shown) -> View:
+    """Make what a person sees of the run; the journal is closed if its log.txt takes no line."""
+    try:
+        return view_of(plan, book, notes, shown)
+    except BaseException:
+        book.close()
+        raise
 
 
 def _tracked(plan: Plan, after: int) -> Tracked:
