@@ -113,7 +113,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_by_itself_to_the_metrics_of_
     """PPO: policy, reference and critic are in shards; killed after the second step, it goes on from a checkpoint."""
     alone = trained(tmp_path, "alone")
     kill = Signals(signal.SIGKILL, step=2, times=1)
-    over = trained(tmp_path, "over", [kill], learner__ranks=2, placement__restarts=1)
+    over = trained(tmp_path, "over", [kill], learner__ranks=2, placement__restarts=1, learner__rank_deadline=120.0)
     assert not other_ranks()
     loss = "rank 1 of 2 ended: killed by SIGKILL"
     again = f"go on from the newest checkpoint with: groupwise train --resume {over}"
