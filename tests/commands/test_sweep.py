@@ -308,8 +308,9 @@ def start() -> Iterator[Start]:
 
     yield started
     for process in processes:
-        process.kill()
-        process.communicate()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def steps_saved(folder: Path) -> dict[str, int]:
