@@ -58,6 +58,7 @@ def test_an_answer_does_not_wait_for_torch(words: list[str]) -> None:
         ({"num_generations": 8}, "num_generations: a name of TRL's; here it is samples_per_prompt"),
         ({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, "; and 2 more"),
         ({"trainer": {"clip_norm": 1}}, "quickstart.toml: trainer"),
+        ({".".join("a" * 3000): 1}, "more than 16 tables and lists inside one another"),
     ],
 )
 def test_a_key_that_does_not_exist_is_answered_in_the_same_words_with_and_without_torch(changes, words) -> None:

@@ -15,7 +15,7 @@ import pytest
 import groupwise
 from groupwise.algorithms.parts.trust import Clip
 from groupwise.algorithms.settings import ESTIMATORS, KIND_KEY, KINDS, algorithm
-from groupwise.config import recipe, recipe_files
+from groupwise.config import given, recipe, recipe_files
 from groupwise.config.recipe import Recipe
 from groupwise.core.errors import UsageError, nearest
 from groupwise.core.settings import Settings
@@ -178,6 +178,11 @@ def test_numbers_of_hundreds_of_digits_and_tables_thousands_deep_are_refused(tmp
     assert "more than 16 tables and lists" in refusal(
         {"task": {"filter": {"a": [[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]}}}
     )
+    deep: dict[str, Any] = {}
+    for _ in range(3000):
+        deep = {"a": deep}
+    with pytest.raises(UsageError, match="more than 16 tables and lists"):
+        given.given("quickstart", {"task.filter": deep})
 
 
 @pytest.mark.parametrize(

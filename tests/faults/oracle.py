@@ -190,7 +190,7 @@ def _new_runs(runs: str, before: Snapshot, outcome: Outcome) -> list[str]:
 
 
 def outcome_names(outcome: Outcome, runs: str) -> list[str]:
-    return re.findall(rf"^run +{re.escape(runs)}/(\S+), seed", outcome.out, re.M)
+    return re.findall(rf"^run +{re.escape(runs)}/(\S+): ", outcome.out, re.M)
 
 
 def _half_made(mutant: Mutant, outcome: Outcome, box: Path, before: Snapshot, after: Snapshot) -> list[str]:

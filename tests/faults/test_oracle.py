@@ -54,7 +54,7 @@ def trained(loss: Any = 0.5, rate: float = 0.5, steps: int = 1, **changed: Any) 
         summary = {"heldout_before": 0.0, "heldout_after": rate, "steps": steps}
         (folder / "summary.json").write_text(json.dumps(summary))
         (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": loss}) + "\n")
-        print("run          runs/x, seed 0\nthe run is in runs/x (summary.json, metrics.jsonl, ...)")
+        print("run          runs/x: model, seed 0, cpu\nthe run is in runs/x (summary.json, metrics.jsonl, ...)")
 
     return write
 
@@ -158,6 +158,12 @@ EVAL, CHECK = {"words": ("eval", "runs/done"), "kind": "run"}, {"words": ("check
 )
 def test_each_silent_acceptance_is_found(entry: Callable[[], None], mutant: dict[str, Any], tmp_path: Path) -> None:
     assert verdict(entry, tmp_path, **mutant) == ["silent"]
+
+
+def test_a_run_beside_one_that_was_there_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "outer/inner/box/runs/done").mkdir(parents=True)
+    (tmp_path / "outer/inner/box/runs/done/summary.json").write_text("{}")
+    assert verdict(trained(), tmp_path, **train(asked={"seed": 1, "task": {"name": "arithmetic"}})) == []
 
 
 @pytest.mark.parametrize("code", [1, 2])

@@ -15,6 +15,7 @@ from typing import Any
 from groupwise.config.described import Key, KeySection
 from groupwise.config.elsewhere import option_of, require_own_names
 from groupwise.config.recipe_files import find, named_table, set_key
+from groupwise.core.files.plain import require_plain
 from groupwise.core.errors import UsageError, brief, listed, nearest
 
 ANSWERS = Path(str(files("groupwise.config") / "answers.json"))
@@ -53,6 +54,8 @@ def require_known_keys(recipe: str, overrides: Mapping[str, object]) -> None:
     table = named_table(path)
     for key, value in overrides.items():
         set_key(table, key, value)
+    for key, value in table.items():
+        require_plain(f"{path.name}: {key}", value)
     require_known(table, _answers()["keys"], _answers()["algorithm_keys"], path.name)
 
 

@@ -26,18 +26,20 @@ def require_plain(key: str, value: object, depth: int = 0) -> None:
             require_plain(key, inner, depth + 1)
 
 
-def of_program(value: Any) -> Any:
+def of_program(value: Any, depth: int = 0) -> Any:
     """Return a program's value as a recipe holds it, in new tables: a path is its text, a number of numpy is Python's,
-    of 32 bits the shortest decimal that is the same.
+    of 32 bits the shortest decimal that is the same. What is too deep for a recipe stays, for `require_plain` to refuse.
 
     >>> import numpy, pathlib
     >>> of_program({"path": pathlib.Path("a.jsonl"), "rates": [numpy.float32(0.1), numpy.int64(3)]})
     {'path': 'a.jsonl', 'rates': [0.1, 3]}
     """
+    if depth > DEEPEST:
+        return value
     if isinstance(value, Mapping):
-        return {key: of_program(inner) for key, inner in value.items()}
+        return {key: of_program(inner, depth + 1) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(of_program, value))
+        return type(value)(of_program(inner, depth + 1) for inner in value)
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         own = value.item()
         return float(str(value)) if isinstance(own, float) else own
