@@ -42,12 +42,14 @@ DATA = {
     "check": "exact",
     "heldout_share": 0.3,
 }
+#: Options of TRL, for `import`.
+OPTIONS = "learning_rate: 1.0e-6\nnum_generations: 8\nbeta: 0.0\nmax_completion_length: 64\n"
 #: Nothing of the product's: it must look the same after every command.
 KEEP = {"keep/page.html": "<p>mine</p>", "keep/notes.txt": "mine\n", "keep/weights.bin": "mine"}
 #: What a box holds for a kind of mutant.
 NEEDS = {
     "recipe": ("model", "keep", "data.jsonl"),
-    "line": ("recipe.toml", "model", "keep", "runs", "data.jsonl"),
+    "line": ("recipe.toml", "model", "keep", "runs", "data.jsonl", "options.yaml"),
     "data": ("model", "keep"),
     "run": ("model", "keep", "runs"),
     **dict.fromkeys(("model", "tokenizer", "index"), ("recipe.toml", "model", "keep")),
@@ -106,6 +108,7 @@ def ground(box: Path) -> Ground:
         (box / name).parent.mkdir(exist_ok=True)
         (box / name).write_text(content)
     (box / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (box / "options.yaml").write_text(OPTIONS)
     with contextlib.chdir(box):
         _call("train", "recipe.toml", "--set", "name=done", "--set", "steps=3")
         shutil.copytree("runs/done", "runs/half")
@@ -123,7 +126,12 @@ def ground(box: Path) -> Ground:
         _call("report", "runs/done", "runs/half", "--out", "page.html")
         _call("explain", "ppo", "--against", "grpo")
         _call("check", "recipe.toml")
-    for left in ("runs/older", "runs/ppo", "evaluations"):
+        _call("chat", "runs/done", "-p", "1+1=")
+        _call("runs")
+        _call("import", "options.yaml")
+        _call("init", "made")
+        _call("export", "runs/done", "exported")
+    for left in ("runs/older", "runs/ppo", "evaluations", "made", "exported"):
         shutil.rmtree(box / left)
     (box / "page.html").unlink()
     assert len(set(evaluations.values())) == len(evaluations), "evaluations that cannot be told apart"

@@ -29,15 +29,29 @@ LINES: list[tuple[str, ...]] = [
     ("explain", "ppo", "--against", "grpo"),
     ("explain", "grpo", "--set", "algorithm.kl.beta=0.1"),
     ("train", "--resume", "runs/half"),
+    ("runs",),
+    ("runs", "runs", "--json"),
+    ("chat", "runs/done:1", "-p", "1+1=", "-n", "2"),
+    ("chat", "model", "-p", "1+1=", "--temperature", "0", "--max-tokens", "4", "--seed", "3"),
+    ("init", "made"),
+    ("export", "runs/done", "made"),
+    ("export", "runs/half", "made", "--step", "1"),
+    ("import", "options.yaml"),
+    ("import", "options.yaml", "--out", "made.toml"),
+    ("report", "runs/done", "--text"),
+    ("keys", "learner"),
 ]
-VERBS = ("train", "eval", "check", "model", "report", "watch", "explain")
+VERBS = (
+    "train", "eval", "check", "model", "report", "watch", "explain", "runs", "chat", "init", "export", "import",
+    "sweep", "keys",
+)  # fmt: skip
 OPTIONS = (
     "--set", "--resume", "--recipe", "--step", "--no-model", "--rows", "--out", "--port", "--against", "--help",
-    "--no-such",
+    "--no-such", "-p", "-n", "--json", "--text", "--over", "--seed", "--temperature",
 )  # fmt: skip
 PLACES = (
     "runs/done", "runs/half", "runs", "recipe.toml", "model", "keep", "keep/notes.txt", "nowhere", "nowhere/x",
-    "data.jsonl",
+    "data.jsonl", "options.yaml",
 )  # fmt: skip
 #: What `report --out` may not replace, as it is laid over the box.
 TARGETS: list[tuple[str, str, Content]] = [
@@ -166,6 +180,23 @@ def _values(draw: st.DrawFn) -> Mutant:
                 (("explain", "grpo", "--against", "ppo", "--set", "kl.beta=1"), True),
                 (("explain", "grpo", "--set", "algorithm.kl.beta=nan"), True),
                 (("explain", "grpo", "--set", f"algorithm.trust.{nowhere}=1"), True),
+                (("runs", nowhere), True),
+                (("chat", nowhere, "-p", "1+1="), True),
+                (("chat", "model", "-p", "1+1=", "-n", number), number not in ("1e3",)),
+                (("chat", "model", "-p", "1+1=", "--seed", number), number not in ("65536",)),
+                (("chat", "model", "-p", "1+1=", "--temperature", number), number not in ("1.5", "٣x")),
+                (("init", "keep"), True),
+                (("init", "keep/notes.txt"), True),
+                (("export", nowhere, "made"), True),
+                (("export", "runs/done", "keep"), True),
+                (("export", "runs/done", "made", "--step", number), True),
+                (("import", nowhere), True),
+                (("import", "options.yaml", "--out", "recipe.toml"), True),
+                (("sweep", "recipe.toml"), True),
+                (("sweep", "recipe.toml", "--over", nowhere), True),
+                (("sweep", "recipe.toml", "--over", f"{nowhere}=1,2"), True),
+                (("sweep", "recipe.toml", "--over", "seed=0,1", "--at-once", number), number not in ("1e3",)),
+                (("keys", nowhere), True),
                 ((nowhere,), True),
                 (("train", "recipe.toml", nowhere), True),
                 ((), False),

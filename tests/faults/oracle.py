@@ -33,7 +33,7 @@ LONGEST_LINE = len(BEGINS) + LONGEST_MESSAGE
 LACKS_BEFORE = "has no evaluation before step 1: the summary will lack it"
 NOTICE = re.compile(
     rf".* is damaged \(.*\); falling back to an older one|.* {LACKS_BEFORE}|.* has no row of .*: the run goes on from "
-    "its checkpoint, and what they were is lost"
+    "its checkpoint, and what they were is lost|.* has no chat template: each prompt is continued as plain text.*"
 )
 #: What moves a terminal's cursor, colours it, rings, or ends a line in another way than a newline. A tab may stand.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -107,6 +107,8 @@ def _streams(mutant: Mutant, outcome: Outcome) -> list[str]:
         if (bad := CONTROL.search(text))
     ]
     lines = [line for line in outcome.err.split("\n") if line and not NOTICE.fullmatch(line)]
+    if mutant.words[:1] == ("import",) and outcome.code == 0:  # what became of each option, beside the recipe
+        return faults
     if outcome.code == 0 or _check_says_it(mutant, outcome):
         return faults + [f"streams: stderr beside it: {outcome.err[:200]!r}"] * bool(lines)
     line = lines[-1] if lines else ""
@@ -170,6 +172,11 @@ def _own(mutant: Mutant, outcome: Outcome, before: Snapshot) -> list[str]:
     if verb == "eval":
         out = option(words, "--out")
         return [] if outcome.code else ["evaluations" if out is None else clean(out)]
+    if verb in ("init", "export") and len(words) > 1:
+        return [] if outcome.code else [clean(word) for word in words[1:] if not word.startswith("--")]
+    if verb == "import":
+        out = option(words, "--out")
+        return [] if outcome.code or out is None else [clean(out)]
     if verb == "report":
         out = option(words, "--out")
         runs = [word for i, word in enumerate(words[1:], 1) if words[i - 1] != "--out" and not word.startswith("--")]
@@ -311,6 +318,8 @@ def _shown(box: Path, shown: str) -> Path:
 
 def _reported(mutant: Mutant, outcome: Outcome, box: Path) -> str:
     out = option(mutant.words, "--out")
+    if "--text" in mutant.words:
+        return "" if "checks" in outcome.out else "exit code 0 and no text"
     if mutant.kind == "run" and out is None:
         out = f"{mutant.words[1]}/report.html"
     said = re.search(r"^(.*) \(\d+\.\d MB, ", outcome.out, re.M | re.S)

@@ -15,8 +15,8 @@ from typing import Any
 from groupwise.config.described import Key, KeySection
 from groupwise.config.elsewhere import option_of, require_own_names
 from groupwise.config.recipe_files import find, named_table, set_key
-from groupwise.core.files.plain import require_plain
 from groupwise.core.errors import UsageError, brief, listed, nearest
+from groupwise.core.files.plain import require_plain
 
 ANSWERS = Path(str(files("groupwise.config") / "answers.json"))
 #: Faults of one recipe that a message names.

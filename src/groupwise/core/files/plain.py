@@ -28,7 +28,7 @@ def require_plain(key: str, value: object, depth: int = 0) -> None:
 
 def of_program(value: Any, depth: int = 0) -> Any:
     """Return a program's value as a recipe holds it, in new tables: a path is its text, a number of numpy is Python's,
-    of 32 bits the shortest decimal that is the same. What is too deep for a recipe stays, for `require_plain` to refuse.
+    of 32 bits the shortest decimal that is the same. Tables too deep for a recipe stay, for `require_plain` to refuse.
 
     >>> import numpy, pathlib
     >>> of_program({"path": pathlib.Path("a.jsonl"), "rates": [numpy.float32(0.1), numpy.int64(3)]})
