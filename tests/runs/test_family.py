@@ -67,7 +67,7 @@ def test_every_row_trains(name: str, small):
     measured = {n for n, verdict in first_checks(run.folder).items() if verdict == "pass"}
     everywhere = set(first_checks(run.folder)) - {KL_AT_START}
     assert len(everywhere) == 5
-    assert measured == everywhere | ({KL_AT_START} if plan.algorithm.kl.beta else set())
+    assert measured == everywhere | ({KL_AT_START} if plan.algorithm.needs_reference else set())
 
     start, end = first_weights(plan), weights(run.folder)
     assert [k for k in end if torch.equal(start[k], end[k])] == [], "these weights stood still"
