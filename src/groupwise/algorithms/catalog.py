@@ -36,6 +36,19 @@ PPO = Algorithm(
     kl=KL(beta=0.05, estimator=K1(), place="reward"),
     aggregate=TokenMean(),
     passes=4,
+    dialects=(
+        Dialect("VC-PPO", (("advantage.kind", "gae-decoupled"),), "critic.warmup_steps trains the critic alone first"),
+        Dialect(
+            "VAPO",
+            (
+                ("advantage.kind", "gae-decoupled"),
+                ("advantage.alpha", 0.05),
+                ("trust.epsilon_high", 0.28),
+                ("kl.beta", 0.0),
+            ),
+            "adds a likelihood term on right completions, which is not here yet",
+        ),
+    ),
 )
 
 REINFORCE = Algorithm(

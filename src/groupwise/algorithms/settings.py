@@ -19,7 +19,7 @@ from groupwise.algorithms.parts.advantage import (
 from groupwise.algorithms.parts.aggregate import Constant, SequenceMean, TokenMean, TokenSum
 from groupwise.algorithms.parts.divergence import BinaryKL, Quadratic, TotalVariation
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll
-from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return
+from groupwise.algorithms.parts.gae import GAE, DecoupledGAE, MonteCarlo, OneStepTD, Return
 from groupwise.algorithms.parts.kl import K1, K2, K3, KL, Against, K3Ratio, Place
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
 from groupwise.algorithms.parts.off_policy import FutureKL, GammaWeight, OffPolicyMask, Tapered
@@ -52,6 +52,7 @@ KINDS: Mapping[str, Mapping[str, type]] = {
         "gigpo": StateGroups,
         "return": Return,
         "gae": GAE,
+        "gae-decoupled": DecoupledGAE,
         "td": OneStepTD,
         "monte-carlo": MonteCarlo,
     },

@@ -3,6 +3,7 @@
 Everything is float64. [N,T] are rows and columns of the batch; what is masked is 0.
 """
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from groupwise.algorithms.parts.advantage import (
     RelativeMean,
     RewardZScore,
 )
-from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return
+from groupwise.algorithms.parts.gae import GAE, DecoupledGAE, MonteCarlo, OneStepTD, Return
 from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
 from groupwise.diagnostics.witness.rows import TIE
 
@@ -225,6 +226,21 @@ def discounted(part: GAE | OneStepTD | MonteCarlo | Return, given: CreditGiven) 
     return (whitened(advantage, votes) if part.whiten else advantage), returns
 
 
+def decoupled(part: DecoupledGAE, given: CreditGiven) -> Columns:
+    """A_t by lam, or by 1 - 1 / (alpha n) of each row's n trained tokens; returns by lam_value."""
+    _, returns = discounted(GAE(part.gamma, part.lam_value, whiten=False), given)
+    votes = given.mask & ~torch.where(given.mask, given.reward, 0.0).sum(1).isnan()[:, None]
+    advantage = torch.zeros_like(given.reward)
+    for row in range(len(votes)):
+        length = int(votes[row].sum())
+        lam = max(0.0, 1 - 1 / (part.alpha * length)) if part.alpha and length else part.lam
+        one = dataclasses.replace(given, reward=given.reward[row : row + 1], mask=given.mask[row : row + 1])
+        value = None if given.value is None else given.value[row : row + 1]
+        one = dataclasses.replace(one, value=value, group=[given.group[row]], ends=None, state=None)
+        advantage[row] = discounted(GAE(part.gamma, lam, whiten=False), one)[0][0]
+    return (whitened(advantage, votes) if part.whiten else advantage), returns
+
+
 @dataclass(frozen=True)
 class ByTurn:
     """Turns of a batch: (row, turn) -> its trained columns, and what it brings to the end of its row."""
@@ -306,6 +322,7 @@ DEFINITIONS: Mapping[type, Callable[[Any, CreditGiven], Columns]] = {
     LengthWeightedMean: length_weighted,
     ProcessZScore: process_zscore,
     GAE: discounted,
+    DecoupledGAE: decoupled,
     OneStepTD: discounted,
     MonteCarlo: discounted,
     Return: discounted,
