@@ -116,7 +116,7 @@ def dppo(low: float, high: float, cap: float, distance: Callable[[float, float],
     def tokens(x: list[float], a: list[float], logp: list[float]) -> list[Token]:
         out = []
         for xt, at, lt in zip(x, a, logp, strict=True):
-            new, old, r = math.exp(min(lt, 0.0)), math.exp(min(lt - xt, 0.0)), math.exp(xt)
+            new, old, r = math.exp(min(lt, 0.0)), math.exp(min(min(lt, 0.0) - xt, 0.0)), math.exp(xt)
             stopped = (at > 0 and new > old and distance(old, new) > high) or (
                 at < 0 and new < old and distance(old, new) > low
             )
@@ -133,7 +133,7 @@ def drpo(epsilon: float) -> Form:
     def tokens(x: list[float], a: list[float], logp: list[float]) -> list[Token]:
         out = []
         for xt, at, lt in zip(x, a, logp, strict=True):
-            r, old = math.exp(xt), math.exp(lt - xt)
+            r, old = math.exp(xt), math.exp(min(min(lt, 0.0) - xt, 0.0))
             share = 1 - sign(at) * old * math.expm1(xt) / epsilon
             value = r * at - abs(at) * old * math.expm1(xt) ** 2 / (2 * epsilon)
             out.append(Token(value, r * at * share, min(1.0, max(0.0, share)), xt))

@@ -13,6 +13,7 @@ import groupwise
 from groupwise.algorithms.laws.draws import draw
 from groupwise.algorithms.parts.aggregate import count
 from groupwise.algorithms.parts.kl import KL
+from groupwise.algorithms.parts.off_policy import GammaWeight, Tapered
 from groupwise.algorithms.parts.ratio import SequenceSum
 from groupwise.algorithms.settings import CATALOG, ESTIMATORS
 
@@ -99,7 +100,9 @@ def test_at_ratio_one_the_gradient_is_the_weighted_advantage(name, batch):
     batch.old = batch.live.clone()
     out, gradient = value_and_gradient(algo, batch)
     weight = algo.aggregate(batch.mask, count(batch.mask))
-    if isinstance(algo.ratio, SequenceSum):  # the whole completion is one action: each token moves all of it
+    if isinstance(algo.ratio, SequenceSum) and not isinstance(
+        algo.trust, (Tapered, GammaWeight)
+    ):  # the whole completion is one action: each token moves all of it
         weight = weight * batch.mask.sum(-1, keepdim=True)
     expected = -(weight * batch.advantage[:, None]) * batch.mask
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)

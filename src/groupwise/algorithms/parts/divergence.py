@@ -139,5 +139,5 @@ class Quadratic(Trust):
 
 def probabilities(log_ratio: Tensor, logp_live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Compute p and p_old = p / r of each sampled token [N,T], from 0 to 1, without gradient; 1 where masked."""
-    live, far = keep(logp_live, mask).detach(), bounded(keep(log_ratio, mask)).detach()
-    return live.clamp(max=0.0).exp(), (live - far).clamp(max=0.0).exp()
+    live, far = keep(logp_live, mask).detach().clamp(max=0.0), bounded(keep(log_ratio, mask)).detach()
+    return live.exp(), (live - far).clamp(max=0.0).exp()

@@ -206,8 +206,8 @@ def _moved(p: Tensor, before: Tensor) -> Tensor:
 
 def _probabilities(z: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
     """Give the probability of the sampled token now and before; at most 1, whatever columns say."""
-    now, before = live.detach(), (live - z).detach()
-    return now.clamp(max=0).exp(), before.clamp(max=0).exp()
+    now = live.detach().clamp(max=0)
+    return now.exp(), (now - z.detach()).clamp(max=0).exp()
 
 
 def _probability_mask(part: Any, z: Tensor, a: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
