@@ -282,7 +282,7 @@ def test_the_tables_are_of_one_row_and_show_both_ends_of_lambda() -> None:
 
 
 def test_the_names_of_the_ends_are_the_catalogs() -> None:
-    (text,) = re.findall(r"^(\| said .*\n(?:\|.*\n)+)", GAE_PAGE, re.MULTILINE)
+    (text,) = re.findall(r"^(\| name .*\n(?:\|.*\n)+)", GAE_PAGE, re.MULTILINE)
     table, batch = columns(text), draw(0)
     group = torch.zeros(len(batch.mask), dtype=torch.long)
     for lam, kind in zip(table["lam"], table["`advantage.kind`"], strict=True):
