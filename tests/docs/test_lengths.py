@@ -1,4 +1,4 @@
-"""Pages fit a screen and an afternoon: no line that can be broken is over 110 characters, and their words are counted."""
+"""Pages are short: no line that can be broken is over 110 characters, and all pages together have a limit in words."""
 
 from __future__ import annotations
 
