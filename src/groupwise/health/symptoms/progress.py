@@ -177,9 +177,8 @@ def falling(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"avg_at_k of the last evaluation after step 0 that has them, and the training pass_rate of the weights on "
-    f"each side of it (the nearest {NEAR} steps, {LEAST} or more; of the last steps those before, and as far beyond "
-    f"the last of them) {APART:g} and {SURE:g} standard errors apart",
+    limit=f"avg_at_k of the newest evaluation after step 0 and the training pass_rate around it ({LEAST} to {NEAR} "
+    f"steps on each side) differ by {APART:g} and {SURE:g} standard errors",
     why="with a few hundred problems less than that is chance; a policy that learns passes from one side to the other",
     live=False,
 )

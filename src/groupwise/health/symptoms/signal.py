@@ -78,7 +78,7 @@ def groups_all_wrong(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"groups_signal_share below 1 - {NO_SIGNAL:g}, where more than the task's score trains",
+    limit=f"groups_signal_share below {1 - NO_SIGNAL:g}, where more than the task's score trains",
     why="half of the batch says nothing of what is better: within these groups no completion earned more than another",
 )
 def groups_of_equal_reward(h: History) -> Seen | None:
