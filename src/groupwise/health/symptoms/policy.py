@@ -148,8 +148,8 @@ def no_entropy_left(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"engine_probability_error, or exp(engine_gap_mean) if missing, above {ENGINE_ERROR:g} and above exp(L); L is "
-    "the limit of the check 'learner = engine'",
+    limit=f"engine_probability_error, or exp(engine_gap_mean) if missing, above {ENGINE_ERROR:g} and above exp(L); L "
+    "is the limit of the check 'learner = engine'",
     why="from there on runs are known to drift apart, whatever the learning rate; where precisions differ, the check's "
     "limit is the rounding that was measured at the start",
     early=True,
