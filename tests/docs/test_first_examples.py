@@ -23,7 +23,7 @@ NOT_RUN = {
     "README.md": ("shown", "it installs, and then trains for a minute"),
     "benchmarks_trl.md": ("shown", "it takes hours, and another environment"),
     "check.md": ("check", "the model's folder and the rows are the reader's"),
-    "checks.md": ("shown", "it takes an hour"),
+    "checks.md": ("shown", "the recipe and the run are the reader's"),
     "collapse.md": ("shown", "it takes hours"),
     "data.md": ("shown", "the rows are the reader's; tests/tasks/test_data_task.py has such rows"),
     "engines.md": ("check", "a child takes its time; tests/runs/test_child_run.py has such runs"),
