@@ -7,7 +7,7 @@ from itertools import groupby
 from statistics import fmean
 
 from groupwise.claims.claim import Claim, Quantity
-from groupwise.claims.measurements import Measurements, Verdict
+from groupwise.claims.measurements import Measurements, Outcome, Verdict
 from groupwise.claims.page import ARTICLES, TITLE, counted
 
 #: First line of the overview; no other file is written over.
@@ -29,7 +29,7 @@ def overview(subjects: Mapping[str, Sequence[Claim]], measurements: Measurements
     for subject, claims in subjects.items():
         lines = ["| claim | verdict |", "|---|---|"]
         for claim in claims:
-            title, outcome = in_cell(claim.title), verdicts[claim.name].outcome.value
+            title, outcome = in_cell(claim.title), _short(verdicts[claim.name].outcome)
             lines.append(f"| [{title}]({PAGES}/{claim.name}.md) | {outcome} |")
         blocks += [f"## {subject}", "\n".join(lines)]
     blocks += ["## Articles", "\n".join(f"- {name}: {words}" for name, words in ARTICLES.items())]
@@ -50,7 +50,7 @@ def _introduction(verdicts: Collection[Verdict], rows: str) -> Iterator[str]:
     yield (
         "- **holds**: the whole 95 % interval over seeds meets the rule, or an exact value does.\n"
         "- **does not hold**: the whole interval breaks the rule, or one of several parts does.\n"
-        "- **cannot be told at this size**: the interval includes the rule's bound."
+        "- **cannot be told** at this size: the interval includes the rule's bound."
     )
     yield _wrapped(
         "Rules are fixed in code (`groupwise.claims.articles`). A verdict is about the statement as written, at the "
@@ -66,7 +66,7 @@ def claim_page(claim: Claim, measurements: Measurements, rows: str) -> str:
     reason = "" if mixed else f" {verdict.because[:1].upper()}{verdict.because[1:]}."
     blocks = [heading(claim), f"**{claim.title}**", f"Source: {_linked(claim.source)}."]
     blocks.append(f"Verdict: **{verdict.outcome.value}**.{reason}")
-    blocks += ["\n".join(f"- {part}" for part in verdict.parts)] * mixed
+    blocks += ["\n".join(_wrapped(f"- {_short(part.outcome)}: {part.because}") for part in verdict.parts)] * mixed
     blocks += [f"Rule: {claim.rule}", f"Why: {claim.argument}"]
     blocks += [f"Expected: {claim.expected}"] * (not _as_expected(claim, verdict))
     lines = [block if block.startswith("- ") else _wrapped(block) for block in blocks]
@@ -81,7 +81,11 @@ def heading(claim: Claim) -> str:
 
 
 def _as_expected(claim: Claim, verdict: Verdict) -> bool:
-    return claim.expected.lower().startswith(verdict.outcome.value.removesuffix(" at this size"))
+    return claim.expected.lower().startswith(_short(verdict.outcome))
+
+
+def _short(outcome: Outcome) -> str:
+    return outcome.value.removesuffix(" at this size")
 
 
 def _linked(source: str) -> str:
@@ -94,7 +98,8 @@ def _name(rows: str) -> str:
 
 
 def _wrapped(words: str) -> str:
-    return textwrap.fill(words, WIDTH, break_long_words=False, break_on_hyphens=False)
+    indent = "  " if words.startswith("- ") else ""
+    return textwrap.fill(words, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def in_cell(words: str) -> str:

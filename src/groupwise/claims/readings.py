@@ -49,8 +49,8 @@ PROBABILITIES = (0.05, 0.2, 0.5, 0.9, 1.0)
 COLUMNS = {"logp_old": "old", "logp_live": "live", "share": "share", "logp_ref": "reference"}
 #: What tables call the other numbers of a run that claims read.
 NUMBERS = {
-    "heldout_mean": "held-out pass rate, mean over evaluations",
-    "heldout_end": "held-out pass rate at the end",
+    "heldout_mean": "mean held-out pass rate",
+    "heldout_end": "final held-out pass rate",
     "heldout_best": "best held-out pass rate",
     "seconds_training": "seconds of training",
     "seconds_update": "seconds of updates",

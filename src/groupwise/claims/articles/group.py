@@ -67,8 +67,8 @@ GROUP_BASELINE = Claim(
 
 GROUP_DEVIATION = Claim(
     name="group-deviation",
-    title="Dividing by the group's standard deviation gives more weight to prompts that are nearly always or nearly"
-    " never solved.",
+    title="Dividing by the group's deviation gives more weight to prompts that are nearly always or nearly never "
+    "solved.",
     source="Dr. GRPO 2503.20783, question-level difficulty bias",
     argument="In the limit a prompt with pass rate p weighs 1/sqrt(p(1 - p)). In groups of two, all prompts weigh the "
     "same.",
@@ -194,8 +194,8 @@ WITHOUT_CRITIC = Claim(
     of={"GRPO": GRPO, "PPO": PPO},
     numbers=in_words("heldout_mean", "generated_tokens", "seconds_training"),
     beside=quantities(LARGE, in_words("memory_peak_mib")),
-    rule="GRPO's held-out pass rate (mean over evaluations) is at most 0.03 below PPO's. PPO takes more time, and "
-    "more memory at 34 million parameters.",
+    rule="GRPO's mean held-out pass rate is at most 0.03 below PPO's. PPO takes more time, and more memory at 34 "
+    "million parameters.",
     judge=lambda measured: both(
         above(measured.difference(PPO.name, GRPO.name, "heldout_mean"), -TOLERATED, "GRPO's pass rate minus PPO's:"),
         *(

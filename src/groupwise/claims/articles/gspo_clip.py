@@ -139,7 +139,7 @@ MATCHED = Claim(
     expected="Cannot be told.",
     of={"GRPO": GRPO, "GSPO": GSPO, "GSPO, width matched by share": GSPO_MATCHED},
     numbers=in_words("heldout_mean", "heldout_end", "share_passed.mean"),
-    rule="With a clip that passes what GRPO's passes, GSPO has a higher held-out pass rate (mean over evaluations).",
+    rule="With a clip that passes what GRPO's passes, GSPO has a higher mean held-out pass rate.",
     judge=gains("heldout_mean", {"pass rate, matched GSPO minus GRPO:": (GRPO, GSPO_MATCHED)}),
 )
 
@@ -221,8 +221,7 @@ PRECISION = Claim(
         for whose, run in zip(("learner's log-probabilities", "bf16 engine's"), pair, strict=True)
     },
     numbers=in_words("heldout_mean", "share_passed.mean"),
-    rule="With a bf16 engine's own log-probabilities, GSPO loses less than 0.05 of its held-out pass rate (mean "
-    "over evaluations).",
+    rule="With a bf16 engine's own log-probabilities, GSPO loses less than 0.05 of its mean held-out pass rate.",
     judge=lambda measured: below(
         measured.difference(GSPO_ENGINE.name, GSPO.name, "heldout_mean"), TOLERATED, "pass rate that GSPO loses:"
     ),

@@ -126,8 +126,8 @@ def _ascent_of_logs(algo: Algorithm, live: Tensor, advantage: Tensor) -> Tensor:
 
 LOG_DIFFERENCE = Claim(
     name="log-difference",
-    title="GSPO's mean log-ratio must be exponentiated: in log space the ratio would depend on the length, need "
-    "other clips, and train something else.",
+    title="GSPO's mean log-ratio must be exponentiated: in log space it would depend on length, need other clips, "
+    "and train something else.",
     source="S0, on exponentiation",
     argument="Near 1, s and 1 + log s have nearly the same gradient. The mean removes the length before the "
     "exponential.",

@@ -95,7 +95,7 @@ KL_PLACE = Claim(
     expected="Pass rates: holds. Distance: does not hold.",
     of={"in the loss (k3)": KL_LOSS, "in the reward (k1)": KL_REWARD},
     numbers=in_words("heldout_mean", "reference_k3"),
-    beside=quantities(GRPO, {"held-out pass rate, mean over evaluations, no KL": "heldout_mean"}),
+    beside=quantities(GRPO, {"mean held-out pass rate, no KL": "heldout_mean"}),
     rule="Pass rates differ by less than 0.05, and distances from the reference by less than a factor of two.",
     judge=lambda measured: every(
         verdict

@@ -37,8 +37,8 @@ def weights(seed: int) -> dict[str, float]:
 
 LENGTH_WEIGHTS = Claim(
     name="length-weights",
-    title="GRPO dilutes the tokens of a long answer (1/400 each in 200 tokens, beside 1/20 each in 10). DAPO's "
-    "token mean weighs all alike (1/210).",
+    title="GRPO dilutes the tokens of a long answer (1/400 each in 200 tokens, 1/20 each in 10). DAPO's token mean "
+    "weighs all alike (1/210).",
     source="S0, S1, token-level loss; DAPO 2503.14476 section 3.3",
     argument="A mean per answer gives every answer the same total. A mean over all tokens, or a constant divisor, "
     "weighs every token the same.",
@@ -176,8 +176,7 @@ WRONG_LENGTH = Claim(
     title="GRPO's mean per sequence makes wrong answers longer during training. A token mean or a constant does not.",
     source="S0, S1, S3; Dr. GRPO 2503.20783 section 3; DAPO 2503.14476 section 3.3",
     argument="Divided by its own length, a long wrong answer is punished less per token than a short one.",
-    expected="The sign holds. Sixty steps may not show it, because writing steps out pays and explains most of a wrong"
-    " answer's length.",
+    expected="The sign holds, but sixty steps may not show it.",
     of=MEANS,
     numbers=in_words("length_wrong_mean.start", "length_wrong_mean.end", "length_right_mean.end"),
     rule="In the last ten steps, wrong answers are longer with the mean per sequence than with each of the other two.",
@@ -195,7 +194,7 @@ OVERLONG = Claim(
     expected="Soft punishment: holds. Filtering: does not hold under a limit that is tight for most answers.",
     of={"neither": NAIVE, "filtering": FILTERING, "soft punishment": SOFT_ALONE},
     numbers=in_words("heldout_mean", "truncated_share.end", "length_mean.end"),
-    rule="The held-out pass rate under the limit (mean over evaluations) is higher with each than with neither.",
+    rule="The mean held-out pass rate under the limit is higher with each than with neither.",
     judge=gains(
         "heldout_mean",
         {"pass rate gained with filtering:": (NAIVE, FILTERING), "with soft punishment:": (NAIVE, SOFT_ALONE)},

@@ -48,8 +48,8 @@ def _group(scores: Sequence[float]) -> Group:
 
 SILENT_GROUPS = Claim(
     name="silent-groups",
-    title="A group whose completions are all right or all wrong trains nothing. This happens with probability p^G +"
-    " (1 - p)^G, and DAPO drops exactly these groups.",
+    title="Groups that are all right or all wrong train nothing. Their share is p^G + (1 - p)^G, and DAPO drops "
+    "exactly these.",
     source="S0, S1, S3; DAPO 2503.14476 section 3.2",
     argument="Equal rewards do not deviate from their mean.",
     expected="Holds.",
@@ -93,7 +93,7 @@ IN_TRAINING = Claim(
     expected="Does not hold: more groups than predicted have no signal.",
     of=GRPO,
     numbers=in_words("groups_mixed_share.start", "groups_mixed_share.end", "pass_rate.start", "pass_rate.end"),
-    rule="Measured and predicted shares differ by less than 0.05, averaged over steps.",
+    rule="Measured and predicted shares differ by less than 0.05 on average.",
     judge=lambda seen: below(
         Measurements.combined(_gap, *seen.curves("pass_rate", "groups_mixed_share")),
         NEAR,
@@ -137,7 +137,7 @@ DYNAMIC = Claim(
     expected="Holds, with a small gain while few groups lack signal.",
     of=RUNS,
     numbers=in_words("heldout_mean", "heldout_end", "generated_tokens"),
-    rule="The held-out pass rate, mean over evaluations, is higher with dynamic sampling.",
+    rule="The mean held-out pass rate is higher with dynamic sampling.",
     judge=gains("heldout_mean", {"held-out pass rate higher by": (GRPO, DYNAMIC_SAMPLING)}),
 )
 
@@ -165,8 +165,7 @@ EQUAL_GENERATION = Claim(
     expected="Cannot be told, or does not hold.",
     of=RUNS,
     numbers=in_words("generated_tokens", "rounds.mean"),
-    rule="After as many generated tokens as the shorter run has, the held-out pass rate is higher with dynamic "
-    "sampling.",
+    rule="After equal generated tokens, the held-out pass rate is higher with dynamic sampling.",
     judge=lambda measured: above(
         measured.combined(_gain, *(_learning(measured, run.name) for run in RUNS.values())),
         0.0,

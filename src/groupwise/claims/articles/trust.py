@@ -39,8 +39,8 @@ def bounds(seed: int) -> dict[str, float]:
 
 CLIP_PRODUCT = Claim(
     name="clip-product",
-    title="With per-token clipping, a sequence of 1024 tokens can reach a ratio of 1.2^1024 = 10^81. GSPO's "
-    "geometric mean bounds the ratio directly.",
+    title="Per-token clipping allows a ratio of 1.2^1024 = 10^81 in 1024 tokens. GSPO's geometric mean bounds the "
+    "ratio directly.",
     source="S1; GSPO 2507.18071 eq 5 and 7",
     argument="With every ratio inside the clip no gradient stops. A clip of the mean at 1 + e allows the same product,"
     " (1 + e)^L: GSPO's bound comes from its width of 4e-4.",
