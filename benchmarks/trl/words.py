@@ -11,7 +11,7 @@ update per batch.
 - **Both sides** share the model folder, prompts, group size, limit, temperature 1, reward code, loss (mean
   per sequence, clip 0.2), AdamW, threads, and versions of torch and transformers.
 - **Lengths** come from the model. Random models end at every token with one probability; with equal lengths
-  they never end early. SmolLM2 ends when it wants to.
+  they never end early. SmolLM2 ends at its end token.
 - **groupwise** runs `benchmarks/trl/recipe.toml`. A step includes its checks and writing every completion.
 - **TRL** recomputes no activations, logs and saves nothing, samples with `generate` and its KV cache, and
   uses the number of completions at once that was fastest in a trial.

@@ -205,9 +205,10 @@ def test_every_verdict_leads_to_its_rows_and_to_a_command() -> None:
         assert f" Rule: {claim.rule} " in plain
         assert len(claim.rule) > 20
         assert f"\n    groupwise claims --only {claim.name} --{claim.effort.words} --seed 0\n" in page
-        named = re.search(r"Rows: lines? ([\d, ]+) of \[claims\.jsonl\]\(\.\./\.\./evidence/claims\.jsonl\)", plain)
+        named = re.search(r"Rows: lines? ([\d, -]+) of \[claims\.jsonl\]\(\.\./\.\./evidence/claims\.jsonl\)", plain)
         assert named, claim.name
-        rows = [json.loads(lines[int(number) - 1]) for number in named[1].split(", ")]
+        ranges = [[int(number) for number in each.split("-")] for each in named[1].split(", ")]
+        rows = [json.loads(line) for each in ranges for line in lines[each[0] - 1 : each[-1]]]
         read = {(e.name, seed) for e in claim.experiments for seed in known.of(e.name)}
         assert {(row["experiment"], row["seed"]) for row in rows} == read, claim.name
         assert len(rows) == len(read)

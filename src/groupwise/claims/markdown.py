@@ -55,7 +55,7 @@ def _introduction(verdicts: Collection[Verdict], rows: str) -> Iterator[str]:
     yield _wrapped(
         "Rules are fixed in code (`groupwise.claims.articles`). A verdict is about the statement as written, at the "
         "size measured here: exact mathematics, toy policies, and tiny models. If a statement has several parts, its "
-        f"page lists them. Each page names its lines of [{_name(rows)}]({rows})."
+        f"page lists them. Mean held-out pass rates are over evaluations. Rows are in [{_name(rows)}]({rows})."
     )
 
 
@@ -112,8 +112,12 @@ def in_cell(words: str) -> str:
 
 
 def _lines_of(claim: Claim, measurements: Measurements) -> str:
-    lines = [row.line for experiment in claim.experiments for row in measurements.of(experiment.name).values()]
-    return f"{'lines' if len(lines) > 1 else 'line'} {', '.join(map(str, sorted(lines)))}" if lines else "none yet"
+    """List the lines of the rows that the verdict is read from, one after the other as a range."""
+    rows = [row for experiment in claim.experiments for row in measurements.of(experiment.name).values()]
+    ordered = enumerate(sorted(row.line for row in rows))
+    runs = [[line for _, line in each] for _, each in groupby(ordered, lambda pair: pair[1] - pair[0])]
+    ranges = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"{'lines' if len(rows) > 1 else 'line'} {ranges}" if rows else "none yet"
 
 
 def _tables(quantities: Sequence[Quantity], measurements: Measurements) -> Iterator[str]:

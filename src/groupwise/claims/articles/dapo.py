@@ -130,7 +130,7 @@ RARE_TOKENS = Claim(
         below(
             seen.combined(lambda freed, better: freed / better, "freed_mean", "better_mean"),
             1.0,
-            "mean probability of freed tokens over that of all better tokens:",
+            "mean probability of freed tokens over that of better completions:",
         ),
         below(seen.largest("most_probable"), 1 / 1.2, "highest probability of a clipped token:"),
     ),
@@ -149,11 +149,11 @@ COMMON_TOKENS = Claim(
     expected="Does not hold: the upper clip stops rare tokens.",
     of=rare,
     numbers={
-        "share of freed tokens above 0.5": "freed_common",
+        "share of freed tokens with probability above 0.5": "freed_common",
         "highest probability of a clipped token": "most_probable",
     },
     rule="More than half of the tokens that clip-higher frees had a probability above 0.5.",
-    judge=lambda seen: above(seen.interval("freed_common"), 0.5, "share of freed tokens above 0.5:"),
+    judge=lambda seen: above(seen.interval("freed_common"), 0.5, "share of freed tokens with probability above 0.5:"),
 )
 
 RUNS = {"0.2": GRPO, "0.28": CLIP_HIGHER}

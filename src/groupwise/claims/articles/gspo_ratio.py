@@ -191,7 +191,9 @@ UNIFORM_WEIGHTS = Claim(
     ),
     rule="Within a sequence, weights are constant for GSPO, to rounding, and vary for GRPO.",
     judge=lambda seen: both(
-        seen.equal({f"gspo_deviation_{length}": 0.0 for length in SPREAD_LENGTHS}, 1e-12, "GSPO's weights"),
+        seen.equal(
+            {f"gspo_deviation_{length}": 0.0 for length in SPREAD_LENGTHS}, 1e-12, "GSPO's weights within a sequence"
+        ),
         above(seen.interval("grpo_deviation_4096"), 0.01, "relative deviation of GRPO's weights:"),
     ),
 )
@@ -267,7 +269,7 @@ PER_TOKEN = Claim(
         "{}",
         {"equal": "one advantage", "varied": "advantages per token"},
     ),
-    rule="Equal to rounding with one advantage per completion. Another gradient with one per token.",
+    rule="Equal to rounding with one advantage per completion, and another gradient with one per token.",
     judge=lambda seen: both(
         *(
             seen.equal({f"{key}_equal": 0.0}, 1e-12, f"{words} with one advantage")

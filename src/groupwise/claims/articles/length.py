@@ -197,7 +197,10 @@ OVERLONG = Claim(
     rule="The mean held-out pass rate under the limit is higher with each than with neither.",
     judge=gains(
         "heldout_mean",
-        {"pass rate gained with filtering:": (NAIVE, FILTERING), "with soft punishment:": (NAIVE, SOFT_ALONE)},
+        {
+            "pass rate gained with filtering:": (NAIVE, FILTERING),
+            "pass rate gained with soft punishment:": (NAIVE, SOFT_ALONE),
+        },
     ),
 )
 CLAIMS = (LENGTH_WEIGHTS, LONG_ANSWERS, LENGTH_BIAS, WRONG_LENGTH, OVERLONG)

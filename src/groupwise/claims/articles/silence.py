@@ -60,7 +60,7 @@ SILENT_GROUPS = Claim(
         seen.equal(
             {f"{key}_{at}": seen.mean(f"equation_{at}") for at in PLACES},
             1e-9,
-            f"share {words} and formula",
+            f"the share {words} and the formula",
         )
         for key, words in (("dropped", "that DAPO drops"), ("silent", "without advantages"))
     ),

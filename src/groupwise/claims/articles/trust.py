@@ -322,7 +322,7 @@ GATE_TEMPERATURES = Claim(
         "heldout_end",
         {
             "pass rate gained from 0.95 to 1.0:": (runs.SAPO_BELOW, runs.SAPO_EQUAL),
-            "from 1.0 to 1.05:": (runs.SAPO_EQUAL, runs.SAPO),
+            "pass rate gained from 1.0 to 1.05:": (runs.SAPO_EQUAL, runs.SAPO),
         },
     ),
 )
