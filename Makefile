@@ -52,11 +52,12 @@ test-slow: install .venv/triton  ## the long tests: the whole quickstart, ten ki
 test-fuzz: install  ## 10,000 fresh mutants of all that can be given to it, docs/dev/hostile_input.md; SEED=... repeats a run
 	$(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(MUTANTS),--mutants $(MUTANTS))
 
-check: install  ## ruff, pyright, and the floors that imports may not climb
+check: install  ## ruff, pyright, the floors that imports may not climb, the length of the pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q tests/docs/test_lengths.py
 
 bench: install  ## the engine against model.generate, dense and with experts, what routes cost, and memory of log-probabilities
 	$(BIN)/python benchmarks/engine.py

@@ -7,21 +7,32 @@ Pages are drawn at 1400 and at 390 pixels, light and dark; commands are run as t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
+from io import StringIO
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 from rich.text import Text
 
+from groupwise.core.machine.terminal import Terminal
+from groupwise.core.records import Evaluation
+from groupwise.journal.journal import read_metrics
+from groupwise.journal.lines import step_seconds
+from groupwise.journal.live import PANEL, LiveView
+
 #: Pixels of a page's picture: as wide as a desktop's window and as a phone's.
 SIZES = {"": (1400, 900), "-phone": (390, 844)}
 COLUMNS = 110
+#: What was said of a step, which the panel keeps below its numbers; checks that hold are not.
+SAID = re.compile(r"step (\d+): (?!.*: pass \()")
 
 
 def main(runs: list[Path], target: Path) -> None:
@@ -41,6 +52,7 @@ def main(runs: list[Path], target: Path) -> None:
     terminal(f"groupwise chat runs/{runs[0].name} -p 3+1-4+2= -n 3", runs[0].parent.parent, target / "chat.svg")
     log = (runs[0] / "log.txt").read_text().splitlines()
     text(["$ groupwise train quickstart", *lines_of_a_run(log)], target / "train.svg")
+    panel(runs[0], target / "panel.svg")
 
 
 def groupwise(*words: str, cwd: Path | None = None) -> str:
@@ -72,8 +84,43 @@ def text(lines: list[str], target: Path) -> None:
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))  # noqa: SIM115  ends with the process
     for line in lines:
         console.print(Text.from_ansi(line), no_wrap=True, overflow="ellipsis")
-    drawn = console.export_svg(title="groupwise")
-    target.write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL))  # fonts of a network's
+    target.write_text(without_fonts(console.export_svg(title="groupwise")))
+
+
+def panel(run: Path, target: Path) -> None:
+    """Draw the panel of a terminal as it was halfway through a run, from what the run recorded."""
+    rows = read_metrics(run)
+    steps = [row for row in rows if "evaluation" not in row]
+    half = steps[len(steps) // 2 - 1]["step"]
+    terminal = Terminal(file=StringIO(), force_terminal=True, width=PANEL, height=40, record=True)
+    view = LiveView(steps[-1]["step"], terminal, name=run.name)
+    for row in (row for row in rows if row["step"] <= half):
+        if "evaluation" in row:
+            view.heldout.append((row["step"], Evaluation(**row["evaluation"])))
+        else:
+            view.rows.append(row)
+    one = next(row for row in map(json.loads, (run / "rollouts.jsonl").open()) if row["step"] == half)
+    view.completion(one["prompt"], one["completion"], one["score"])
+    view.made = len(view.rows)
+    log, now, first = (run / "log.txt").read_text(), time.perf_counter(), view.rows[0]
+    view.opened = now - seconds_until(half, log)
+    view.started = view.opened + seconds_until(first["step"], log) - step_seconds(first)
+    view.said = [line for line in log.splitlines() if (said := SAID.match(line)) and int(said[1]) <= half]
+    terminal.console.print(view.render())
+    target.write_text(without_fonts(terminal.console.export_svg(title="groupwise train quickstart")))
+
+
+def seconds_until(step: int, log: str) -> float:
+    """Read from the clock of a run's log how long it had taken when a step was made."""
+    clocks = re.findall(rf"^(\d\d):(\d\d):(\d\d) (?:(step +{step}/)|)", log, re.MULTILINE)
+    seconds = [int(h) * 3600 + int(m) * 60 + int(s) for h, m, s, _ in clocks]
+    last = next(place for place, clock in enumerate(clocks) if clock[3])
+    return (seconds[last] - seconds[0]) % 86400
+
+
+def without_fonts(drawn: str) -> str:
+    """Leave out the fonts that a viewer would load from a network."""
+    return re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)
 
 
 def lines_of_a_run(log: list[str]) -> list[str]:

@@ -221,16 +221,26 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     """Write the rows as the tables of docs/concepts/checks.md."""
     bugs = [(BUGS[row["bug"]], row) for row in rows if row.get("bug") in BUGS]
     yield f"{sum(row['found'] for _, row in bugs)} of {len(bugs)} found.\n"
-    yield "| bug | path | run | effect from step | found in step | by |\n|---|---|---|---|---|---|"
+    yield "| path | bugs | found |\n|---|---|---|"
+    areas: dict[str, dict[str, str]] = {}
     for bug, row in sorted(bugs, key=lambda pair: [*BUGS].index(pair[0].name)):
-        at = row["step"] if row["by"] else "the report" if row["found"] else "not"
-        by = found_by(row).replace("witness: ", "") or bug.missed
-        yield f"| {bug.name} | {bug.path} | {bug.kind} | {bug.first or 'before 1'} | {at} | {by} |"
+        areas.setdefault(bug.path, {})[bug.name] = when_found(bug, row)
+    for path, found in areas.items():
+        late = [f"{when}: {name}" for name, when in found.items() if when]
+        yield f"| {path} | {'; '.join(found)} | {'; '.join(late) or 'at once'} |"
     clean = [row for row in rows if "bug" not in row]
     if clean:
         yield "\n| sound run | steps | checks that failed |\n|---|---|---|"
     for row in clean:
         yield f"| {row['kind']} | {row['step']} of {row['steps']} | {found_by(row) or 'none'} |"
+
+
+def when_found(bug: Bug, row: Row) -> str:
+    """Say when a bug was found, where that is not the step of its first effect."""
+    if not row["by"]:
+        return "in the report" if row["found"] else "not found"
+    late = row["step"] - (bug.first or 1)
+    return f"{late} step{'s' * (late > 1)} later" if late else ""
 
 
 def clean_runs(steps: int, runs: Path, file: Path) -> Iterator[str]:

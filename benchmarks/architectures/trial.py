@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -167,10 +168,21 @@ def apart(policy: Policy, own: Any, asked: Asked = ASKED, answer: int = ANSWER) 
     plain = [own_logprobs(own, request.tokens, one) for request, one in pairs]
     batch = batch_of(requests, answers)
     learners = learner_logprobs(policy, batch)
+    read = [text_length(own.config, one.tokens) for _, one in pairs]
     return (
-        gap([torch.tensor(one.logp_engine) for _, one in pairs], plain),
-        gap([row[mask] for row, mask in zip(learners, batch.mask, strict=True)], plain),
+        gap([torch.tensor(one.logp_engine) for _, one in pairs], plain, read),
+        gap([row[mask] for row, mask in zip(learners, batch.mask, strict=True)], plain, read),
     )
+
+
+def text_length(config: Any, tokens: tuple[int, ...]) -> int:
+    """Count tokens up to the first placeholder of an image, video or sound, itself included.
+
+    A multimodal model's own forward puts padding where a placeholder stands without its picture; a text's does not.
+    """
+    named = r"(image|video|audio|speech)_token_(id|index)"
+    placeholders = {value for name, value in config.to_dict().items() if re.fullmatch(named, name)}
+    return next((i + 1 for i, token in enumerate(tokens) if token in placeholders), len(tokens))
 
 
 def own_logprobs(model: Any, prompt: tuple[int, ...], one: Completion) -> torch.Tensor:
@@ -181,9 +193,9 @@ def own_logprobs(model: Any, prompt: tuple[int, ...], one: Completion) -> torch.
     return own[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0]
 
 
-def gap(ours: list[torch.Tensor], plain: list[torch.Tensor]) -> float:
-    """Return the largest difference, nats."""
-    return max(float((a - b).abs().max()) for a, b in zip(ours, plain, strict=True))
+def gap(ours: list[torch.Tensor], plain: list[torch.Tensor], read: list[int]) -> float:
+    """Return the largest difference, nats, over the first `read` tokens of each."""
+    return max(float((a - b)[:n].abs().max()) for a, b, n in zip(ours, plain, read, strict=True))
 
 
 def batch_of(requests: list[Request], answers: list[tuple[Completion, ...]]) -> Batch:

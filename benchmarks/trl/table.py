@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import words
-from cases import GROWTH, ROWS, Case
-from evidence import OURS, SIDES, THEIRS, Pair, Row, curves, fastest_rows, pairs, read
+from cases import GROWTH, ROWS
+from evidence import OURS, SIDES, THEIRS, Pair, Row, curves, pairs, read
 from operations import Sampled, by_phase
 
 
@@ -20,7 +20,6 @@ def page(rows: Sequence[Row]) -> str:
     parts = [words.HEAD]
     if timed:
         parts += [machine(timed), "\n".join(steps_table(timed)), words.PHASES, "\n".join(phases_table(timed))]
-        parts += [words.TUNE, "\n".join(tune_table(rows, [pair.case for pair in timed]))]
     if grown:
         rows_of_growth = [row for pair in grown for row in pair.ours]
         parts += [words.GROWTH, source(rows_of_growth), "\n".join(growth_table(grown))]
@@ -31,7 +30,7 @@ def page(rows: Sequence[Row]) -> str:
 
 def source(rows: Sequence[Row]) -> str:
     """Which source of groupwise these rows are of: each part of the page is made again by itself."""
-    return f"Source {', '.join(dict.fromkeys(row['source'] for row in rows))} of groupwise.\n"
+    return f"groupwise at {', '.join(dict.fromkeys(row['source'] for row in rows))}.\n"
 
 
 def machine(timed: Sequence[Pair]) -> str:
@@ -40,8 +39,8 @@ def machine(timed: Sequence[Pair]) -> str:
     ceilings = [row["ceiling"] for pair in timed for row in (*pair.ours, *pair.theirs)]
     versions = ", ".join(f"{name} {number}" for name, number in row["versions"].items())
     return (
-        f"{row['machine']}; {row['threads']} threads; {versions}, source {row['source']} of groupwise. The ceiling, "
-        f"the fastest product of two matrices of 1,536 x 1,536 in each process: median "
+        f"{row['machine']}; {row['threads']} threads; {versions}; groupwise at {row['source']}.\n"
+        f"Fastest product of two 1,536 x 1,536 matrices in each process: median "
         f"{statistics.median(ceilings) / 1e9:,.0f} GFLOP/s, {min(ceilings) / 1e9:,.0f} to {max(ceilings) / 1e9:,.0f}."
     )
 
@@ -86,18 +85,6 @@ def reached(pair: Pair, side: str, phase: str) -> float:
     )
     needed = by_phase(pair.rows(side)[0]["config"], sampled)[phase]
     return needed / pair.median(side, phase) / pair.of(side, "ceiling", statistics.median)
-
-
-def tune_table(rows: Sequence[Row], cases: Sequence[Case]) -> Iterator[str]:
-    yield "| case | all | a half | a quarter | an eighth |\n|---|---|---|---|---|"
-    for case in cases:
-        tried = {row["rows_at_once"]: row for row in rows if row["kind"] == "tune" and row["digest"] == case.digest}
-        best, cells = fastest_rows(rows, case), []
-        for part in (1, 2, 4, 8):
-            row = tried.get(case.completions // part)
-            seconds = f"{statistics.median(step['step'] for step in row['steps']):.2f}" if row else "-"
-            cells.append(f"**{seconds}**" if row and row["rows_at_once"] == best else seconds)
-        yield f"| {case.title} | {' | '.join(cells)} |"
 
 
 def growth_table(grown: Sequence[Pair]) -> Iterator[str]:

@@ -119,12 +119,14 @@ def table() -> str:
     quick = [claim for claim in CLAIMS if claim.effort is Effort.QUICK]
     lines = [
         "",
-        "## Would a bug be seen?",
+        "## Planted bugs",
         "",
-        "Each of five bugs was planted into the part of groupwise that it belongs to, and every quick claim measured "
-        "again (`python -m tests.claims.planted`): the verdicts that it turned.",
+        "    python -m tests.claims.planted",
         "",
-        "| bug | what is wrong | verdicts that turn |",
+        "Five bugs, each planted into the part of groupwise that it belongs to, and the quick verdicts that it "
+        "changes.",
+        "",
+        "| bug | what is wrong | verdicts that change |",
         "|---|---|---|",
     ]
     before = verdicts(quick)

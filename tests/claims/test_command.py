@@ -19,8 +19,9 @@ from groupwise.claims.articles import CLAIMS, SUBJECTS, chosen
 from groupwise.claims.claim import Claim, Line
 from groupwise.claims.command import current, listing, missing, read_rows
 from groupwise.claims.experiments import Effort
+from groupwise.claims.markdown import HEADING, PAGES, claim_page, overview
 from groupwise.claims.measurements import Outcome
-from groupwise.claims.page import ARTICLES, HEADING, markdown
+from groupwise.claims.page import ARTICLES
 from groupwise.cli import __main__ as cli
 from tests.command_process import CommandProcess
 
@@ -56,8 +57,11 @@ def test_a_claim_is_measured_shown_and_written(call: Call) -> None:
     assert f"6 of 6: {SEVERAL}, seed 4" in err
     page = Path("claims/claims.md").read_text()
     assert page.startswith(HEADING)
-    assert all(f"## {claim.name}\n" in page for claim in CLAIMS)
+    assert all(f"]({PAGES}/{claim.name}.md)" in page for claim in CLAIMS)
     assert "[rows.jsonl](rows.jsonl)" in page
+    own = {claim.name: Path(f"claims/{PAGES}/{claim.name}.md").read_text() for claim in CLAIMS}
+    assert all(text.startswith(f"# {name}\n") for name, text in own.items())
+    assert "[rows.jsonl](../rows.jsonl)" in own[EXACT]
     assert "data-plot" in Path("claims/claims.html").read_text()
     code, _, err = call("--only", EXACT, "--quick")
     assert code == 0
@@ -129,17 +133,21 @@ def test_what_cannot_be_measured_is_exit_code_1(call: Call, monkeypatch: pytest.
         (["--quick", "--rows", "newer"], "newer: its rows are of version 2, this is 1 (line 1); name another"),
         (["--quick", "--out", "text"], "--out text: this is no folder"),
         (["--quick", "--out", "mine"], "mine/claims.md: this exists and is no page of claims"),
+        (["--quick", "--out", "own"], f"own/claims/{EXACT}.md: this exists and is no page of claims"),
+        (["--quick", "--out", "taken"], "--out taken/claims: this is no folder"),
         (["--quick", "--out", "theirs"], "theirs/claims.html: this exists and is no page of groupwise's"),
     ],
 )
 def test_wrong_use_is_one_line_and_nothing_is_measured(call: Call, words: list[str], message: str) -> None:
-    for folder in ("folder", "mine", "theirs"):
-        os.mkdir(folder)
+    for folder in ("folder", "mine", "theirs", "taken", "own/claims"):
+        os.makedirs(folder)
     os.mkfifo("fifo")
     os.symlink("nowhere", "link")
     Path("text").write_text("a text of mine\n")
     Path("newer").write_text('{"groupwise_claims":2}\n')
     Path("mine/claims.md").write_text("what I claim\n")
+    Path("taken/claims").write_text("what they claim\n")
+    Path(f"own/claims/{EXACT}.md").write_text("what I claim\n")
     Path("theirs/claims.html").write_text("<p>what they claim\n")
     before = sorted(os.listdir())
     code, _, err = call(*words)
@@ -148,6 +156,7 @@ def test_wrong_use_is_one_line_and_nothing_is_measured(call: Call, words: list[s
     assert len(err.strip().splitlines()) == 1
     assert sorted(os.listdir()) == before
     assert Path("mine/claims.md").read_text() == "what I claim\n"
+    assert Path(f"own/claims/{EXACT}.md").read_text() == "what I claim\n"
 
 
 @pytest.mark.parametrize(
@@ -178,29 +187,31 @@ def test_the_committed_rows_are_all_there_and_the_page_is_theirs() -> None:
     quick = [claim for claim in CLAIMS if claim.effort is Effort.QUICK]
     again = [each for each in missing(quick, Effort.QUICK, known) if each.seed not in known.of(each.experiment.name)]
     assert again == [], "run make claims"
-    made = markdown(SUBJECTS, known, "../evidence/claims.jsonl")
+    made = overview(SUBJECTS, known, "../evidence/claims.jsonl")
     assert (DOCS / "findings" / "claims.md").read_text().startswith(made), "run make claims"
+    pages = {path.stem: path.read_text() for path in (DOCS / "findings" / PAGES).glob("*.md")}
+    assert pages == {claim.name: claim_page(claim, known, "../../evidence/claims.jsonl") for claim in CLAIMS}, (
+        "run make claims"
+    )
 
 
 def test_every_verdict_leads_to_its_rows_and_to_a_command() -> None:
-    """A link of the page is a line of the file, which has the experiment and the seed that it says."""
+    """A page names the lines of the file that have each experiment and each seed that the verdict is read from."""
     lines = EVIDENCE.read_text().splitlines()
-    sections = dict(
-        re.findall(r"^## ([a-z0-9-]+)\n(.*?)(?=^## |\Z)", (DOCS / "findings" / "claims.md").read_text(), re.M | re.S)
-    )
     known = current(CLAIMS, read_rows(EVIDENCE))
     for claim in CLAIMS:
-        section = sections[claim.name]
-        assert f"\nHolds where: {claim.rule}\n" in section
+        page = (DOCS / "findings" / PAGES / f"{claim.name}.md").read_text()
+        plain = " ".join(page.split())
+        assert f" Rule: {claim.rule} " in plain
         assert len(claim.rule) > 20
-        assert f"\n    groupwise claims --only {claim.name} --{claim.effort.words} --seed 0\n" in section
-        linked: set[tuple[str, int]] = set()
-        for name, seeds in re.findall(r"`([^`]+)`, seed ((?:\[\d+\]\([^)]+\)(?:, )?)+)", section):
-            for seed, line in re.findall(r"\[(\d+)\]\(\.\./evidence/claims\.jsonl#L(\d+)\)", seeds):
-                row = json.loads(lines[int(line) - 1])
-                assert (row["experiment"], row["seed"]) == (name, int(seed))
-                linked.add((name, int(seed)))
-        assert linked == {(e.name, seed) for e in claim.experiments for seed in known.of(e.name)}, claim.name
+        assert f"\n    groupwise claims --only {claim.name} --{claim.effort.words} --seed 0\n" in page
+        named = re.search(r"Rows: lines? ([\d, -]+) of \[claims\.jsonl\]\(\.\./\.\./evidence/claims\.jsonl\)", plain)
+        assert named, claim.name
+        ranges = [[int(number) for number in each.split("-")] for each in named[1].split(", ")]
+        rows = [json.loads(line) for each in ranges for line in lines[each[0] - 1 : each[-1]]]
+        read = {(e.name, seed) for e in claim.experiments for seed in known.of(e.name)}
+        assert {(row["experiment"], row["seed"]) for row in rows} == read, claim.name
+        assert len(rows) == len(read)
 
 
 def test_every_number_of_a_table_or_a_figure_is_measured() -> None:

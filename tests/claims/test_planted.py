@@ -39,6 +39,6 @@ def test_the_page_has_every_bug_and_each_turns_a_verdict() -> None:
 
 def _lines() -> dict[str, str]:
     """Bug -> the verdicts that it turns, as the page has them."""
-    section = PAGE.read_text().partition("## Would a bug be seen?")[2]
+    section = PAGE.read_text().partition("## Planted bugs")[2]
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]*) \|$", section, re.MULTILINE)
     return {name: words for name, words in rows if name in BUGS}

@@ -282,7 +282,7 @@ def test_the_tables_are_of_one_row_and_show_both_ends_of_lambda() -> None:
 
 
 def test_the_names_of_the_ends_are_the_catalogs() -> None:
-    (text,) = re.findall(r"^(\| said .*\n(?:\|.*\n)+)", GAE_PAGE, re.MULTILINE)
+    (text,) = re.findall(r"^(\| name .*\n(?:\|.*\n)+)", GAE_PAGE, re.MULTILINE)
     table, batch = columns(text), draw(0)
     group = torch.zeros(len(batch.mask), dtype=torch.long)
     for lam, kind in zip(table["lam"], table["`advantage.kind`"], strict=True):
@@ -340,8 +340,9 @@ def test_the_pages_recipe_and_its_commands_work(
     assert "14 of 14 laws hold" in laws_
     assert "no faults found" in check
     assert "held-out reward" in trained
-    assert "StaleClip(" in trained
-    assert r"stop '\n\n', 'Question:'" in trained
+    plan = (mine / "runs" / "mine" / "log.txt").read_text()
+    assert "StaleClip(" in plan
+    assert r"stop '\n\n', 'Question:'" in plan
     assert "changed after step 4: steps 4 -> 6" in resumed
     assert "runs/second:4 - runs/mine:6: " in evaluated
     assert "pass rate" not in trained.replace("with evaluation.pass_at by a pass rate", "")

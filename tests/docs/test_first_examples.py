@@ -23,16 +23,15 @@ NOT_RUN = {
     "README.md": ("shown", "it installs, and then trains for a minute"),
     "benchmarks_trl.md": ("shown", "it takes hours, and another environment"),
     "check.md": ("check", "the model's folder and the rows are the reader's"),
-    "checks.md": ("shown", "it takes an hour"),
+    "checks.md": ("shown", "the recipe and the run are the reader's"),
     "collapse.md": ("shown", "it takes hours"),
     "data.md": ("shown", "the rows are the reader's; tests/tasks/test_data_task.py has such rows"),
-    "engines.md": ("shown", "it needs a real model's folder"),
+    "engines.md": ("check", "a child takes its time; tests/runs/test_child_run.py has such runs"),
     "evidence.md": ("shown", "it trains ten times"),
     "gae.md": ("shown", "tests/docs/test_docs.py runs every example of the page"),
     "gpu.md": ("check", "it says the same as other pages that run it; what differs needs a GPU"),
     "hostile_input.md": ("shown", "it takes a quarter of an hour"),
     "ladder.md": ("check", "it trains for hours"),
-    "memory.md": ("shown", "it needs a model's folder"),
     "models.md": ("shown", "it takes a minute a model"),
     "own_loop.md": ("shown", "tests/docs/test_docs.py runs docs/howto/own_loop.py, which these lines are from"),
     "performance.md": ("shown", "it takes minutes, and says how fast"),
@@ -55,7 +54,11 @@ BRIEF = {
     "steps": "1", "prompts_per_step": "4", "samples_per_prompt": "2", "warm_start.steps": "0", "threads": "1",
     "evaluation.problems": "4", "evaluation.samples": "1", "journal.report": "false",
 }  # fmt: skip
-WITH_EXAMPLE = {path: found for path in PAGES if (found := first_example(path.read_text()))}
+#: The pages of the claims are generated; tests/claims/test_command.py holds their commands.
+GENERATED = ROOT / "docs" / "findings" / "claims"
+WITH_EXAMPLE = {
+    path: found for path in PAGES if path.parent != GENERATED and (found := first_example(path.read_text()))
+}
 
 
 def groupwise(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:

@@ -171,6 +171,18 @@ def test_the_panel_has_the_step_a_completion_and_warnings_below_and_fits(width: 
     assert len(shown.splitlines()) <= 40
 
 
+@pytest.mark.parametrize("width", [60, 70, 84])
+def test_a_phase_of_the_panel_stays_on_one_line_with_its_seconds(width: int):
+    seconds = {"start": 12.5, "generate": 3.32, "score": 0.19, "annotate": 1.8, "check": 0.26, "update": 1.82}
+    terminal = Terminal(file=io.StringIO(), force_terminal=True, color_system=None, width=width, height=40)
+    live = LiveView(60, terminal, name="run")
+    live.rows, live.made = [row(1, seconds=seconds | {"journal": 0.63})], 1
+    terminal.console.print(live.render())
+    shown = terminal.console.file.getvalue()  # type: ignore[attr-defined]
+    assert [f"{phase} {value:.2f}s" in shown for phase, value in seconds.items()] == [True] * len(seconds)
+    assert "\N{NO-BREAK SPACE}" not in shown
+
+
 def test_numbers_and_their_nouns():
     assert [counted(1, "pass"), counted(2, "pass"), counted(1, "step"), counted(0, "step")] == [
         "1 pass",

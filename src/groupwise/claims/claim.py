@@ -14,17 +14,31 @@ Place = Mapping[object, float]
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of the claim's table: what it is in words, and where its rows have it."""
+    """A number of a claim's table: its meaning, where its rows have it, and its run or column in words."""
 
-    words: str
+    what: str
     experiment: Experiment
     name: str
+    run: str = ""
+
+    @property
+    def words(self) -> str:
+        return f"{self.what}, {self.run}" if self.run else self.what
 
 
-def quantities(of: Experiment | Mapping[str, Experiment], numbers: Mapping[str, str]) -> tuple[Quantity, ...]:
+#: The numbers of a table: what each is in words -> its name in the rows, or the names of its columns by their words.
+Names = Mapping[str, str | Mapping[str, str]]
+
+
+def quantities(of: Experiment | Mapping[str, Experiment], numbers: Names) -> tuple[Quantity, ...]:
     """List the numbers of an experiment, or of several by their words, a number's runs one below the other."""
-    runs = {"": of} if isinstance(of, Experiment) else {f", {words}": run for words, run in of.items()}
-    return tuple(Quantity(what + words, run, name) for what, name in numbers.items() for words, run in runs.items())
+    runs = {"": of} if isinstance(of, Experiment) else of
+    return tuple(
+        Quantity(what, run, name, words or column)
+        for what, names in numbers.items()
+        for words, run in runs.items()
+        for column, name in ({"": names} if isinstance(names, str) else names).items()
+    )
 
 
 def grid(words: str, name: str, *axes: Sequence[object] | Mapping[str, str]) -> dict[str, str]:
@@ -35,9 +49,27 @@ def grid(words: str, name: str, *axes: Sequence[object] | Mapping[str, str]) -> 
     >>> grid("{}, {} tokens", "{}_{}", {"off": "error"}, (1, 2))
     {'error, 1 tokens': 'off_1', 'error, 2 tokens': 'off_2'}
     """
+    return {words.format(*texts): name.format(*keys) for keys, texts in _places(axes)}
+
+
+def matrix(
+    words: str, name: str, column: str, *axes: Sequence[object] | Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """Write out the numbers of all places as `grid`, those of the last axis side by side, in words by `column`.
+
+    >>> matrix("error, {}", "{}_{}", "{} tokens", {"off": "off policy"}, (1, 2))
+    {'error, off policy': {'1 tokens': 'off_1', '2 tokens': 'off_2'}}
+    """
+    table: dict[str, dict[str, str]] = {}
+    for keys, (*texts, last) in _places(axes):
+        table.setdefault(words.format(*texts), {})[column.format(last)] = name.format(*keys)
+    return table
+
+
+def _places(axes: Sequence[Sequence[object] | Mapping[str, str]]) -> list[tuple[tuple[object, ...], ...]]:
+    """List every place of the axes: its keys, and what they are in words."""
     pairs = [list(axis.items()) if isinstance(axis, Mapping) else [(at, at) for at in axis] for axis in axes]
-    places = [tuple(zip(*place, strict=True)) for place in product(*pairs)]
-    return {words.format(*texts): name.format(*keys) for keys, texts in places}
+    return [tuple(zip(*place, strict=True)) for place in product(*pairs)]
 
 
 def gains(name: str, pairs: Mapping[str, tuple[Experiment, Experiment]]) -> Callable[[Measurements], Verdict]:
@@ -123,7 +155,7 @@ class Claim:
     argument  why it should be so or not, in a few sentences of Markdown
     expected  what was expected before it was run
     of        the experiment, or what each run is in words -> its experiment
-    numbers   the numbers of its table: what is measured in words -> its name in the rows
+    numbers   the numbers of its table
     rule      when it holds, in words
     judge     the verdict, by that rule, on the numbers of the one experiment or the measurements of several; asked only
               if every experiment has a row
@@ -137,7 +169,7 @@ class Claim:
     argument: str
     expected: str
     of: Experiment | Mapping[str, Experiment]
-    numbers: Mapping[str, str]
+    numbers: Names
     rule: str
     judge: Callable[[Any], Verdict]
     figure: Figure | None = None

@@ -19,8 +19,9 @@ from pydantic import TypeAdapter, ValidationError
 from groupwise.claims.articles import CLAIMS, SUBJECTS, chosen
 from groupwise.claims.claim import Claim
 from groupwise.claims.experiments import Effort, Experiment
+from groupwise.claims.markdown import HEADING, PAGES, claim_page, heading, overview
 from groupwise.claims.measurements import Measurements, Row
-from groupwise.claims.page import ARTICLES, HEADING, counted, markdown, report
+from groupwise.claims.page import ARTICLES, counted, report
 from groupwise.core import VERSION
 from groupwise.core.code.unexpected import unexpected
 from groupwise.core.errors import GroupwiseError, RunError, UsageError, brief, shortened
@@ -325,28 +326,40 @@ def _write_pages(rows: Path, out: Path) -> list[Path]:
     page, html = out / PAGE, out / REPORT
     link = Path(os.path.relpath(rows, out)).as_posix()
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with whole_file(page) as file:
-            file.write(markdown(SUBJECTS, known, link).encode())
+        (out / PAGES).mkdir(parents=True, exist_ok=True)
+        _write(page, overview(SUBJECTS, known, link))
+        for claim in CLAIMS:
+            _write(_page_of(claim, out), claim_page(claim, known, f"../{link}"))
         write(report(CLAIMS, known, link), html)
     except OSError as error:
         raise RunError(f"{out}: a page cannot be written: {error.strerror}; the rows are kept") from None
     return [page, html]
 
 
+def _page_of(claim: Claim, out: Path) -> Path:
+    return out / PAGES / f"{claim.name}.md"
+
+
+def _write(page: Path, text: str) -> None:
+    with whole_file(page) as file:
+        file.write(text.encode())
+
+
 def _require_pages(out: Path) -> None:
     """Raise UsageError if something else than the pages would be written over."""
-    if os.path.lexists(out) and not out.is_dir():
-        raise UsageError(f"--out {out}: this is no folder; name another")
+    for folder in (out, out / PAGES):
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise UsageError(f"--out {folder}: this is no folder; name another")
     require_ours(out / REPORT)
-    page = out / PAGE
-    if os.path.lexists(page) and not _is_page(page):
-        raise UsageError(f"{page}: this exists and is no page of claims; name another folder with --out")
+    ours = {out / PAGE: HEADING} | {_page_of(claim, out): heading(claim) for claim in CLAIMS}
+    for page, first in ours.items():
+        if os.path.lexists(page) and not _begins(page, first):
+            raise UsageError(f"{page}: this exists and is no page of claims; name another folder with --out")
 
 
-def _is_page(path: Path) -> bool:
+def _begins(page: Path, first: str) -> bool:
     try:
-        with open_regular(path) as file:
-            return not path.is_symlink() and file.readline().decode(errors="replace").strip() == HEADING
+        with open_regular(page) as file:
+            return not page.is_symlink() and file.readline().decode(errors="replace").strip() == first
     except OSError:
         return False

@@ -182,11 +182,11 @@ def agree(value: float, expected: float, within: float, words: str) -> Verdict:
     """Judge a number that mathematics fixes: it is what is expected within rounding, or it is not.
 
     >>> print(agree(0.5, 0.5 + 1e-12, 1e-9, "gradient and closed form"))
-    holds: gradient and closed form differ by 1e-12, at most 1e-09 is rounding
+    holds: gradient and closed form differ by 1e-12, tolerance 1e-09
     """
     apart = abs(value - expected)
     outcome = Outcome.HOLDS if apart <= within else Outcome.FAILS  # NaN is no agreement
-    return Verdict(outcome, f"{words} differ by {apart:.2g}, at most {within:.2g} is rounding")
+    return Verdict(outcome, f"{words} differ by {apart:.2g}, tolerance {within:.2g}")
 
 
 def above(measured: Interval | float | None, bound: float, words: str) -> Verdict:
@@ -224,14 +224,14 @@ def _beyond(measured: Interval | float | None, bound: float, words: str, up: boo
         return Verdict(Outcome.HOLDS, f"{around}, all {side} {bound:.3g}")
     if measured.high < bound if up else measured.low > bound:
         return Verdict(Outcome.FAILS, f"{around}, all {other} {bound:.3g}")
-    return Verdict(Outcome.UNDECIDED, f"{around}, on both sides of {bound:.3g}")
+    return Verdict(Outcome.UNDECIDED, f"{around}, which includes {bound:.3g}")
 
 
 def instrument(value: float, expected: float, within: float, words: str) -> Verdict:
     """Judge what a claim is measured with: if it is not what it should be, nothing was measured.
 
     >>> print(instrument(1.0, 2.0, 1e-6, "entropy and mean of -log p"))
-    not measured: entropy and mean of -log p differ by 1, at most 1e-06 is rounding
+    not measured: entropy and mean of -log p differ by 1, tolerance 1e-06
     """
     verdict = agree(value, expected, within, words)
     return verdict if verdict.outcome is Outcome.HOLDS else Verdict(Outcome.NOT_MEASURED, verdict.because)

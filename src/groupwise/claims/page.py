@@ -1,19 +1,16 @@
-"""Pages of the claims: in Markdown, and in HTML with a plot for each claim that has a figure."""
+"""Page of the claims in HTML, with a plot for each claim that has a figure."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from groupwise.claims.claim import Claim, Figure, Place, Quantity
-from groupwise.claims.experiments import Experiment
 from groupwise.claims.measurements import Measurements, Outcome, Verdict
 from groupwise.reports.page.page import now
 from groupwise.reports.records import Curves, Mark, Number, Page, Plot, RunPage, Section, Series, Status, Table
 
-TITLE = "What the articles say, measured"
-#: First line of the Markdown page; no other file is written over.
-HEADING = f"# {TITLE}"
+TITLE = "Published claims, tested"
 #: The articles by the names that sources have.
 ARTICLES: Mapping[str, str] = {
     "S0": "From GRPO to DAPO and GSPO: What, Why and How? (a blog, English and Chinese)",
@@ -22,22 +19,6 @@ ARTICLES: Mapping[str, str] = {
     "S3": "RL derived: PPO, GRPO, DAPO, GSPO, SAPO (zhuanlan.zhihu.com/p/1986141224588027138)",
     "S4": "notes on GSPO's paper (zhuanlan.zhihu.com/p/1932894729042917355)",
 }
-
-
-def markdown(subjects: Mapping[str, Sequence[Claim]], measurements: Measurements, rows: str) -> str:
-    """Write the page; `rows` is where the file is that each verdict is read from, as a link."""
-    claims = [claim for each in subjects.values() for claim in each]
-    verdicts = {claim.name: claim.verdict(measurements) for claim in claims}
-    blocks = [HEADING, *_introduction(verdicts.values(), rows)]
-    for subject, its_claims in subjects.items():
-        lines = ["| claim | verdict | rows |", "|---|---|---|"]
-        for claim in its_claims:
-            title, outcome = in_cell(claim.title), verdicts[claim.name].outcome.value
-            lines.append(f"| [{title}](#{claim.name}) | {outcome} | {_first_row(claim, measurements, rows)} |")
-        blocks += [f"**{subject}**", "\n".join(lines)]
-    for claim in claims:
-        blocks += _section(claim, verdicts[claim.name], measurements, rows)
-    return "\n\n".join(blocks) + "\n"
 
 
 def counted(verdicts: Collection[Verdict]) -> str:
@@ -49,62 +30,6 @@ def counted(verdicts: Collection[Verdict]) -> str:
     count = Counter(verdict.outcome for verdict in verdicts)
     order = (Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED, Outcome.NOT_MEASURED)
     return f"{len(verdicts)} claims: " + ", ".join(f"{each.value} {count[each]}" for each in order if count[each])
-
-
-def _introduction(verdicts: Collection[Verdict], rows: str) -> Iterator[str]:
-    yield (
-        "Each statement is a small experiment: what is claimed and where, what was expected, what was measured, and a "
-        "verdict by a rule that is fixed in code (`groupwise.claims.articles`). Of what is estimated the whole 95 % "
-        "interval over seeds must lie on the rule's side; where it lies on the other the statement does not hold, and "
-        "where on both it cannot be told. A verdict is about the statement as it stands there, at the size measured "
-        "here; one that does not hold may have a half that does, which its section says."
-    )
-    yield f"{counted(verdicts)}. The rows are in [{rows.rpartition('/')[2]}]({rows}); this page is made from them:"
-    yield (
-        "    groupwise claims --list\n"
-        "    groupwise claims --quick                    # mathematics and toys, a minute or two\n"
-        "    groupwise claims --standard --at-once 2     # training runs of three seeds as well, two side by side\n"
-        "    groupwise claims --full --at-once 2         # five seeds; whatever is stopped is gone on with"
-    )
-    yield "\n".join(f"- {name}: {words}" for name, words in ARTICLES.items())
-
-
-def _section(claim: Claim, verdict: Verdict, measurements: Measurements, rows: str) -> Iterator[str]:
-    yield f"## {claim.name}"
-    yield f"**{claim.title}**"
-    yield f"Source: {claim.source}."
-    yield f"Why: {claim.argument}"
-    yield f"Expected: {claim.expected}"
-    yield f"Holds where: {claim.rule}"
-    yield f"**{verdict.outcome.value}**: {verdict.because}."
-    if len({part.outcome for part in verdict.parts}) > 1:
-        yield "\n".join(f"- {part}" for part in verdict.parts)
-    numbers = (f"| {' | '.join(map(in_cell, cells(quantity, measurements)))} |" for quantity in claim.quantities)
-    yield "\n".join(["| measured | mean | 95 % interval | seeds |", "|---|---|---|---|", *numbers])
-    yield f"Rows: {'; '.join(_rows_of(experiment, measurements, rows) for experiment in claim.experiments)}."
-    yield "One seed again:"
-    yield f"    {claim.command}"
-
-
-def in_cell(words: str) -> str:
-    """Escape words that stand in a table of Markdown.
-
-    >>> print(in_cell("KL(live || reference)"))
-    KL(live \\|\\| reference)
-    """
-    return words.replace("|", "\\|")
-
-
-def _first_row(claim: Claim, measurements: Measurements, rows: str) -> str:
-    """Count the rows that the verdict is read from, with a link to the first of them."""
-    lines = [row.line for experiment in claim.experiments for row in measurements.of(experiment.name).values()]
-    return f"[{len(lines)}]({rows}#L{min(lines)})" if lines else "none"
-
-
-def _rows_of(experiment: Experiment, measurements: Measurements, rows: str) -> str:
-    known = sorted(measurements.of(experiment.name).items())
-    seeds = ", ".join(f"[{seed}]({rows}#L{row.line})" for seed, row in known)
-    return f"`{experiment.name}`, {f'seed {seeds}' if known else 'none yet'}"
 
 
 def cells(quantity: Quantity, measurements: Measurements) -> tuple[str, str, str, str]:
@@ -163,7 +88,7 @@ def _numbers(claim: Claim, verdict: Verdict, measurements: Measurements, file: s
     lines = (row.line for experiment in claim.experiments for row in measurements.of(experiment.name).values())
     where = ", ".join(map(str, sorted(lines)))
     words = (
-        f"{claim.argument} Expected: {claim.expected} Holds where: {claim.rule} Rows: "
+        f"{claim.argument} Expected: {claim.expected} Rule: {claim.rule} Rows: "
         f"{f'lines {where} of {file}' if where else 'none yet'}. One seed again: {claim.command}"
     )
     return Table(f"{claim.name}: {verdict.outcome.value}", head, rows, words, numbers=(1, 2, 3))

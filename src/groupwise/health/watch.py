@@ -101,10 +101,10 @@ class Watch:
 
 
 def table() -> str:
-    """Write every finding with its threshold and reason, as Markdown; docs/howto/reading_a_report.md has it."""
-    told = {(False, False): "no", (True, False): "yes", (True, True): "yes, and the guard acts"}
-    lines = [f"| {s.name} | {s.limit} | {s.why} | {told[s.live or s.early, s.early]} |" for s in SYMPTOMS]
-    return "\n".join(["| finding | when | why there | told while the run goes on |", "|---|---|---|---|", *lines])
+    """Write every finding with its threshold, as Markdown; docs/howto/reading_a_report.md has it."""
+    reported = {(False, False): "no", (True, False): "yes", (True, True): "yes, guard"}
+    lines = [f"| {s.name} | {s.limit} | {reported[s.live or s.early, s.early]} |" for s in SYMPTOMS]
+    return "\n".join(["| finding | when | live |", "|---|---|---|", *lines])
 
 
 def _look(history: History, symptoms: Sequence[Symptom]) -> list[Finding]:

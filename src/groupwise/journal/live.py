@@ -32,6 +32,8 @@ BARS = "▁▂▃▄▅▆▇█"
 PANEL, COMPLETION, PROMPT = 84, 200, 60
 #: Lines of the panel beside what was said; lines for that, at least, and of each sentence, at most.
 OTHERS, FEWEST, SENTENCE = 20, 3, 5
+#: Space at which no line is broken.
+TIED = "\N{NO-BREAK SPACE}"
 #: Of a terminal with fewer characters only the numbers are shown, without curves.
 NARROW = 72
 
@@ -155,9 +157,10 @@ class LiveView(View):
     def _of_the_step(self) -> list[Any]:
         """Show what the step took, and one completion of it with its score."""
         text, seconds = self.terminal.text, self.rows[-1]["seconds"]
-        phases = "  ".join(f"{phase} {value:.2f}s" for phase, value in seconds.items() if value >= 0.005)
         width = self.panel_width - 4
-        parts: list[Any] = [text((line, "dim")) for line in wrapped(phases, width)]
+        # A phase stays on one line with its seconds.
+        phases = "  ".join(f"{phase}{TIED}{value:.2f}s" for phase, value in seconds.items() if value >= 0.005)
+        parts: list[Any] = [text((line.replace(TIED, " "), "dim")) for line in wrapped(phases, width)]
         if self.one is not None:
             prompt, answer = (" ".join(each.split()) for each in (self.one.prompt, self.one.text))
             asked = prompt if len(prompt) <= PROMPT else f"...{prompt[3 - PROMPT :]}"

@@ -112,7 +112,7 @@ def test_the_recipe_is_read_back(name: str, tmp_path: Path) -> None:
         ("trl_grpo.yaml", {"prompts_per_step": 4, "steps": 400, "learner.warmup_updates": 40, "task.check": "math"}),
         ("trl_grpo.yaml", {"algorithm.kl.estimator": "k3-ratio", "algorithm.mismatch": MASKED, "chat.thinking": "off"}),
         ("trl_lora.json", {"task.path": "my/data:main", "adapter.rank": 32, "adapter.rate_factor": 1.0}),
-        ("trl_lora.json", {"algorithm.aggregate.limit": 256, "passes_per_batch": 2}),
+        ("trl_lora.json", {"algorithm.aggregate.limit": 512, "passes_per_batch": 2}),
         ("trl_script.txt", {"steps": 250, "updates_per_batch": 4, "prompts_per_step": 8, "adapter.rank": 8}),
         ("trl_script.txt", {"algorithm.trust.kind": "cispo", "sampling.stop": ["</answer>"]}),
         ("trl_command.sh", {"algorithm.name": "rloo", "prompts_per_step": 8, "runs": "outputs", "name": "rloo"}),

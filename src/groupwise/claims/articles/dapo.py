@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.claim import Claim, Figure, Line, LineOverSteps, gains, grid, lines_of
+from groupwise.claims.claim import Claim, Figure, Line, LineOverSteps, gains, grid, lines_of, matrix
 from groupwise.claims.experiments import CLIP_HIGHER, GRPO, LADDER, Experiment, computed
 from groupwise.claims.measurements import above, below, both, every, instrument
 from groupwise.claims.readings import in_words
@@ -24,22 +24,22 @@ ADDED = (
 RUNGS: Mapping[str, Experiment] = dict(zip(ADDED, LADDER, strict=True))
 ABLATION_LADDER = Claim(
     name="ablation-ladder",
-    title="Each of DAPO's techniques raises the score: 30, 36, 38, 41, 42 and 50 in the published table.",
-    source="S0, S1, S3; DAPO 2503.14476 table 1; another order in verl's rerun (52, without dynamic sampling 50, "
-    "without the token mean too 44)",
-    argument="Published are single runs, one rung upon the other, so that a gain depends on the order and on the seed. "
-    "The soft punishment takes the place of filtering here, and the last rung is DAPO's row.",
-    expected="Some rungs cannot be told; overlong filtering does not hold under a limit that is tight for most "
+    title="Each of DAPO's techniques raises the score: 30, 36, 38, 41, 42, and 50 in the published table.",
+    source="S0, S1, S3; DAPO 2503.14476 table 1; verl's rerun (52, without dynamic sampling 50, also without the "
+    "token mean 44)",
+    argument="The published gains come from single runs, so they depend on order and seed. Here soft punishment "
+    "replaces filtering, and the last rung is the algorithm dapo.",
+    expected="Some rungs cannot be told. Overlong filtering does not hold under a limit that is tight for most "
     "answers.",
     of=RUNGS,
-    numbers=in_words("heldout_mean", "heldout_end", "truncated_share.end", "entropy_mean.end", "generated_tokens"),
-    rule="The held-out pass rate, mean over evaluations, rises with each of the five rungs.",
+    numbers=in_words("heldout_mean", "heldout_end", "truncated_share.end", "generated_tokens"),
+    rule="The mean held-out pass rate rises with each of the five rungs.",
     judge=gains(
         "heldout_mean",
-        {f"with {words} higher by": pair for words, pair in zip(ADDED[1:], pairwise(LADDER), strict=True)},
+        {f"pass rate gained with {words}:": pair for words, pair in zip(ADDED[1:], pairwise(LADDER), strict=True)},
     ),
     figure=Figure(
-        title="DAPO's techniques, one upon the other",
+        title="DAPO's techniques, added one by one",
         axes=("rung of the ladder", "held-out pass rate"),
         lines=[
             Line(words, {rung: (run.name, name) for rung, run in enumerate(LADDER, 1)})
@@ -51,13 +51,13 @@ ABLATION_LADDER = Claim(
 
 LADDER_ORDER = Claim(
     name="ladder-order",
-    title="Of DAPO's techniques dynamic sampling brings most (+8), and the token mean least (+1).",
-    source="S1 (the bottleneck), S0, S3; DAPO 2503.14476 table 1; verl's rerun has +2 and +6",
-    argument="Both are the last rungs of one ladder of single runs, and the rerun of another group turns them around.",
-    expected="Dynamic sampling gains more here, for it is paid for with more generation.",
+    title="Of DAPO's techniques, dynamic sampling adds the most (+8) and the token mean the least (+1).",
+    source="S0, S1, S3; DAPO 2503.14476 table 1; verl's rerun has +2 and +6",
+    argument="Both are rungs of one ladder of single runs, and another group's rerun reverses them.",
+    expected="Dynamic sampling gains more here, because it generates more.",
     of={words: RUNGS[words] for words in ADDED[-3:]},
     numbers=in_words("heldout_mean"),
-    rule="Dynamic sampling gains more than the token mean, in the held-out pass rate, mean over evaluations.",
+    rule="Dynamic sampling gains more mean held-out pass rate than the token mean.",
     judge=lambda measured: above(
         measured.across(
             lambda before, tokens, dapo: (dapo - tokens) - (tokens - before),
@@ -65,7 +65,7 @@ LADDER_ORDER = Claim(
             *(run.name for run in LADDER[-3:]),
         ),
         0.0,
-        "dynamic sampling gains more than the token mean by",
+        "gain of dynamic sampling minus gain of the token mean:",
     ),
 )
 CLAIMS = (ABLATION_LADDER, LADDER_ORDER)
@@ -109,60 +109,51 @@ def rare(seed: int) -> dict[str, float]:
 
 RARE_TOKENS = Claim(
     name="rare-tokens",
-    title="Clip-higher lets tokens of low probability rise: those that the usual clip stops are the less probable "
-    "ones.",
-    source="S0, S1; DAPO 2503.14476 section 3.1 and figure 3a (mean probability below 0.2)",
-    argument="A ratio is above 1.2 only where the old probability is below 1/1.2, and a softmax moves the ratio of a "
-    "token by its share that is left, 1 - p. It frees ratios from 1.2 to 1.28 alone: S0's own example, from 0.2 to "
-    "0.4, has a ratio of 2 and stays clipped.",
-    expected="Holds, and S0's example does not get its gradient back. How rare they are is the policy's: tokens of "
-    "this toy are less sure of themselves than a language model's, whose clipped ones DAPO found below 0.2.",
+    title="Clip-higher lets low-probability tokens rise: the tokens that the usual clip stops are the less probable"
+    " ones.",
+    source="S0, S1; DAPO 2503.14476 section 3.1, figure 3a",
+    argument="A ratio above 1.2 needs an old probability below 1/1.2. Clip-higher frees only ratios from 1.2 to 1.28: "
+    "S0's example, from 0.2 to 0.4, has a ratio of 2 and stays clipped.",
+    expected="Holds, and S0's example gets no gradient. How rare the tokens are depends on the policy.",
     of=rare,
     numbers={
-        "mean old probability of the tokens that clip-higher lets through": "freed_mean",
-        "of all tokens of better completions": "better_mean",
-        "of those that the usual clip stops": "stopped_mean",
-        "share of the stopped that clip-higher lets through": "share_freed",
-        "share of the freed that were more probable than 0.5": "freed_common",
-        "share of all of better completions that were": "better_common",
-        "the most probable of the stopped": "most_probable",
-        "gradient that passes in S0's example, from 0.2 to 0.4": "example",
+        "mean old probability, freed tokens": "freed_mean",
+        "mean old probability, all tokens of better completions": "better_mean",
+        "mean old probability, clipped tokens": "stopped_mean",
+        "share of clipped tokens that clip-higher frees": "share_freed",
+        "gradient passed in S0's example": "example",
     },
-    rule="Clip-higher frees a twentieth or more of what the usual clip stops; this is less probable than tokens of "
-    "better completions are on average; and nothing is stopped beyond 1 / 1.2, where nothing can be.",
+    rule="Clip-higher frees at least 5 % of the clipped tokens. These are less probable than the average token of "
+    "better completions. No clipped token is above 1/1.2.",
     judge=lambda seen: both(
-        above(seen.interval("share_freed"), 0.05, "of the stopped it lets through a share of"),
+        above(seen.interval("share_freed"), 0.05, "share of clipped tokens freed:"),
         below(
             seen.combined(lambda freed, better: freed / better, "freed_mean", "better_mean"),
             1.0,
-            "the mean probability of what clip-higher lets through, over that of all good tokens,",
+            "mean probability of freed tokens over that of better completions:",
         ),
-        below(seen.largest("most_probable"), 1 / 1.2, "the most probable that the usual clip stops had"),
+        below(seen.largest("most_probable"), 1 / 1.2, "highest probability of a clipped token:"),
     ),
     figure=Figure(
-        title="Whom clip-higher concerns",
+        title="Tokens that clip-higher frees",
         axes=("old probability", "share of such tokens of better completions"),
-        lines=lines_of(
-            rare, MIDDLES, {"stopped at 1.2": "stopped", "let through up to 1.28": "freed", "all": "better"}
-        ),
-        hint="By tenths of the old probability: of those that are sure of themselves none is stopped, nor let through.",
+        lines=lines_of(rare, MIDDLES, {"clipped at 1.2": "stopped", "freed up to 1.28": "freed", "all": "better"}),
+        hint="By tenths of the old probability: no token of high probability is clipped or freed.",
     ),
 )
 COMMON_TOKENS = Claim(
     name="common-tokens",
-    title="Clip-higher keeps tokens of high probability from being clipped too much.",
+    title="Clip-higher keeps high-probability tokens from being clipped too much.",
     source="S2, clip-higher",
-    argument="A token of probability 0.9 cannot have a ratio above 1/0.9, so no upper clip at 1.2 ever stops it.",
-    expected="Does not hold: it is the rare ones that the upper clip stops.",
+    argument="A token with probability 0.9 cannot reach a ratio above 1/0.9, so an upper clip at 1.2 never stops it.",
+    expected="Does not hold: the upper clip stops rare tokens.",
     of=rare,
     numbers={
-        "share of the freed that were more probable than 0.5": "freed_common",
-        "the most probable that the usual clip stops": "most_probable",
+        "share of freed tokens with probability above 0.5": "freed_common",
+        "highest probability of a clipped token": "most_probable",
     },
-    rule="More than half of what it lets through had a probability above a half.",
-    judge=lambda seen: above(
-        seen.interval("freed_common"), 0.5, "of what clip-higher lets through, a share above 0.5 of"
-    ),
+    rule="More than half of the tokens that clip-higher frees had a probability above 0.5.",
+    judge=lambda seen: above(seen.interval("freed_common"), 0.5, "share of freed tokens with probability above 0.5:"),
 )
 
 RUNS = {"0.2": GRPO, "0.28": CLIP_HIGHER}
@@ -171,16 +162,15 @@ IN_WORDS = {f"upper clip {width}": run for width, run in RUNS.items()}
 STOPPED, RARE = "probability_stopped_positive", 0.2
 RARE_IN_TRAINING = Claim(
     name="rare-tokens-in-training",
-    title="In training, the tokens that the upper clip stops are rare ones: their mean old probability is below 0.2.",
-    source="DAPO 2503.14476 section 3.1, figure 3a; S2 says that they are the likely ones",
-    argument="A token of probability 0.9 cannot pass a ratio of 1.2 at all, while one of 0.01 needs only to reach "
-    "0.012.",
+    title="In training, the upper clip stops rare tokens: their mean old probability is below 0.2.",
+    source="DAPO 2503.14476 section 3.1, figure 3a; S2 says the opposite",
+    argument="A token at 0.9 can never pass a ratio of 1.2. A token at 0.01 only has to reach 0.012.",
     expected="Holds.",
     of=IN_WORDS,
     numbers=in_words("probability_stopped_positive", "probability_stopped_negative", "probability"),
-    rule="The mean probability that the old policy gave them is below 0.2, with either clip.",
+    rule="The mean old probability of clipped tokens is below 0.2 with either clip.",
     judge=lambda measured: every(
-        below(measured.interval_of(measured.numbers(run.name, STOPPED)), RARE, f"stopped at {words}, probability")
+        below(measured.interval_of(measured.numbers(run.name, STOPPED)), RARE, f"upper clip {words}, mean probability:")
         for words, run in RUNS.items()
     ),
 )
@@ -207,45 +197,42 @@ def entropy(seed: int) -> dict[str, float]:
 
 TOY_ENTROPY = Claim(
     name="toy-entropy",
-    title="Clip-higher keeps the entropy from collapsing, in a small policy that learns right completions.",
+    title="Clip-higher prevents entropy collapse in a small policy that learns right completions.",
     source="S0, S1; DAPO 2503.14476 figure 2",
-    argument="A higher upper clip lets rare tokens rise, which adds entropy, and common ones as well, which takes "
-    "some. Which is more depends on where the right tokens stand; nothing in the clip decides it.",
+    argument="A higher clip lets rare tokens rise, which adds entropy, and common tokens too, which removes some.",
     expected="Open.",
     of=entropy,
-    numbers={"entropy at the beginning (nats)": "entropy_0.2_0"}
-    | grid("at the end, upper clip {}", f"entropy_{{}}_{STEPS - 1}", WIDTHS)
-    | {"difference": "gained"}
-    | grid("right completions at the end, upper clip {}", "right_{}", WIDTHS)
-    | {"largest difference of the learner's entropy and -sum p log p": "apart"},
-    rule="At the end the entropy is higher with the higher clip; measured only if it is that of what is sampled.",
+    numbers={"initial entropy (nats)": "entropy_0.2_0"}
+    | matrix("final entropy (nats)", f"entropy_{{}}_{STEPS - 1}", "upper clip {}", WIDTHS)
+    | matrix("right completions at the end", "right_{}", "upper clip {}", WIDTHS),
+    rule="The final entropy is higher with clip-higher. It counts only if the learner's entropy is that of the "
+    "sampled distribution.",
     judge=lambda seen: both(
-        instrument(seen.largest("apart"), 0.0, 1e-9, "the learner's entropy and -sum p log p of what is sampled"),
-        above(seen.interval("gained"), 0.0, "clip-higher ends with more entropy (nats) by"),
+        instrument(seen.largest("apart"), 0.0, 1e-9, "learner's entropy and sampled entropy"),
+        above(seen.interval("gained"), 0.0, "final entropy gained with clip-higher (nats):"),
     ),
     figure=Figure(
-        title="Entropy of a toy run under either upper clip",
+        title="Entropy of a toy run with each upper clip",
         axes=("step", "nats"),
         lines=lines_of(entropy, range(STEPS), grid("upper clip {}", "entropy_{}", WIDTHS)),
-        hint="The claim would have the line of 0.28 above the other.",
+        hint="The claim predicts the line of 0.28 above the other.",
     ),
 )
 ENTROPY_IN_TRAINING = Claim(
     name="entropy-in-training",
-    title="In training, clip-higher (0.28 for 0.2) keeps the policy's entropy from collapsing.",
+    title="In training, clip-higher (0.28 instead of 0.2) prevents entropy collapse.",
     source="S0, S1, S2, S3; DAPO 2503.14476 section 3.1, figure 2",
-    argument="A token whose ratio has passed 1.2 with a positive advantage gets no more gradient. With 1.28 it has "
-    "some way further to go, which matters for unlikely tokens, so that the policy may stay wider.",
-    expected="Cannot be told: one token in a hundred is stopped here, and few of those lie between 1.2 and 1.28.",
+    argument="A clip at 1.28 leaves unlikely tokens more room, so the policy may stay wider.",
+    expected="Cannot be told: one token in a hundred is clipped here, and few of those lie between 1.2 and 1.28.",
     of=IN_WORDS,
-    numbers=in_words("entropy_mean.start", "entropy_mean.end", "stopped_tokens", "heldout_end"),
-    rule="The entropy of the last ten steps is larger with the higher clip.",
-    judge=gains("entropy_mean.end", {"nats a token more:": (GRPO, CLIP_HIGHER)}),
+    numbers=in_words("entropy_mean.start", "entropy_mean.end", "stopped_tokens"),
+    rule="The entropy of the last ten steps is higher with clip-higher.",
+    judge=gains("entropy_mean.end", {"entropy gained (nats a token):": (GRPO, CLIP_HIGHER)}),
     figure=Figure(
-        title="Entropy over training under either upper clip",
+        title="Entropy in training with each upper clip",
         axes=("step", "nats a token"),
         lines=[LineOverSteps(words, run.name, "entropy_mean") for words, run in IN_WORDS.items()],
-        hint="The claim would have the line of 0.28 above the other at the end.",
+        hint="The claim predicts the line of 0.28 above the other at the end.",
     ),
 )
 CLIP_HIGHER_CLAIMS = (RARE_TOKENS, COMMON_TOKENS, RARE_IN_TRAINING, TOY_ENTROPY, ENTROPY_IN_TRAINING)

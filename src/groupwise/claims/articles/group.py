@@ -9,7 +9,7 @@ from torch import Tensor
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.claim import Claim, Figure, Line, grid, lines_of, quantities
+from groupwise.claims.claim import Claim, Figure, Line, grid, lines_of, matrix, quantities
 from groupwise.claims.experiments import GRPO, GRPO_LARGE, PPO, PPO_LARGE, computed
 from groupwise.claims.measurements import above, below, both
 from groupwise.claims.readings import in_words
@@ -52,59 +52,58 @@ def _binomial(size: int, chance: float) -> Tensor:
 GROUP_BASELINE = Claim(
     name="group-baseline",
     title="As the group grows, the group-relative advantage without the deviation becomes REINFORCE with a baseline.",
-    source="S1, on the limit of large groups",
-    argument="The group's mean holds the completion itself, which scales the expected gradient by (G - 1)/G and biases "
-    "nothing: it is REINFORCE with a baseline at every G, not only in the limit.",
-    expected="Holds, at every G.",
+    source="S1, limit of large groups",
+    argument="The group mean includes the completion itself, which scales the gradient by (G - 1)/G and adds no bias.",
+    expected="Holds at every G.",
     of=baseline,
-    numbers=grid("expected gradient over REINFORCE's, G = {}, p = {}", "mean_{}_{}", SIZES, (0.05, 0.5)),
-    rule="(G - 1) / G at every size and pass rate: a scale alone, which tends to 1.",
+    numbers=matrix("gradient over REINFORCE's", "mean_{}_0.5", "G = {}", (2, 16, 256)),
+    rule="The gradient is (G - 1)/G of REINFORCE's at every group size and pass rate.",
     judge=lambda seen: seen.equal(
         {f"mean_{size}_{chance}": (size - 1) / size for size, chance in product(SIZES, CHANCES)},
         1e-9,
-        "the gradient over REINFORCE's and (G - 1)/G, at whatever G and p,",
+        "gradient over REINFORCE's and (G - 1)/G",
     ),
 )
 
 GROUP_DEVIATION = Claim(
     name="group-deviation",
-    title="Dividing by the group's deviation gives prompts that are nearly always or nearly never solved more weight.",
-    source="Dr. GRPO 2503.20783 (question-level difficulty bias), against S1, who leaves it out of the limit",
-    argument="A prompt of pass rate p weighs 1/sqrt(p(1-p)) in the limit, so that what is ascended is the mean of "
-    "2 arcsin sqrt(p) and not of p. In a group of two the deviation is the same wherever there is one, and favours "
-    "nobody.",
-    expected="Holds from G = 4 on; the limit is reached late for extreme prompts, whose groups are mostly without "
-    "signal.",
+    title="Dividing by the group's deviation gives more weight to prompts that are nearly always or nearly never "
+    "solved.",
+    source="Dr. GRPO 2503.20783, question-level difficulty bias",
+    argument="In the limit a prompt with pass rate p weighs 1/sqrt(p(1 - p)). In groups of two, all prompts weigh the "
+    "same.",
+    expected="Holds from G = 4 on. Extreme prompts reach the limit late, because most of their groups have no signal.",
     of=baseline,
-    numbers=grid("weight of a prompt, G = {}, p = {}", "deviation_{}_{}", SIZES, (0.02, 0.05, 0.5)),
-    rule="At G = 16 prompts of 0.05 and 0.95 weigh a fifth more than one of 0.5; at G = 256 all weigh 1/sqrt(p(1-p)).",
+    numbers=matrix("weight of a prompt, G = {}", "deviation_{}_{}", "p = {}", (2, 16, 256), (0.05, 0.5)),
+    rule="At G = 16, prompts at 0.05 and 0.95 weigh at least 1.2 times a prompt at 0.5. At G = 256, weights are "
+    "within 5 % of 1/sqrt(p(1 - p)).",
     judge=lambda seen: both(
         *(
             above(
                 seen.mean(f"deviation_16_{p}") / seen.mean("deviation_16_0.5"),
                 1.2,
-                f"a prompt of {p} weighs, against one of 0.5,",
+                f"weight at {p} over weight at 0.5:",
             )
             for p in (0.05, 0.95)
         ),
         below(
             max(abs(seen.mean(f"deviation_256_{p}") / (p * (1 - p)) ** -0.5 - 1) for p in (0.1, 0.2, 0.5, 0.8, 0.9)),
             0.05,
-            "at G = 256 the weights are off 1/sqrt(p(1-p)) by a share of",
+            "relative error of 1/sqrt(p(1 - p)) at G = 256:",
         ),
     ),
     figure=Figure(
-        title="What a prompt weighs under GRPO's deviation",
+        title="Weight of a prompt with GRPO's deviation",
         axes=("its pass rate", "weight"),
         lines=lines_of(baseline, CHANCES, grid("G = {}", "deviation_{}", SIZES)),
-        hint="Flat is the pass rate itself, as for G = 2; larger groups lift both ends toward 1/sqrt(p(1-p)).",
+        hint="G = 2 is flat: all prompts weigh the same. Larger groups lift both ends toward 1/sqrt(p(1-p)).",
     ),
 )
 
 NOISE_SIZES = (2, 4, 8, 16, 32, 64)
 #: Pass rates of the prompts, each as likely: all alike, and spread as in training.
 PROMPTS = {"alike": (0.2,), "spread": (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)}
-IN_WORDS = {"alike": "prompts all of 0.2", "spread": "prompts of 0.02 to 0.98"}
+IN_WORDS = {"alike": "equal prompts (0.2)", "spread": "mixed prompts (0.02 to 0.98)"}
 #: Completions in all, of whichever number of prompts.
 COMPLETIONS = 512
 #: Leave-one-out: unbiased at every G, so that nothing but noise differs.
@@ -138,30 +137,31 @@ def _moments(size: int, chance: float) -> tuple[float, float]:
 
 GROUP_SIZE = Claim(
     name="group-size",
-    title="A small group's mean is a noisy baseline, and a larger group makes a less noisy gradient.",
-    source="S1 (with finite G this estimate is noisy, the price of not maintaining a critic)",
-    argument="The noise that the baseline adds falls with 1/(G - 1). From as many completions a larger group also "
-    "means fewer prompts, and where these are of unlike difficulty that adds more than the baseline saves.",
-    expected="For prompts that are alike it holds, with little left to gain from G = 8 on; for unlike ones it does "
-    "not.",
+    title="A small group's mean is a noisy baseline; a larger group gives a less noisy gradient.",
+    source="S1, noise at finite G",
+    argument="Baseline noise falls with 1/(G - 1). But with equal completions, larger groups mean fewer prompts, which"
+    " adds noise if prompts differ in difficulty.",
+    expected="Holds for prompts of equal difficulty, with little gain beyond G = 8. Does not hold for mixed prompts.",
     of=noise,
-    numbers=grid(
-        "noise over signal of 512 completions, {}, {}",
+    numbers=matrix(
+        "noise over signal, {}",
         "{}_{}",
+        "{}",
         IN_WORDS,
-        {**{f"{size}": f"G = {size}" for size in NOISE_SIZES}, "critic": "a perfect critic, one a prompt"},
+        {**{f"{size}": f"G = {size}" for size in (2, 8, 64)}, "critic": "perfect critic"},
     ),
-    rule="Unbiased at every G; and at as many completions groups of 64 have less noise than groups of 8.",
+    rule="The gradient is unbiased at every G, and with equal completions groups of 64 have less noise than groups"
+    " of 8.",
     judge=lambda seen: both(
         seen.equal(
             {f"{name}_bias_{size}": 0.0 for name, size in product(PROMPTS, NOISE_SIZES)},
             1e-9,
-            "the mean gradient and the true one",
+            "mean gradient and true gradient",
         ),
         below(
             seen.mean("spread_64") / seen.mean("spread_8"),
             1.0,
-            "noise of groups of 64 over that of groups of 8, from as many completions,",
+            "noise of groups of 64 over groups of 8, mixed prompts:",
         ),
     ),
     figure=Figure(
@@ -170,12 +170,12 @@ GROUP_SIZE = Claim(
         lines=(
             *lines_of(noise, NOISE_SIZES, grid("{}, group mean", "{}", IN_WORDS)),
             Line(
-                "prompts of 0.02 to 0.98, a perfect critic and one completion",
+                "mixed prompts, perfect critic, one completion",
                 dict.fromkeys(NOISE_SIZES, (noise.name, "spread_critic")),
             ),
         ),
-        hint="Where prompts differ, noise has its least at a group of a few: then missing prompts cost more than the "
-        "baseline.",
+        hint="With mixed prompts, small groups have the least noise: beyond them, missing prompts cost more than the "
+        "baseline saves.",
         log=(True, False),
     ),
 )
@@ -186,20 +186,20 @@ LARGE = {"34 million parameters, GRPO": GRPO_LARGE, "34 million parameters, PPO"
 TOLERATED = 0.03
 WITHOUT_CRITIC = Claim(
     name="without-critic",
-    title="Without a critic GRPO is as good as PPO at equal generation, and takes less time and memory.",
+    title="Without a critic, GRPO matches PPO at equal generation and takes less time and memory.",
     source="S0, S1, S2; DeepSeekMath 2402.03300 section 4.1",
-    argument="The group's mean stands for the value of the prompt. A critic as large as the policy doubles what is "
-    "held and trained; its estimate inside an answer could tell which step went wrong, if it learned that in time.",
+    argument="A critic as large as the policy doubles what is stored and trained, but could learn which step of an "
+    "answer went wrong.",
     expected="Holds.",
     of={"GRPO": GRPO, "PPO": PPO},
-    numbers=in_words("heldout_mean", "heldout_end", "generated_tokens", "seconds_training", "seconds_update"),
-    beside=quantities(LARGE, in_words("memory_peak_mib", "seconds_update")),
-    rule="GRPO's held-out pass rate, mean over evaluations, is at most 0.03 below PPO's; PPO takes more time, and more "
-    "memory with a policy of 34 million parameters.",
+    numbers=in_words("heldout_mean", "generated_tokens", "seconds_training"),
+    beside=quantities(LARGE, in_words("memory_peak_mib")),
+    rule="GRPO's mean held-out pass rate is at most 0.03 below PPO's. PPO takes more time, and more memory at 34 "
+    "million parameters.",
     judge=lambda measured: both(
-        above(measured.difference(PPO.name, GRPO.name, "heldout_mean"), -TOLERATED, "held-out pass rate higher by"),
+        above(measured.difference(PPO.name, GRPO.name, "heldout_mean"), -TOLERATED, "GRPO's pass rate minus PPO's:"),
         *(
-            above(measured.across(lambda grpo, ppo: ppo / grpo, name, *pair), 1.0, f"{words}, PPO's over GRPO's,")
+            above(measured.across(lambda grpo, ppo: ppo / grpo, name, *pair), 1.0, f"{words}, PPO over GRPO:")
             for words, name, pair in (
                 ("seconds", "seconds_training", (GRPO.name, PPO.name)),
                 ("memory", "memory_peak_mib", (GRPO_LARGE.name, PPO_LARGE.name)),
@@ -273,35 +273,33 @@ def _expected(
 
 PROCESS_SUPERVISION = Claim(
     name="process-supervision",
-    title="Process supervision credits 'take another step' wrongly where the policy decides when to stop.",
-    source="against DeepSeekMath 2402.03300 section 4.1.3, which has it as the finer credit",
-    argument="Each step that is right half of the time is worth as much, so going on is worth half a step. Centred "
-    "over all steps of the group, a usual step is worth nothing: going on to it has no credit, and one who stops loses "
-    "none. Whether a step is done well is credited as it should be.",
+    title="If the policy decides when to stop, process supervision assigns wrong credit to taking another step.",
+    source="against DeepSeekMath 2402.03300 section 4.1.3",
+    argument="If a step is right half of the time, taking one is worth half a step. Centering over all steps of the "
+    "group makes an average step worth nothing.",
     expected="Holds.",
     of=process,
-    numbers={"true gradient of the logit of going on, chance 0.6": "true_0.6"}
-    | grid(
-        "{}: {}, over the true one",
+    numbers=matrix(
+        "share of the true gradient, {}",
         "{}_{}_0.6",
+        "{}",
         {
-            "loo": "leave-one-out of trajectories (RLOO)",
-            "trajectory": "z-scores of trajectories (GRPO)",
-            "process": "z-scores of steps (process supervision)",
+            "loo": "leave-one-out (RLOO)",
+            "trajectory": "trajectory z-scores (GRPO)",
+            "process": "step z-scores (process supervision)",
         },
-        {"go_on": "gradient of going on", "quality": "gradient of a right step"},
+        {"go_on": "another step", "quality": "right step"},
     ),
-    rule="Leave-one-out over whole trajectories has the true gradient. Under process supervision another step gets "
-    "less than a third of the credit that it should have beside a right one; under z-scores of trajectories more than "
-    "a half.",
+    rule="Leave-one-out gives the true gradient. Relative to a right step, another step gets less than a third of "
+    "its credit under process supervision, and more than half under trajectory z-scores.",
     judge=lambda seen: both(
         seen.equal(
             {f"loo_go_on_{chance}": 1.0 for chance in GO_ON},
             1e-9,
-            "the gradient of going on under leave-one-out over the true one, and 1,",
+            "leave-one-out's share of the true gradient and 1",
         ),
-        below(seen.mean("process_0.6"), 1 / 3, "under process supervision its share of the credit is"),
-        above(seen.mean("trajectory_0.6"), 1 / 2, "under z-scores of trajectories it is"),
+        below(seen.mean("process_0.6"), 1 / 3, "credit of another step under process supervision:"),
+        above(seen.mean("trajectory_0.6"), 1 / 2, "under trajectory z-scores:"),
     ),
     figure=Figure(
         title="Credit for another step, against credit for a right one",
@@ -309,7 +307,7 @@ PROCESS_SUPERVISION = Claim(
         lines=lines_of(
             process, GO_ON, {"leave-one-out": "loo", "z-score of trajectories": "trajectory", "of steps": "process"}
         ),
-        hint="It should be 1; process supervision pays next to nothing for another step, whatever the policy.",
+        hint="It should be 1. Process supervision gives almost no credit for another step, whatever the policy.",
     ),
 )
 CLAIMS = (GROUP_BASELINE, GROUP_DEVIATION, GROUP_SIZE, WITHOUT_CRITIC, PROCESS_SUPERVISION)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.claim import Claim, Figure, gains, grid, lines_of
+from groupwise.claims.claim import Claim, Figure, gains, lines_of, matrix
 from groupwise.claims.experiments import GRPO, GRPO_ENGINE, GSPO, GSPO_ENGINE, GSPO_MATCHED, SAPO, SAPO_ENGINE, computed
 from groupwise.claims.measurements import above, below, both
 from groupwise.claims.readings import in_words
@@ -50,34 +50,35 @@ def _heavy_tails(numbers: torch.Generator, rows: int, length: int) -> Tensor:
 
 SHARE = Claim(
     name="clipped-share",
-    title="GSPO stops two orders of magnitude more tokens than GRPO and learns more, which shows that most of GRPO's "
-    "gradient is noise.",
-    source="S0, S1, S4; GSPO 2507.18071 section 5.2 and figure 2",
-    argument="Clips of 3e-4 and 0.2 stand on quantities of unlike size: a mean over L tokens has a deviation of "
-    "sigma / sqrt(L). If the factor comes from that alone, it tells nothing of what a gradient is worth.",
-    expected="Does not hold: the factor is there where nothing is learned.",
+    title="GSPO clips two orders of magnitude more tokens than GRPO and learns more, which shows that most of "
+    "GRPO's gradient is noise.",
+    source="S0, S1, S4; GSPO 2507.18071 section 5.2, figure 2",
+    argument="The clips apply to quantities of different size: a mean over L tokens has a deviation of sigma/sqrt(L). "
+    "A factor that also appears on pure noise says nothing about the gradient.",
+    expected="Does not hold: the factor also appears where nothing is learned.",
     of=share,
-    numbers=grid(
-        "{1}, {0} tokens",
-        "{1}_{0}",
-        LENGTHS,
+    numbers=matrix(
+        "{}",
+        "{}_{}",
+        "{} tokens",
         {
-            "grpo": "share stopped by GRPO (0.2, 0.27)",
-            "gspo": "by GSPO (3e-4, 4e-4)",
-            "factor": "GSPO's share over GRPO's",
+            "grpo": "share clipped, GRPO (0.2, 0.27)",
+            "gspo": "share clipped, GSPO (3e-4, 4e-4)",
+            "factor": "GSPO over GRPO",
         },
+        (32, 8192),
     ),
-    rule="The factor would tell something of GRPO's gradient if it were small where nothing is learned: below 10.",
+    rule="On pure noise, the factor is below 10.",
     judge=lambda seen: below(
         seen.combined(lambda *factors: min(factors), *(f"factor_{length}" for length in LENGTHS)),
         10.0,
-        "where nothing is learned GSPO stops more tokens by a factor of",
+        "factor on pure noise, the smallest over lengths:",
     ),
     figure=Figure(
-        title="Share of tokens that are stopped where nothing is learned",
+        title="Share of tokens clipped where nothing is learned",
         axes=("tokens of a sequence", "share"),
         lines=lines_of(share, LENGTHS, {"GSPO (3e-4, 4e-4)": "gspo", "GRPO (0.2, 0.27)": "grpo"}),
-        hint="The gap of the papers' figure, with ratios that are noise for both.",
+        hint="The gap of the papers' figure appears with ratios that are pure noise.",
         log=(True, True),
     ),
 )
@@ -87,59 +88,59 @@ NONE = 1e-9
 
 SHARE_IN_TRAINING = Claim(
     name="clipped-share-in-training",
-    title="In training with the papers' widths, GSPO stops two orders of magnitude more tokens than GRPO.",
+    title="In training with the papers' widths, GSPO clips two orders of magnitude more tokens than GRPO.",
     source="S0, S1, S4; GSPO 2507.18071 section 5.2, figure 2",
-    argument="GSPO's width is a seven-hundredth of GRPO's, and a mean of log-ratios over a hundred tokens varies a "
-    "tenth as much as one of them.",
-    expected="Holds, nearly: GRPO stops about one in a hundred here, GSPO about half.",
+    argument="GSPO's width is 1/700 of GRPO's, and a mean of log-ratios over a hundred tokens varies a tenth as much "
+    "as one of them.",
+    expected="Holds, nearly: GRPO clips about one in a hundred here, GSPO about half.",
     of={"GRPO": GRPO, "GSPO": GSPO},
     numbers=in_words("stopped_tokens"),
-    rule="The shares of stopped tokens are apart by more than one and a half orders of magnitude.",
+    rule="The shares of clipped tokens differ by more than one and a half orders of magnitude.",
     judge=lambda measured: above(
         measured.across(
             lambda one, other: log10(max(other, NONE) / max(one, NONE)), "stopped_tokens", GRPO.name, GSPO.name
         ),
         1.5,
-        "GSPO stops more by orders of magnitude:",
+        "orders of magnitude that GSPO clips more:",
     ),
 )
 
 RANGES = Claim(
     name="clip-ranges",
-    title="Adjusting the clipping ranges does not alter how much more GSPO clips than GRPO.",
+    title="Adjusting the clipping ranges does not change how much more GSPO clips than GRPO.",
     source="GSPO 2507.18071 section 5.2",
-    argument="A mean of thousands of log-ratios leaves 0.2 practically never, so that GSPO at GRPO's ranges stops "
-    "nothing; and there is always a width at which both stop the same share.",
+    argument="A mean of thousands of log-ratios almost never leaves 0.2, so GSPO clips nothing at GRPO's ranges.",
     expected="Does not hold.",
     of=share,
-    numbers=grid(
-        "{1}, {0} tokens",
-        "{1}_{0}",
-        LENGTHS,
+    numbers=matrix(
+        "{}",
+        "{}_{}",
+        "{} tokens",
         {
-            "grpo": "share stopped by GRPO (0.2, 0.27)",
-            "gspo_wide": "by GSPO at the same ranges",
-            "matched": "width at which GSPO stops as many as GRPO",
+            "grpo": "share clipped, GRPO (0.2, 0.27)",
+            "gspo_wide": "share clipped, GSPO at the same ranges",
+            "matched": "width at which GSPO clips as much",
         },
+        (32, 2048),
     ),
-    rule="With GRPO's ranges GSPO still stops ten times as many tokens as GRPO.",
+    rule="At GRPO's ranges, GSPO still clips ten times as many tokens as GRPO.",
     judge=lambda seen: above(
         seen.combined(lambda wide, grpo: wide - 10 * grpo, "gspo_wide_2048", "grpo_2048"),
         0.0,
-        "at GRPO's ranges GSPO's share less ten times GRPO's, 2048 tokens,",
+        "GSPO's share minus ten times GRPO's, 2048 tokens:",
     ),
 )
 MATCHED = Claim(
     name="matched-clips",
     title="A ratio per sequence is the better unit: GSPO learns better than GRPO, and not because it clips more.",
     source="S0, S1, S4; GSPO 2507.18071 sections 4.2 and 5.1",
-    argument="Rewards are given to sequences, so weights should be too. But with the papers' widths two things differ "
-    "at once, and to tell them apart the clip must pass as much.",
+    argument="With the papers' widths, unit and clipped share differ at once. To separate them, both clips must pass "
+    "the same share.",
     expected="Cannot be told.",
     of={"GRPO": GRPO, "GSPO": GSPO, "GSPO, width matched by share": GSPO_MATCHED},
-    numbers=in_words("heldout_mean", "heldout_end", "share_passed.mean", "log_ratio_variance.mean"),
-    rule="GSPO with a clip that passes what GRPO's does has a higher held-out pass rate, mean over evaluations.",
-    judge=gains("heldout_mean", {"held-out pass rate higher by": (GRPO, GSPO_MATCHED)}),
+    numbers=in_words("heldout_mean", "heldout_end", "share_passed.mean"),
+    rule="With a clip that passes what GRPO's passes, GSPO has a higher mean held-out pass rate.",
+    judge=gains("heldout_mean", {"pass rate, matched GSPO minus GRPO:": (GRPO, GSPO_MATCHED)}),
 )
 
 
@@ -168,24 +169,21 @@ def quality(seed: int) -> dict[str, float]:
 QUALITY = Claim(
     name="clipped-quality",
     title="GSPO filters completions and keeps only those of high quality.",
-    source="S0 (filters and retains only high-quality samples), S4 (picks the 50 best of 1000)",
-    argument="The clip looks at the ratio and at the sign of the advantage, not at its size: it stops a completion "
-    "that has already moved the way of its advantage, right or wrong. A mean log-ratio is below 0 on average and the "
-    "lower width is the narrower, so that wrong ones are stopped somewhat more often.",
-    expected="Does not hold: most wrong ones are kept.",
+    source="S0, S4",
+    argument="The clip stops a completion that already followed its advantage, right or wrong. A mean log-ratio is "
+    "below 0 on average and the lower width is narrower, so it clips wrong ones somewhat more often.",
+    expected="Does not hold: most wrong completions are kept.",
     of=quality,
     numbers={
-        "share of completions that are stopped": "stopped",
-        "share of right ones among the kept": "right_kept",
-        "share of right ones among the stopped": "right_stopped",
-        "difference": "gained",
-        "share of the wrong ones that are stopped": "wrong_stopped",
-        "share of the stopped that had moved against their advantage": "against",
+        "share of completions clipped": "stopped",
+        "right among the kept": "right_kept",
+        "right among the clipped": "right_stopped",
+        "share of wrong completions clipped": "wrong_stopped",
     },
-    rule="What is kept is right more often than what is stopped, and of the wrong ones more are stopped than kept.",
+    rule="Kept completions are right more often than clipped ones, and more than half of the wrong ones are clipped.",
     judge=lambda seen: both(
-        above(seen.interval("gained"), 0.0, "what is kept is right more often than what is stopped by"),
-        above(seen.interval("wrong_stopped"), 0.5, "of the wrong completions it stops a share of"),
+        above(seen.interval("gained"), 0.0, "right among the kept minus right among the clipped:"),
+        above(seen.interval("wrong_stopped"), 0.5, "share of wrong completions clipped:"),
     ),
 )
 
@@ -193,23 +191,16 @@ QUALITY_IN_TRAINING = Claim(
     name="clipped-quality-in-training",
     title="In training, GSPO's clip excludes completions of low quality and keeps those of high quality.",
     source="S0, S4; GSPO 2507.18071 section 5.2 says off-policy samples",
-    argument="The clip looks at the ratio and at the sign of the advantage, never at the score: it stops a right "
-    "answer that has become likelier, and a wrong one that has become less likely. Both are what learning does.",
+    argument="The clip never uses the score. It stops a right answer that became likelier and a wrong one that became "
+    "less likely.",
     expected="Does not hold.",
     of=GSPO,
-    numbers=grid("mean score of {} completions", "score_{}", ("kept", "stopped"))
-    | grid(
-        "{}, {} advantage, ratio {}",
-        "{}_{}_{}",
-        {"completions": "completions", "passed": "share of the gradient that passes"},
-        ("positive", "negative"),
-        ("up", "down"),
-    ),
-    rule="The mean score of completions that the clip kept is above that of those it stopped.",
+    numbers=matrix("mean score of completions", "score_{}", "{}", {"kept": "kept", "stopped": "clipped"}),
+    rule="Kept completions have a higher mean score than clipped ones.",
     judge=lambda seen: above(
         seen.combined(lambda kept, stopped: kept - stopped, "score_kept", "score_stopped"),
         0.0,
-        "mean score of kept less that of stopped completions:",
+        "mean score, kept minus clipped:",
     ),
 )
 
@@ -219,21 +210,20 @@ ENGINES = {"GSPO": (GSPO, GSPO_ENGINE), "GRPO": (GRPO, GRPO_ENGINE), "SAPO": (SA
 TOLERATED = 0.05
 PRECISION = Claim(
     name="engine-precision",
-    title="GSPO tolerates an engine of other precision: its log-probabilities need not be computed again.",
+    title="GSPO tolerates an engine of another precision: its log-probabilities need not be recomputed.",
     source="S0, S1, S4; GSPO 2507.18071 section 5.4 (an expectation, without an experiment)",
-    argument="A mean over a sequence averages the errors of single tokens out. But GSPO's width is a thousandth, so "
-    "that small errors of the mean decide what is stopped, and a policy that samples in bf16 is another policy.",
-    expected="Holds here; for GRPO and SAPO as well, whose clips are far wider than the error of bf16.",
+    argument="A mean over a sequence averages token errors, but GSPO's clip is so narrow that small errors of the mean"
+    " decide what is clipped.",
+    expected="Holds here, and for GRPO and SAPO, whose clips are far wider than bf16's error.",
     of={
         f"{words}, {whose}": run
         for words, pair in ENGINES.items()
         for whose, run in zip(("learner's log-probabilities", "bf16 engine's"), pair, strict=True)
     },
-    numbers=in_words("heldout_mean", "heldout_end", "share_passed.mean"),
-    rule="With a bf16 engine's own log-probabilities GSPO loses less than 0.05 of its held-out pass rate (mean over "
-    "evaluations).",
+    numbers=in_words("heldout_mean", "share_passed.mean"),
+    rule="With a bf16 engine's own log-probabilities, GSPO loses less than 0.05 of its mean held-out pass rate.",
     judge=lambda measured: below(
-        measured.difference(GSPO_ENGINE.name, GSPO.name, "heldout_mean"), TOLERATED, "GSPO loses in pass rate"
+        measured.difference(GSPO_ENGINE.name, GSPO.name, "heldout_mean"), TOLERATED, "pass rate that GSPO loses:"
     ),
 )
 CLAIMS = (SHARE, SHARE_IN_TRAINING, RANGES, MATCHED, QUALITY, QUALITY_IN_TRAINING, PRECISION)

@@ -6,7 +6,7 @@ from torch import Tensor
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.aggregate import count
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.claim import Claim, Figure, grid, lines_of
+from groupwise.claims.claim import Claim, Figure, lines_of, matrix
 from groupwise.claims.experiments import computed
 from groupwise.claims.measurements import above, below, both
 from groupwise.claims.toys import Markov, ascent, sequences
@@ -47,46 +47,45 @@ PERPLEXITY_RATIO = Claim(
     name="perplexity-ratio",
     title="GSPO's sequence ratio s_i is the old policy's perplexity over the new one's.",
     source="S3, whose perplexity lacks the logarithm; GSPO 2507.18071 eq 7",
-    argument="s_i = exp(mean_t log r_t), and a perplexity is exp(-mean_t log p). S3 adds that the old one should rise "
-    "for a good sample: it is a constant of the sample.",
+    argument="s_i = exp(mean_t log r_t), and a perplexity is exp(-mean_t log p).",
     expected="Holds to rounding.",
     of=perplexity,
-    numbers=grid("largest difference of s_i and PPL_old / PPL_new, {} tokens", "apart_{}", LENGTHS),
-    rule="Equal for every sequence, to rounding.",
+    numbers=matrix("largest difference", "apart_{}", "{} tokens", (1, 8)),
+    rule="Both are equal for every sequence, to rounding.",
     judge=lambda seen: seen.equal({f"apart_{length}": 0.0 for length in LENGTHS}, 1e-12, "s_i and PPL_old / PPL_new"),
 )
 
 SEQUENCE_WEIGHT = Claim(
     name="sequence-weight",
     title="GSPO's sequence ratio s_i, exponentiated, stays an unbiased importance weight.",
-    source="S0, on why it is exponentiated",
-    argument="An unbiased weight is the product of the ratios, s_i to the power of the length. Any other power has "
-    "another mean: E_old[s] is below 1, and the longer the sequence, the less of the difference between the two "
-    "policies it corrects.",
+    source="S0, on exponentiation",
+    argument="The unbiased weight is the product of the ratios, s_i to the power of the length. The longer the "
+    "sequence, the less s_i corrects.",
     expected="Does not hold.",
     of=perplexity,
-    numbers=grid("E_old[s], which is 1 of an unbiased weight, {} tokens", "mean_s_{}", LENGTHS)
+    numbers=matrix("E_old[s] (unbiased: 1)", "mean_s_{}", "{} tokens", (1, 8))
     | {
-        "what a weight has to correct: E_new[reward] - E_old[reward], 8 tokens": "effect_8",
-        "bias of E_old[s x reward], 8 tokens": "bias_s_8",
-        "bias of E_old[product of ratios x reward], 8 tokens": "bias_product_8",
+        "difference to correct, E_new[reward] - E_old[reward], 8 tokens": "effect_8",
+        "bias left by s_i, 8 tokens": "bias_s_8",
+        "bias left by the product, 8 tokens": "bias_product_8",
     },
-    rule="The product of ratios is the unbiased weight, to rounding; s_i corrects at least half of what there is.",
+    rule="The product of the ratios is unbiased, to rounding. s_i corrects at least half of the difference between"
+    " the policies.",
     judge=lambda seen: both(
         seen.equal({"bias_product_8": 0.0}, 1e-12, "E_old[product of ratios x reward] and E_new[reward]"),
         below(
             seen.combined(lambda bias, effect: bias - effect / 2, "bias_s_8", "effect_8"),
             0.0,
-            "the bias of s_i less half of what is to be corrected,",
+            "bias left by s_i minus half of the difference:",
         ),
     ),
     figure=Figure(
-        title="What a weight leaves uncorrected",
+        title="Bias that a weight leaves",
         axes=("tokens", "reward units"),
         lines=lines_of(
             perplexity, LENGTHS, {"without a weight": "effect", "with s": "bias_s", "with the product": "bias_product"}
         ),
-        hint="At one token s is the ratio itself; with every further token it corrects less.",
+        hint="At one token s is the ratio itself. With every further token it corrects less.",
     ),
 )
 
@@ -127,30 +126,27 @@ def _ascent_of_logs(algo: Algorithm, live: Tensor, advantage: Tensor) -> Tensor:
 
 LOG_DIFFERENCE = Claim(
     name="log-difference",
-    title="GSPO's mean log-ratio must be exponentiated: in log space the ratio would depend on the length, need other "
-    "clips, and train something else.",
-    source="S0, why exponentiate",
-    argument="Near 1, s and 1 + log s are the same number up to the square of their distance from it, and their "
-    "gradients up to that distance, 4e-4 at the clip. The length is taken out by the mean, before the exponential.",
+    title="GSPO's mean log-ratio must be exponentiated: in log space it would depend on length, need other clips, "
+    "and train something else.",
+    source="S0, on exponentiation",
+    argument="Near 1, s and 1 + log s have nearly the same gradient. The mean removes the length before the "
+    "exponential.",
     expected="Does not hold. At a width of 0.2 the gradients would differ by a tenth or more.",
     of=logs,
-    numbers=grid(
-        "{}, {} tokens",
+    numbers=matrix(
+        "relative change of the gradient, {}",
         "{}_{}",
-        {
-            "papers": "relative change of the gradient at GSPO's widths",
-            "wide": "at 0.2, with ratios out to there",
-            "spread": "deviation of log s over that of s",
-        },
-        LOG_LENGTHS,
+        "{} tokens",
+        {"papers": "GSPO's widths", "wide": "0.2"},
+        (32, 2048),
     ),
-    rule="At GSPO's widths the gradient is another one by a hundredth or more, and so is the spread.",
+    rule="At GSPO's widths, the gradient and the spread each change by 1 % or more.",
     judge=lambda seen: both(
-        above(seen.interval("papers_2048"), 0.01, "at GSPO's widths the gradient changes by a share of"),
+        above(seen.interval("papers_2048"), 0.01, "relative change of the gradient:"),
         above(
             seen.combined(lambda value: abs(value - 1), "spread_32"),
             0.01,
-            "the spread of log s differs from that of s by a share of",
+            "relative change of the spread:",
         ),
     ),
 )
@@ -181,49 +177,52 @@ def spread(seed: int) -> dict[str, float]:
 
 UNIFORM_WEIGHTS = Claim(
     name="uniform-weights",
-    title="Inside a sequence all tokens have the same weight in GSPO's gradient, and each its own in GRPO's.",
+    title="Within a sequence all tokens have the same weight in GSPO's gradient, and each its own in GRPO's.",
     source="S0, S2, S4; GSPO 2507.18071 eq 10 and 12",
-    argument="GSPO's gradient has one factor s_i for all tokens of a sequence; GRPO's has the token's own ratio.",
+    argument="GSPO's gradient has one factor s_i per sequence. GRPO's has the token's own ratio.",
     expected="Holds.",
     of=spread,
-    numbers=grid(
-        "{}: deviation of weights over their mean, {} tokens",
+    numbers=matrix(
+        "relative deviation of weights, {}",
         "{}_deviation_{}",
+        "{} tokens",
         {"gspo": "GSPO", "grpo": "GRPO"},
         (16, 4096),
     ),
-    rule="GSPO's weights do not vary inside a sequence, to rounding, and GRPO's do.",
+    rule="Within a sequence, weights are constant for GSPO, to rounding, and vary for GRPO.",
     judge=lambda seen: both(
-        seen.equal({f"gspo_deviation_{length}": 0.0 for length in SPREAD_LENGTHS}, 1e-12, "GSPO's weights"),
-        above(seen.interval("grpo_deviation_4096"), 0.01, "GRPO's have a relative deviation of"),
+        seen.equal(
+            {f"gspo_deviation_{length}": 0.0 for length in SPREAD_LENGTHS}, 1e-12, "GSPO's weights within a sequence"
+        ),
+        above(seen.interval("grpo_deviation_4096"), 0.01, "relative deviation of GRPO's weights:"),
     ),
 )
 
 WEIGHT_SPREAD = Claim(
     name="weight-spread",
-    title="The token weights of GRPO's gradient vary the more the longer the sequence is.",
-    source="S0 (higher variance, especially in long sequences), S1 and S4 (noise accumulates with length)",
-    argument="The deviation over tokens is that of single ratios, whatever their number. The largest of more draws is "
-    "larger, so the range grows, slowly. Only ratios that move together along a sequence could make more of it.",
-    expected="Does not hold for independent ratios; the range grows by a tenth or two for four times the tokens.",
+    title="The token weights of GRPO's gradient vary more the longer the sequence is.",
+    source="S0, S1, S4",
+    argument="The deviation over tokens is that of single ratios, whatever their number. Only the range grows, slowly.",
+    expected="Does not hold for independent ratios. The range grows by a tenth or two for four times the tokens.",
     of=spread,
-    numbers=grid(
-        "GRPO: {}, {} tokens",
+    numbers=matrix(
+        "{}",
         "grpo_{}_{}",
-        {"deviation": "deviation of weights over their mean", "range": "largest over smallest"},
-        SPREAD_LENGTHS,
+        "{} tokens",
+        {"deviation": "relative deviation of weights", "range": "largest weight over smallest"},
+        (16, 4096),
     ),
-    rule="The deviation at 4096 tokens is above that at 16 by a tenth or more.",
+    rule="The deviation at 4096 tokens exceeds that at 16 by a tenth or more.",
     judge=lambda seen: above(
         seen.combined(lambda short, long: long / short, "grpo_deviation_16", "grpo_deviation_4096"),
         1.1,
-        "deviation of weights at 4096 tokens over that at 16,",
+        "deviation at 4096 tokens over that at 16:",
     ),
     figure=Figure(
-        title="How much GRPO's token weights vary",
+        title="Spread of GRPO's token weights",
         axes=("tokens", "relative to their mean"),
         lines=lines_of(spread, SPREAD_LENGTHS, {"deviation": "grpo_deviation", "largest over smallest": "grpo_range"}),
-        hint="The claim would have the deviation rise with the length; only the range does.",
+        hint="The claim predicts a deviation that rises with the length. Only the range does.",
         log=(True, False),
     ),
 )
@@ -256,31 +255,27 @@ def per_token(seed: int) -> dict[str, float]:
 
 PER_TOKEN = Claim(
     name="gspo-token",
-    title="GSPO-token is GSPO in value, clipping and gradient where a completion has one advantage, and something else "
-    "where its tokens have their own.",
+    title="GSPO-token equals GSPO in value, clipping, and gradient if a completion has one advantage, and differs "
+    "if its tokens have their own.",
     source="S4; GSPO 2507.18071 eq 13 to 17",
-    argument="s_t = sg[s] p_t / sg[p_t] has the value of s and the gradient of log p_t. Summed over tokens with one "
-    "advantage that is the gradient of s; with several each token keeps its own.",
-    expected="Holds. (S4 writes the token's ratio in place of p_t / sg[p_t], which would not be equal.)",
+    argument="s_t = sg[s] p_t / sg[p_t] has the value of s and the gradient of log p_t, which sums to the gradient of "
+    "s.",
+    expected="Holds. (S4 writes the token's ratio instead of p_t / sg[p_t], which would not be equal.)",
     of=per_token,
     numbers={"share of tokens that are clipped": "stopped"}
-    | grid(
-        "{1}, {0}",
-        "{1}_{0}",
+    | matrix(
+        "relative difference of gradients",
+        "gradient_{}",
+        "{}",
         {"equal": "one advantage", "varied": "advantages per token"},
-        {
-            "value": "difference of values",
-            "share": "difference of clips",
-            "gradient": "relative difference of gradients",
-        },
     ),
-    rule="Equal to rounding with one advantage a row, and another gradient with one a token.",
+    rule="Equal to rounding with one advantage per completion, and another gradient with one per token.",
     judge=lambda seen: both(
         *(
-            seen.equal({f"{key}_equal": 0.0}, 1e-12, f"with one advantage the {words}")
+            seen.equal({f"{key}_equal": 0.0}, 1e-12, f"{words} with one advantage")
             for key, words in (("value", "values"), ("share", "clips"), ("gradient", "gradients"))
         ),
-        above(seen.interval("gradient_varied"), 0.01, "with advantages per token the gradients are apart by"),
+        above(seen.interval("gradient_varied"), 0.01, "relative difference of gradients with advantages per token:"),
     ),
 )
 CLAIMS = (PERPLEXITY_RATIO, SEQUENCE_WEIGHT, LOG_DIFFERENCE, UNIFORM_WEIGHTS, WEIGHT_SPREAD, PER_TOKEN)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.claim import Claim, grid, quantities
+from groupwise.claims.claim import Claim, grid, matrix, quantities
 from groupwise.claims.experiments import GRPO, KL_LOSS, KL_REWARD, computed
 from groupwise.claims.measurements import above, below, both, every
 from groupwise.claims.readings import in_words
@@ -50,70 +50,65 @@ def _with_slope(logits: Tensor, function: Callable[[Tensor], Tensor]) -> tuple[f
 KL_VALUE = Claim(
     name="kl-value",
     title="k3, as GRPO has it in its loss, is an unbiased estimate of the KL to the reference.",
-    source="DeepSeekMath 2402.03300 eq 4; S0, S1 and S3 take the term over; DeepSeek-V3.2 corrects it",
-    argument="The expectation is right for samples of the policy itself. From the second update on a batch on, the "
-    "samples are an older policy's, and only an estimator with a ratio in front is right (k3-ratio here).",
-    expected="On policy it holds, off policy it does not.",
+    source="DeepSeekMath 2402.03300 eq 4; S0, S1, S3; DeepSeek-V3.2 corrects it",
+    argument="From the second update on a batch, the samples come from an older policy, and only an estimator with an "
+    "importance ratio is right (k3-ratio here).",
+    expected="Holds on policy, does not hold off policy.",
     of=estimators,
-    numbers=grid("expectation over KL, {1}, {0} policy", "value_{1}_{0}", ("on", "off"), tuple(ESTIMATORS)),
-    rule="On samples of the policy k3's expectation is the KL, to rounding; on those of an older one within 1 %.",
+    numbers=matrix("expectation over KL, {}", "value_{}_{}", "{} policy", ("k3", "k3-ratio"), ("on", "off")),
+    rule="k3's expectation is the KL on policy, to rounding, and within 1 % of it off policy.",
     judge=lambda seen: both(
-        seen.equal({"value_k3_on": 1.0}, 1e-9, "on policy k3's expectation over the KL, and 1,"),
+        seen.equal({"value_k3_on": 1.0}, 1e-9, "on policy, k3's expectation over the KL and 1"),
         below(
             seen.combined(lambda value: abs(value - 1), "value_k3_off"),
             0.01,
-            "after a step away from the samples' policy k3 is off by",
+            "off policy, relative error of k3:",
         ),
     ),
 )
 KL_GRADIENT = Claim(
     name="kl-gradient",
-    title="k3 in the loss penalises KL(live || reference): its gradient is that of this KL.",
-    source="S0, S1 and S3, who write the KL into the objective; DeepSeekMath 2402.03300 eq 3 and 4",
-    argument="Differentiating the estimator leaves out that the samples depend on the policy as well. What is left of "
-    "k3 is the gradient of KL(reference || live), of k2 that of KL(live || reference), of k1 nothing. In the reward k1 "
-    "has the right one.",
+    title="k3 in the loss penalizes KL(live || reference): its gradient is that of this KL.",
+    source="S0, S1, S3; DeepSeekMath 2402.03300 eq 3 and 4",
+    argument="Differentiating the estimator ignores that the samples depend on the policy. k3 then has the gradient of"
+    " KL(reference || live), k2 that of KL(live || reference), and k1 none.",
     expected="Does not hold.",
     of=estimators,
     numbers=grid(
-        "relative error of the gradient, {1} in the loss, {0} policy",
-        "gradient_{1}_{0}",
-        ("on", "off"),
+        "relative error of the gradient, {} in the loss",
+        "gradient_{}_on",
         tuple(ESTIMATORS),
     )
-    | {"relative error of the gradient, k1 in the reward, on policy": "gradient_reward"},
-    rule="On policy, where it is at its best, its gradient is within a hundredth of that of KL(live || reference).",
-    judge=lambda seen: below(
-        seen.interval("gradient_k3_on"), 0.01, "on policy k3's gradient is off that of the KL by a share of"
-    ),
+    | {"relative error of the gradient, k1 in the reward": "gradient_reward"},
+    rule="On policy, its best case, k3's gradient is within 1 % of that of KL(live || reference).",
+    judge=lambda seen: below(seen.interval("gradient_k3_on"), 0.01, "on policy, relative error of k3's gradient:"),
 )
 
 #: Pass rates that differ by less are the same for this question, and distances within a factor of two.
 SAME, PLACES = 0.05, (KL_LOSS.name, KL_REWARD.name)
 KL_PLACE = Claim(
     name="kl-place",
-    title="Whether the KL stands in the loss or in the reward makes no difference for the result.",
-    source="S0, S1, S3 (three places, one coefficient); DeepSeekMath 2402.03300 section 4.1.1 and eq 2",
-    argument="In the loss each token is drawn back with beta. In the reward the sum over an answer is part of what the "
-    "group compares, and the group's deviation divides it: where scores differ much it weighs little, where "
-    "all are right it is the only signal there is.",
+    title="It makes no difference whether the KL is in the loss or in the reward.",
+    source="S0, S1, S3; DeepSeekMath 2402.03300 section 4.1.1 and eq 2",
+    argument="In the loss, beta pulls each token back. In the reward, the group's deviation divides the KL: it weighs "
+    "little where scores differ, and is the only signal where all are right.",
     expected="Pass rates: holds. Distance: does not hold.",
     of={"in the loss (k3)": KL_LOSS, "in the reward (k1)": KL_REWARD},
-    numbers=in_words("heldout_mean", "heldout_end", "reference_k3"),
-    beside=quantities(GRPO, {"held-out pass rate at the end, without a KL term": "heldout_end"}),
-    rule="Pass rates differ by less than 0.05, and the distances from the reference by less than a factor of two.",
+    numbers=in_words("heldout_mean", "reference_k3"),
+    beside=quantities(GRPO, {"mean held-out pass rate, no KL": "heldout_mean"}),
+    rule="Pass rates differ by less than 0.05, and distances from the reference by less than a factor of two.",
     judge=lambda measured: every(
         verdict
         for apart, bound, words in (
             (
                 measured.difference(*PLACES, "heldout_mean"),
                 SAME,
-                "pass rate with the KL in the reward, less that in the loss:",
+                "pass rate, reward minus loss:",
             ),
             (
                 measured.across(lambda loss, reward: log2(reward / loss), "reference_k3", *PLACES),
                 1.0,
-                "log2 of the distance with the KL in the reward, over that in the loss:",
+                "log2 of the distance, reward over loss:",
             ),
         )
         for verdict in (above(apart, -bound, words), below(apart, bound, words))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.claim import Claim, Figure, gains, grid, lines_of
+from groupwise.claims.claim import Claim, Figure, gains, lines_of, matrix
 from groupwise.claims.experiments import CONSTANT, FILTERING, GRPO, NAIVE, SOFT_ALONE, TOKEN_MEAN, computed
 from groupwise.claims.measurements import above, below, both
 from groupwise.claims.readings import in_words
@@ -37,21 +37,21 @@ def weights(seed: int) -> dict[str, float]:
 
 LENGTH_WEIGHTS = Claim(
     name="length-weights",
-    title="GRPO dilutes the tokens of a long answer (1/400 each of 200, beside 1/20 each of 10); DAPO's mean over "
-    "tokens weighs all alike (1/210).",
-    source="S0 and S1, token-level loss; DAPO 2503.14476 section 3.3",
-    argument="A mean inside each answer and then over answers gives every answer the same total, so that each token of "
-    "a long one has less. One mean over all tokens, or a constant in the place of the length, gives every token the "
-    "same.",
+    title="GRPO dilutes the tokens of a long answer (1/400 each in 200 tokens, 1/20 each in 10). DAPO's token mean "
+    "weighs all alike (1/210).",
+    source="S0, S1, token-level loss; DAPO 2503.14476 section 3.3",
+    argument="A mean per answer gives every answer the same total. A mean over all tokens, or a constant divisor, "
+    "weighs every token the same.",
     expected="Holds.",
     of=weights,
-    numbers=grid(
-        f"{{}}, 200 tokens beside {SHORT}: {{}}",
+    numbers=matrix(
+        "{}",
         "{}_{}_200",
-        {"sequence": "mean per sequence", "token": "mean over tokens", "constant": "constant of 500"},
-        {"long": "a long token", "short": "a short one", "total": "the long answer's share"},
+        "{}",
+        {"sequence": "mean per sequence", "token": "token mean", "constant": "constant"},
+        {"long": "long answer's token", "short": "short answer's token", "total": "whole long answer"},
     ),
-    rule="S0's example: tokens of 200 and of 10 weigh 1/400 and 1/20 in a mean per sequence, 1/210 in one over tokens.",
+    rule="In S0's example, tokens weigh 1/400 and 1/20 with a mean per sequence, and 1/210 with a token mean.",
     judge=lambda seen: seen.equal(
         {
             "sequence_long_200": 1 / 400,
@@ -60,18 +60,18 @@ LENGTH_WEIGHTS = Claim(
             "token_short_200": 1 / 210,
         },
         1e-12,
-        "the weights of 200 tokens and of 10, and 1/400, 1/20, 1/210 and 1/210",
+        "weights and 1/400, 1/20, 1/210, 1/210",
     ),
     figure=Figure(
-        title="What a token weighs",
+        title="Weight of a token",
         axes=("tokens of the answer, beside one of 10", "weight"),
         lines=lines_of(
             weights,
             LONG,
-            {"mean per sequence": "sequence_long", "mean over tokens": "token_long", "constant": "constant_long"},
+            {"mean per sequence": "sequence_long", "token mean": "token_long", "constant": "constant_long"},
         ),
-        hint="A mean per sequence falls with the answer's own length, a mean over tokens with everybody's, a constant "
-        "not.",
+        hint="With a mean per sequence the weight falls with the answer's length, with a token mean with the batch's; "
+        "with a constant it does not.",
         log=(True, True),
     ),
 )
@@ -80,22 +80,21 @@ LONG_ANSWERS = Claim(
     name="long-answers",
     title="DAPO weights tokens so that longer sequences have less influence per token.",
     source="S2, token-level loss weighting",
-    argument="It is GRPO that does so. Under DAPO's mean over tokens all weigh alike, and a long answer as a whole has "
-    "more weight, in proportion to its length.",
-    expected="Does not hold: the statement is the reverse of the paper's section 3.3.",
+    argument="GRPO does this. DAPO's token mean weighs all tokens alike.",
+    expected="Does not hold: DAPO's section 3.3 says the reverse.",
     of=weights,
-    numbers={
-        "DAPO: weight of a token of 200": "token_long_200",
-        "DAPO: weight of a token of 10": "token_short_200",
-        "DAPO: share of the answer of 200": "token_total_200",
-        "GRPO: weight of a token of 200": "sequence_long_200",
-        "GRPO: weight of a token of 10": "sequence_short_200",
-    },
-    rule="A token of 200 weighs less than nine tenths of a token of 10.",
+    numbers=matrix(
+        "weight of a token, {}",
+        "{}_{}_200",
+        "{}",
+        {"token": "DAPO", "sequence": "GRPO"},
+        {"long": "of 200", "short": "of 10"},
+    ),
+    rule="A token of a 200-token answer weighs less than 0.9 of a token of a 10-token answer.",
     judge=lambda seen: below(
         seen.mean("token_long_200") / seen.mean("token_short_200"),
         0.9,
-        "under DAPO a token of 200 weighs, in units of a token of 10,",
+        "DAPO's weight of a token of 200 over a token of 10:",
     ),
 )
 
@@ -147,25 +146,24 @@ def _chances() -> Tensor:
 
 LENGTH_BIAS = Claim(
     name="length-bias",
-    title="Only a constant in the place of the length leaves the policy gradient unbiased; DAPO's mean over tokens "
-    "does not.",
-    source="Dr. GRPO 2503.20783, against S0 and S1, who have the token mean as the cure",
-    argument="A sum over tokens is the policy gradient; a constant only scales it. The number of tokens of a batch "
-    "depends on what was sampled, and so does a weight that divides by it: batches of short answers weigh more.",
-    expected="Holds; the token mean is off by less than the mean per sequence.",
+    title="Only a constant divisor leaves the policy gradient unbiased. DAPO's token mean does not.",
+    source="Dr. GRPO 2503.20783, against S0 and S1",
+    argument="The number of tokens in a batch depends on the samples, so dividing by it gives batches of short answers"
+    " more weight.",
+    expected="Holds. The token mean is closer than the mean per sequence.",
     of=bias,
-    numbers=grid(
-        "{}: {}",
-        "{1}_{0}",
-        {"constant": "constant", "token-mean": "mean over tokens", "sequence-mean": "mean per sequence"},
-        {"off": "share of the gradient across the true one", "degrees": "degrees between them"},
+    numbers=matrix(
+        "degrees off the true gradient",
+        "degrees_{}",
+        "{}",
+        {"constant": "constant", "token-mean": "token mean", "sequence-mean": "mean per sequence"},
     ),
-    rule="The constant's gradient has the direction of the pass rate's, to rounding; the others' are off by 2 % or "
+    rule="The constant's gradient has the direction of the pass rate's, to rounding. The others are off by 2 % or "
     "more.",
     judge=lambda seen: both(
-        seen.equal({"off_constant": 0.0}, 1e-7, "a constant's gradient and the pass rate's, in direction,"),
+        seen.equal({"off_constant": 0.0}, 1e-7, "directions of the constant's gradient and the true one"),
         *(
-            above(seen.mean(f"off_{kind}-mean"), 0.02, f"under a {kind} mean the gradient is off by a share of")
+            above(seen.mean(f"off_{kind}-mean"), 0.02, f"share of the gradient that is off, {kind} mean:")
             for kind in ("sequence", "token")
         ),
     ),
@@ -175,33 +173,34 @@ MEANS = {"sequence mean": GRPO, "token mean": TOKEN_MEAN, "constant": CONSTANT}
 WRONG = "length_wrong_mean.end"
 WRONG_LENGTH = Claim(
     name="wrong-length",
-    title="GRPO's mean over each sequence makes wrong answers grow in training; a token mean or a constant does not.",
-    source="S0, S1, S3; Dr. GRPO 2503.20783 section 3, DAPO 2503.14476 section 3.3",
-    argument="Divided by its own length, a long wrong answer is punished less for each of its tokens than a short one. "
-    "Under a token mean and under a constant every token is punished alike.",
-    expected="The sign holds; whether it can be told from the seeds over sixty steps is open, for most of a wrong "
-    "answer's length comes from writing steps out, which pays.",
+    title="GRPO's mean per sequence makes wrong answers longer during training. A token mean or a constant does not.",
+    source="S0, S1, S3; Dr. GRPO 2503.20783 section 3; DAPO 2503.14476 section 3.3",
+    argument="Divided by its own length, a long wrong answer is punished less per token than a short one.",
+    expected="The sign holds, but sixty steps may not show it.",
     of=MEANS,
-    numbers=in_words("length_wrong_mean.start", "length_wrong_mean.end", "length_right_mean.end", "heldout_end"),
-    rule="Wrong answers of the last ten steps are longer under the sequence mean than under each of the other two.",
+    numbers=in_words("length_wrong_mean.start", "length_wrong_mean.end", "length_right_mean.end"),
+    rule="In the last ten steps, wrong answers are longer with the mean per sequence than with each of the other two.",
     judge=gains(
-        WRONG, {f"tokens longer than under a {words}:": (MEANS[words], GRPO) for words in ("token mean", "constant")}
+        WRONG, {f"tokens longer than with a {words}:": (MEANS[words], GRPO) for words in ("token mean", "constant")}
     ),
 )
 
 OVERLONG = Claim(
     name="overlong",
     title="Under a tight limit, filtering overlong answers and punishing them softly both raise the score.",
-    source="S0, S1, S3; DAPO 2503.14476 section 3.4, table 1 (30 to 36, and 38 to 41)",
-    argument="An answer that is cut off scores 0 though its steps may be right, which is noise; filtering takes the "
-    "noise out. But here it is also what tells the policy to be brief enough, and filtered answers tell it nothing.",
+    source="S0, S1, S3; DAPO 2503.14476 section 3.4, table 1",
+    argument="A truncated answer scores 0 even if its steps are right; filtering removes that noise. But truncation "
+    "also teaches the policy to be brief, and filtered answers teach nothing.",
     expected="Soft punishment: holds. Filtering: does not hold under a limit that is tight for most answers.",
     of={"neither": NAIVE, "filtering": FILTERING, "soft punishment": SOFT_ALONE},
-    numbers=in_words("heldout_mean", "heldout_end", "truncated_share.end", "length_mean.end"),
-    rule="The held-out pass rate under the limit, mean over evaluations, is higher with each than with neither.",
+    numbers=in_words("heldout_mean", "truncated_share.end", "length_mean.end"),
+    rule="The mean held-out pass rate under the limit is higher with each than with neither.",
     judge=gains(
         "heldout_mean",
-        {"with filtering higher by": (NAIVE, FILTERING), "with soft punishment higher by": (NAIVE, SOFT_ALONE)},
+        {
+            "pass rate gained with filtering:": (NAIVE, FILTERING),
+            "pass rate gained with soft punishment:": (NAIVE, SOFT_ALONE),
+        },
     ),
 )
 CLAIMS = (LENGTH_WEIGHTS, LONG_ANSWERS, LENGTH_BIAS, WRONG_LENGTH, OVERLONG)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from groupwise.algorithms.settings import algorithm
-from groupwise.claims.claim import Claim, Figure, LineOverSteps, gains, grid, lines_of
+from groupwise.claims.claim import Claim, Figure, LineOverSteps, gains, grid, lines_of, matrix
 from groupwise.claims.experiments import DYNAMIC_SAMPLING, GRPO, computed, recipe_file
 from groupwise.claims.measurements import Measurements, above, below, every
 from groupwise.claims.readings import in_words
@@ -48,20 +48,19 @@ def _group(scores: Sequence[float]) -> Group:
 
 SILENT_GROUPS = Claim(
     name="silent-groups",
-    title="A group whose completions are all right or all wrong trains nothing, which happens with chance "
-    "p^G + (1 - p)^G; DAPO drops just those.",
+    title="Groups that are all right or all wrong train nothing. Their share is p^G + (1 - p)^G, and DAPO drops "
+    "exactly these.",
     source="S0, S1, S3; DAPO 2503.14476 section 3.2",
-    argument="Equal rewards have no deviation from their mean. The chance is that of G equal outcomes; over prompts of "
-    "unlike pass rates it is a mean of these, which is more than the share at the mean pass rate.",
+    argument="Equal rewards do not deviate from their mean.",
     expected="Holds.",
     of=groups,
-    numbers=grid("share of groups without signal, G = {}, p = {}", "silent_{}_{}", SIZES, (0.05, 0.2, 0.5)),
-    rule="What the filter drops and what has no advantage are the equation's share, at every G and p.",
+    numbers=matrix("groups without signal, G = {}", "silent_{}_{}", "p = {}", (8, 16), (0.05, 0.2, 0.5)),
+    rule="The share dropped and the share without advantages both equal the formula at every G and p.",
     judge=lambda seen: every(
         seen.equal(
             {f"{key}_{at}": seen.mean(f"equation_{at}") for at in PLACES},
             1e-9,
-            f"the share {words} and p^G + (1 - p)^G",
+            f"the share {words} and the formula",
         )
         for key, words in (("dropped", "that DAPO drops"), ("silent", "without advantages"))
     ),
@@ -69,7 +68,7 @@ SILENT_GROUPS = Claim(
         title="Groups without signal",
         axes=("pass rate of the prompt", "share"),
         lines=lines_of(groups, CHANCES, grid("G = {}", "silent_{}", SIZES)),
-        hint="The surer the outcome of a prompt, and the smaller its group, the more groups train nothing.",
+        hint="The more certain a prompt's outcome and the smaller its group, the more groups train nothing.",
     ),
 )
 
@@ -87,18 +86,18 @@ def _gap(rates: Sequence[float | None], mixed: Sequence[float | None]) -> float 
 
 IN_TRAINING = Claim(
     name="silent-groups-in-training",
-    title="In training, the share of groups without signal is p^G + (1 - p)^G of the pass rate p.",
+    title="In training, the share of groups without signal is p^G + (1 - p)^G at the pass rate p.",
     source="S0, S1; DAPO 2503.14476 section 3.2, figure 3b",
-    argument="The formula is of one prompt. Prompts differ, and a prompt that is easier or harder than the mean is "
-    "silent more often: the function is convex, so the mean pass rate predicts too little.",
-    expected="Does not hold: more groups are silent than predicted.",
+    argument="The formula describes one prompt. It is convex, so the mean pass rate of different prompts predicts too "
+    "few groups without signal.",
+    expected="Does not hold: more groups than predicted have no signal.",
     of=GRPO,
     numbers=in_words("groups_mixed_share.start", "groups_mixed_share.end", "pass_rate.start", "pass_rate.end"),
-    rule="Seen and predicted share differ by less than 0.05 in the mean over steps.",
+    rule="Measured and predicted shares differ by less than 0.05 on average.",
     judge=lambda seen: below(
         Measurements.combined(_gap, *seen.curves("pass_rate", "groups_mixed_share")),
         NEAR,
-        "share of groups without signal, seen less predicted,",
+        "difference of measured and predicted share:",
     ),
     figure=Figure(
         title="Pass rate, and groups with signal",
@@ -107,39 +106,38 @@ IN_TRAINING = Claim(
             LineOverSteps("pass rate", GRPO.name, "pass_rate"),
             LineOverSteps("groups with signal", GRPO.name, "groups_mixed_share"),
         ),
-        hint=f"With groups of {GROUP} the equation leaves nearly every group a signal until the pass rate is near 1.",
+        hint=f"With groups of {GROUP}, the formula gives nearly every group a signal until the pass rate is near 1.",
     ),
 )
 
 ROLLOUT_EFFICIENCY = Claim(
     name="rollout-efficiency",
     title="Dropping groups that are all right or all wrong makes sampling more efficient.",
-    source="S3 (to raise the efficiency of the rollout), S0 (prevents massive waste); DAPO 2503.14476 section 3.2",
-    argument="A group is generated before anybody knows that it is dropped, and its replacement is generated on top. "
-    "Of every hundred groups as many have signal as without the filter; what it saves is updates, at 1/(1 - silent) "
-    "times the generation for each.",
-    expected="Does not hold; whether updates on full batches are worth it is for runs to tell.",
+    source="S0, S3; DAPO 2503.14476 section 3.2",
+    argument="A group is generated before it can be dropped, and its replacement needs more generation. The filter "
+    "saves updates, not generation.",
+    expected="Does not hold. Training runs must show whether full batches are worth the extra generation.",
     of=groups,
-    numbers=grid("share of groups that are generated and dropped, G = 16, p = {}", "dropped_16_{}", CHANCES),
-    rule="Groups with signal among all that are generated: a tenth more with the filter than without.",
+    numbers=matrix("groups dropped, G = 16", "dropped_16_{}", "p = {}", (0.05, 0.2, 0.5, 0.95)),
+    rule="With the filter, at least 1.1 times as many of the generated groups have signal.",
     judge=lambda seen: above(
         fmean(1 - seen.mean(f"dropped_16_{chance}") for chance in CHANCES)
         / fmean(1 - seen.mean(f"silent_16_{chance}") for chance in CHANCES),
         1.1,
-        "groups with signal for each that is generated, with the filter over without,",
+        "groups with signal per generated group, with the filter over without:",
     ),
 )
 
 RUNS = {"every group trains": GRPO, "dynamic sampling": DYNAMIC_SAMPLING}
 DYNAMIC = Claim(
     name="dynamic-sampling",
-    title="Dynamic sampling reaches a higher score in as many updates.",
-    source="S0, S1, S3; DAPO 2503.14476 section 3.2, figure 6 and table 1",
-    argument="Each update has only groups with a signal, so its gradient has less noise.",
-    expected="Holds, by little where few groups are silent.",
+    title="Dynamic sampling reaches a higher score after the same number of updates.",
+    source="S0, S1, S3; DAPO 2503.14476 section 3.2, figure 6, table 1",
+    argument="Every update contains only groups with signal, so its gradient is less noisy.",
+    expected="Holds, with a small gain while few groups lack signal.",
     of=RUNS,
-    numbers=in_words("heldout_mean", "heldout_end", "generated_tokens", "seconds_training"),
-    rule="The held-out pass rate, mean over the run's evaluations, is higher with it.",
+    numbers=in_words("heldout_mean", "heldout_end", "generated_tokens"),
+    rule="The mean held-out pass rate is higher with dynamic sampling.",
     judge=gains("heldout_mean", {"held-out pass rate higher by": (GRPO, DYNAMIC_SAMPLING)}),
 )
 
@@ -160,14 +158,14 @@ def _gain(plain: np.ndarray, dynamic: np.ndarray) -> float:
 
 EQUAL_GENERATION = Claim(
     name="equal-generation",
-    title="Dynamic sampling makes training more efficient: after as much generation the score is higher.",
-    source="S3 (raises the efficiency of the rollout); DAPO 2503.14476 section 3.2 (generation is not the bottleneck)",
-    argument="What is dropped was generated as well, so that a step costs 1/(1 - silent) times the generation. It pays "
-    "only where an update on a full batch is worth more than that.",
+    title="Dynamic sampling makes training more efficient: after equal generation the score is higher.",
+    source="S3; DAPO 2503.14476 section 3.2",
+    argument="Dropped groups are generated too, so a step needs 1/(1 - share dropped) times the generation. A full "
+    "batch must be worth that.",
     expected="Cannot be told, or does not hold.",
     of=RUNS,
     numbers=in_words("generated_tokens", "rounds.mean"),
-    rule="After as many tokens as the shorter of both runs generated, the pass rate is higher with it.",
+    rule="After equal generated tokens, the held-out pass rate is higher with dynamic sampling.",
     judge=lambda measured: above(
         measured.combined(_gain, *(_learning(measured, run.name) for run in RUNS.values())),
         0.0,

@@ -8,7 +8,7 @@ import torch
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.settings import algorithm
 from groupwise.claims import experiments as runs
-from groupwise.claims.claim import Claim, Figure, gains, grid, lines_of
+from groupwise.claims.claim import Claim, Figure, gains, grid, lines_of, matrix
 from groupwise.claims.experiments import computed
 from groupwise.claims.measurements import agree, below, both, every
 from groupwise.claims.readings import in_words
@@ -39,35 +39,36 @@ def bounds(seed: int) -> dict[str, float]:
 
 CLIP_PRODUCT = Claim(
     name="clip-product",
-    title="Clipped token by token, a sequence of 1024 tokens may have a ratio of 1.2^1024 = 10^81; GSPO's geometric "
-    "mean bounds it directly.",
-    source="S1, on why sequence-level ratios; GSPO 2507.18071 eq 5 and 7",
-    argument="With every ratio inside the clip nothing is stopped, and their product is 1.2^L. A clip of the mean at "
-    "1 + e allows the same product, (1 + e)^L: it is the width of 4e-4 that bounds it, a five-hundredth of 0.2.",
-    expected="The first half holds. The second does not: at the same width both bounds are the same.",
+    title="Per-token clipping allows a ratio of 1.2^1024 = 10^81 in 1024 tokens. GSPO's geometric mean bounds the "
+    "ratio directly.",
+    source="S1; GSPO 2507.18071 eq 5 and 7",
+    argument="With every ratio inside the clip no gradient stops. A clip of the mean at 1 + e allows the same product,"
+    " (1 + e)^L: GSPO's bound comes from its width of 4e-4.",
+    expected="The first half holds. The second does not: at equal width both bounds are equal.",
     of=bounds,
-    numbers=grid(
-        "largest log-ratio of {1} tokens {0} (nats)",
+    numbers=matrix(
+        "largest log-ratio (nats), {}",
         "{}_{}",
-        {"grpo": "by GRPO's 0.2", "gspo": "by GSPO's 4e-4", "gspo_wide": "by GSPO's mean at 0.2"},
-        LENGTHS,
+        "{} tokens",
+        {"grpo": "GRPO at 0.2", "gspo": "GSPO at 4e-4", "gspo_wide": "GSPO at 0.2"},
+        (1024, 16384),
     ),
-    rule="The product is attained with no gradient stopped; at the same width the mean's clip bounds it by half or "
-    "less.",
+    rule="The product is reached with no gradient stopped, and at equal width the clip of the mean bounds the "
+    "log-ratio at half or less.",
     judge=lambda seen: both(
-        seen.equal({"passed": 1.0}, 0.0, "at the ends of the clips the gradient that passes and 1"),
+        seen.equal({"passed": 1.0}, 0.0, "share of gradient passed at the ends of the clips and 1"),
         seen.equal({"grpo_16384": 16384 * math.log(1.2)}, 1e-3, "GRPO's largest log-ratio and 16384 log 1.2"),
         below(
             seen.mean("gspo_wide_16384") / seen.mean("grpo_16384"),
             0.5,
-            "at the same width GSPO's largest log-ratio over GRPO's is",
+            "GSPO's largest log-ratio over GRPO's at equal width:",
         ),
     ),
     figure=Figure(
-        title="The largest log-ratio that is not stopped",
+        title="The largest log-ratio that is not clipped",
         axes=("tokens", "nats"),
         lines=lines_of(bounds, LENGTHS, {"GRPO, 0.2": "grpo", "GSPO's mean, 0.2": "gspo_wide", "GSPO, 4e-4": "gspo"}),
-        hint="At the same width the two lines lie on each other: what bounds a sequence is the width, not the mean.",
+        hint="At equal width the two lines coincide: the width bounds a sequence, not the mean.",
         log=(True, True),
     ),
 )
@@ -107,27 +108,26 @@ def _ratio_of_clipped_token(rare: float) -> float:
 
 CLIP_CONFINES = Claim(
     name="clip-confines",
-    title="A clip at 0.8 and 1.2 keeps any single token's probability from changing by more than that.",
-    source="S1 (prevents any single token's probability from changing too much), S0 (caps it at 1.2); PPO 1707.06347 "
-    "eq 7",
-    argument="The clip takes the gradient of a token whose ratio has left the band. It does not hold the ratio there: "
-    "other tokens move the same parameters. In a vocabulary of two a rare token rises as long as the common one falls.",
-    expected="Does not hold. The common one stops at 0.8 of its probability, and the rare one has what is left: at "
-    "0.01 it goes to (1 - 0.8 x 0.99) / 0.01 = 20.8.",
+    title="Clipping at 0.8 and 1.2 keeps any single token's probability from changing by more than that.",
+    source="S0, S1; PPO 1707.06347 eq 7",
+    argument="The clip removes a token's gradient but does not hold its ratio: other tokens move the same parameters. "
+    "In a vocabulary of two, a rare token rises as long as the common one falls.",
+    expected="Does not hold. The common token stops at 0.8 of its probability. At 0.01 the rare one then reaches (1 - "
+    "0.8 x 0.99)/0.01 = 20.8.",
     of=confines,
-    numbers=grid("ratio of a clipped token of old probability {}, after descent on one batch", "ratio_{}", RARE)
-    | {f"ratios whose gradient is 0 elsewhere than PPO's equation says, of {2 * POINTS:,}": "misplaced"},
-    rule="The gradient is 0 just where the equation says, and a clipped token's ratio stays within a step of 1.2.",
+    numbers=matrix("final ratio, by old probability", "ratio_{}", "{}", RARE)
+    | {f"misplaced zero gradients, of {2 * POINTS:,}": "misplaced"},
+    rule="The gradient is 0 exactly where PPO's equation says, and a clipped token's ratio stays below 1.3.",
     judge=lambda seen: both(
-        seen.equal({"misplaced": 0.0}, 0.0, "where the gradient is 0 and where the equation has it"),
-        below(seen.mean("ratio_0.01"), 1.3, "the ratio of a clipped token went to"),
+        seen.equal({"misplaced": 0.0}, 0.0, "zero gradients, measured and by the equation,"),
+        below(seen.mean("ratio_0.01"), 1.3, "final ratio of a clipped token:"),
     ),
     figure=Figure(
-        title="Where the ratio of a clipped token ends",
+        title="Final ratio of a clipped token",
         axes=("the token's old probability", "ratio"),
         lines=lines_of(confines, RARE, {"after descent on one batch": "ratio"}),
         marks=((1.2, "the clip's upper end"),),
-        hint="The rarer the token, the farther it leaves the band after its own gradient has stopped.",
+        hint="The rarer the token, the farther it leaves the band after its own gradient stopped.",
         log=(True, True),
     ),
 )
@@ -174,26 +174,27 @@ def passed_by_equation() -> dict[str, float]:
 
 CLIP_QUADRANTS = Claim(
     name="clip-quadrants",
-    title="Of the four combinations of advantage and ratio a clip limits two: a better token's rise and a worse "
+    title="Of the four combinations of advantage and ratio, clipping limits two: a better token's rise and a worse "
     "token's fall.",
-    source="S0, how the signs affect training; PPO 1707.06347 eq 7",
-    argument="The minimum takes the clipped value only where it is the smaller one. So a clip stops moves that already "
-    "went the way of their advantage, and never one that went the other way. SAPO's gate damps all four.",
-    expected="Holds of GRPO and GSPO. (S0 speaks of A and r having the same sign, where r - 1 is meant.)",
+    source="S0, effect of the signs; PPO 1707.06347 eq 7",
+    argument="Clipping stops moves that already followed the advantage, never moves against it. SAPO's gate damps all "
+    "four.",
+    expected="Holds for GRPO and GSPO. (S0 compares the signs of A and r, where r - 1 is meant.)",
     of=quadrants,
-    numbers=grid(
-        "{}: share that passes, log r up to 1, where a {}",
+    numbers=matrix(
+        "share passed, {}",
         "{}_{}",
-        {name: name.upper() for name in ROWS},
-        {name: name.replace("_", " one ") for name in QUADRANTS},
+        "{}",
+        {"grpo": "GRPO", "sapo": "SAPO"},
+        {name: name.replace("_", " token ") for name in QUADRANTS},
     ),
-    rule="GRPO and GSPO pass all where a better one fell or a worse one rose, and up to the ends of the clip "
-    "elsewhere.",
+    rule="GRPO and GSPO pass the whole gradient where a better token fell or a worse one rose, and pass it up to "
+    "the clip elsewhere.",
     judge=lambda seen: every(
         seen.equal(
             {f"{name}_{quadrant}": share for quadrant, share in passed_by_equation().items()},
             1e-9,
-            f"{name.upper()}: what passes in each quadrant and what the equation has",
+            f"{name.upper()}'s shares in the four quadrants and the equation's",
         )
         for name in ("grpo", "gspo")
     ),
@@ -207,7 +208,7 @@ CLIP_QUADRANTS = Claim(
                 "{}, A {} 0", "{}_{}_at", {"grpo": "clip at 0.2", "sapo": "SAPO's gate"}, {"better": ">", "worse": "<"}
             ),
         ),
-        hint="A clip stops one side of each sign; the gate closes slowly, and on both sides.",
+        hint="A clip stops one side of each sign. The gate closes slowly, on both sides.",
         log=(True, False),
     ),
 )
@@ -246,43 +247,43 @@ def _gate(z: torch.Tensor, tau: float) -> torch.Tensor:
 
 SOFT_GATE = Claim(
     name="soft-gate",
-    title="Where ratios are near 1 and vary little inside a sequence, SAPO's gate per token is nearly one gate per "
+    title="If ratios are near 1 and vary little within a sequence, SAPO's gate per token is nearly one gate per "
     "sequence.",
     source="SAPO 2511.20347 section 4.1, eq 16 and 21 to 23",
-    argument="The gate's second derivative is at most tau^2/2 in size, so a mean of gates differs from the gate of the "
-    "mean by at most tau^2/4 times the variance. The bound is about a gate of log r, and the gate is of r - 1.",
-    expected="Holds at the variances of the paper's figures; the bound is tight for small ones.",
+    argument="The mean gate differs from the gate of the mean by at most tau^2/4 times the variance. This bounds a "
+    "gate of log r; SAPO computes the gate of r - 1.",
+    expected="Holds at the variances of the paper's figures. The bound is tight for small ones.",
     of=gates,
-    numbers=grid(
-        "{1}, deviation {0} nats",
-        "{1}_{0}",
-        (0.02, 0.14, 1.0),
+    numbers=matrix(
+        "{}",
+        "{}_{}",
+        "deviation {} nats",
         {
-            "gap": "mean gate less gate of the mean",
-            "of_bound": "largest share of the bound",
-            "computed": "the same of the gate as it is computed",
+            "gap": "gap between mean gate and gate of the mean",
+            "of_bound": "largest gap over the bound",
+            "computed": "gap of the computed gate",
         },
+        (0.14, 1.0),
     ),
-    rule="No gap passes the bound, and at the paper's variance the gates as they are computed differ by less than "
-    "0.01.",
+    rule="No gap exceeds the bound, and at the paper's variance the computed gates differ by less than 0.01.",
     judge=lambda seen: both(
         agree(
             max(1.0, *(seen.largest(f"of_bound_{sigma}") for sigma in SIGMAS)),
             1.0,
             1e-9,
-            "the largest gap, where it is more than the bound, and the bound",
+            "largest gap (if over the bound) and bound",
         ),
-        below(seen.interval("computed_0.14"), 0.01, "at a variance of 0.02 the gates differ by"),
+        below(seen.interval("computed_0.14"), 0.01, "gap at a variance of 0.02:"),
     ),
     figure=Figure(
-        title="How far the mean gate is from one gate",
+        title="Gap between the mean gate and one gate",
         axes=("deviation of log-ratios, nats", "difference of gates"),
         lines=lines_of(
             gates,
             SIGMAS,
             {"the paper's bound": "bound", "gate of log r": "gap", "gate as computed, of r - 1": "computed"},
         ),
-        hint="The gate as it is computed may pass the bound, which is about another one; at the paper's 0.14 both are "
+        hint="The computed gate may exceed the bound, which is for a gate of log r. At the paper's 0.14 both gaps are "
         "small.",
         log=(True, True),
     ),
@@ -290,15 +291,15 @@ SOFT_GATE = Claim(
 
 GATE_ASSUMPTIONS = Claim(
     name="gate-assumptions",
-    title="In real runs ratios stay near 1 and vary little inside a completion (mostly below 0.02).",
+    title="In real runs ratios stay near 1 and vary little within a completion (variance mostly below 0.02).",
     source="S3; SAPO 2511.20347 section 4.1, figures 2 and 3",
-    argument="These two make a gate per token nearly one per sequence. A gate that is 0.9 at |r - 1| = 0.65 holds "
-    "little, and four updates on a batch at a learning rate for a tiny policy move single tokens far.",
+    argument="These conditions make a gate per token nearly one per sequence. SAPO's gate still passes 0.9 at |r - 1| "
+    "= 0.65, so it holds little back.",
     expected="Near 1 for nine tokens of ten: holds. Variance: does not hold at this size.",
     of={"SAPO": runs.SAPO, "GRPO": runs.GRPO},
-    numbers=in_words("ratio_far", "variance_above", "variance_median", "variance_p99", "gate_gap", "gate_gap_p99"),
-    rule="In SAPO's own runs fewer than half of the completions have a variance above 0.02, and fewer than a tenth of "
-    "the tokens a ratio that is 0.2 or more off 1.",
+    numbers=in_words("ratio_far", "variance_above", "variance_median", "gate_gap"),
+    rule="In SAPO's own runs, fewer than half of the completions have a variance above 0.02, and fewer than a "
+    "tenth of the tokens a ratio 0.2 or more from 1.",
     judge=lambda measured: every(
         below(measured.interval_of(measured.numbers(runs.SAPO.name, name)), bound, words)
         for name, bound, words in (
@@ -310,23 +311,18 @@ GATE_ASSUMPTIONS = Claim(
 
 GATE_TEMPERATURES = Claim(
     name="gate-temperatures",
-    title="tau for negative advantages should be above the one for positive ones: 1.05 is more stable than 1.0 and "
-    "0.95.",
-    source="S3; SAPO 2511.20347 section 3 (eq 9) and figure 5",
-    argument="A negative advantage lifts many tokens that were not sampled. But a gate at 1.05 passes 0.989 of the "
-    "gradient at a ratio of 1.2 and one at 1.0 passes 0.990.",
-    expected="Cannot be told: the gates are the same within a hundredth where nearly all ratios are.",
-    of={
-        f"tau for negative advantages {tau}": run
-        for tau, run in (("0.95", runs.SAPO_BELOW), ("1.0", runs.SAPO_EQUAL), ("1.05", runs.SAPO))
-    },
-    numbers=in_words("heldout_end", "heldout_best", "share_passed_negative.mean"),
-    rule="The held-out pass rate at the end rises from 0.95 to 1.0, and from 1.0 to 1.05.",
+    title="tau should be higher for negative advantages than for positive ones: 1.05 is more stable than 1.0 and 0.95.",
+    source="S3; SAPO 2511.20347 section 3 (eq 9), figure 5",
+    argument="At a ratio of 1.2, a gate at 1.05 passes 0.989 of the gradient and a gate at 1.0 passes 0.990.",
+    expected="Cannot be told: where nearly all ratios are, the gates differ by less than a hundredth.",
+    of={f"tau {tau}": run for tau, run in (("0.95", runs.SAPO_BELOW), ("1.0", runs.SAPO_EQUAL), ("1.05", runs.SAPO))},
+    numbers=in_words("heldout_end", "heldout_best"),
+    rule="The final held-out pass rate rises from 0.95 to 1.0, and from 1.0 to 1.05.",
     judge=gains(
         "heldout_end",
         {
-            "from 0.95 to 1.0 higher by": (runs.SAPO_BELOW, runs.SAPO_EQUAL),
-            "from 1.0 to 1.05 higher by": (runs.SAPO_EQUAL, runs.SAPO),
+            "pass rate gained from 0.95 to 1.0:": (runs.SAPO_BELOW, runs.SAPO_EQUAL),
+            "pass rate gained from 1.0 to 1.05:": (runs.SAPO_EQUAL, runs.SAPO),
         },
     ),
 )

@@ -32,7 +32,7 @@ DEFAULTS: Mapping[str, Any] = {
     "gradient_accumulation_steps": 1,
     "num_iterations": 1,
     "num_processes": 1,
-    "max_completion_length": 256,
+    "max_completion_length": 512,
     "num_train_epochs": 3,
     "max_steps": -1,
     "save_steps": 500,

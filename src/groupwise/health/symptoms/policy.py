@@ -93,8 +93,8 @@ def clamped(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"entropy_mean falls below {CLIFF:g} of itself within ten steps, from {CLIFF_FROM:g} nats or more, and "
-    f"pass_rate gains no more than {GAIN:g}",
+    limit=f"entropy_mean falls to less than {CLIFF:g} times its value within ten steps, from {CLIFF_FROM:g} nats or "
+    f"more, while pass_rate gains at most {GAIN:g}",
     why="entropy falls in healthy runs too, but then the pass rate rises with it",
 )
 def entropy_cliff(h: History) -> Seen | None:
@@ -112,7 +112,7 @@ def entropy_cliff(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"entropy_mean grows {RISE:g} times and by {RISE_BY:g} nats within ten steps while pass_rate falls",
+    limit=f"entropy_mean grows {RISE:g}-fold and by {RISE_BY:g} nats within ten steps while pass_rate falls",
     why="a policy that learns to explore does not get worse while it does",
 )
 def entropy_explosion(h: History) -> Seen | None:
@@ -148,8 +148,8 @@ def no_entropy_left(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"engine_probability_error above {ENGINE_ERROR:g} and above exp(limit of the check 'learner = engine') "
-    "(without the metric: exp(engine_gap_mean))",
+    limit=f"engine_probability_error, or exp(engine_gap_mean) if missing, above {ENGINE_ERROR:g} and above exp(L); L "
+    "is the limit of the check 'learner = engine'",
     why="from there on runs are known to drift apart, whatever the learning rate; where precisions differ, the check's "
     "limit is the rounding that was measured at the start",
     early=True,
@@ -170,8 +170,8 @@ def engine_gap(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"in {AGAIN} of the last ten steps engine_gap_of_limit of a later range of tokens or turns above 1, and its "
-    f"engine_gap_from above {GROWN:g} times that of the first range",
+    limit=f"in {AGAIN} of the last ten steps a later range of tokens or turns has engine_gap_of_limit above 1, and "
+    f"{GROWN:g} times the engine_gap_from of the first range",
     why="the limit is that of the check 'learner = engine' for as many tokens as the range has; chance passes it in "
     "single steps, and noise that grows while a policy learns grows in the first range too",
 )
@@ -210,7 +210,7 @@ def few_engine_samples(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"median of seconds.wait above {MOSTLY_WAITING:g} of a step, over {LEAST_STEPS} steps or more",
+    limit=f"median of seconds.wait above {MOSTLY_WAITING:g} of a step's seconds, over {LEAST_STEPS} steps or more",
     why="what can be hidden is the shorter of sampling and training; below a tenth is little for older completions",
 )
 def sampling_ahead_gains_little(h: History) -> Seen | None:

@@ -39,7 +39,7 @@ FLAT = 1e-9
 
 @symptom(
     name="over-optimisation",
-    limit=f"pass_rate more than {FALL:g} below its best ten steps while learned_mean is above what it was there",
+    limit=f"pass_rate more than {FALL:g} below its best ten steps while learned_mean is higher than in those steps",
     why="chance moves ten steps' pass rate by about 0.01 at 512 completions a step",
 )
 def over_optimised(h: History) -> Seen | None:
@@ -94,7 +94,7 @@ def reward_without_spread(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"pass_rate of {SOLVED:g} or more over the last ten steps, without a curriculum that rises",
+    limit=f"pass_rate of {SOLVED:g} or more over the last ten steps, without a rising curriculum",
     why="what is left then is mostly the noise of sampling",
     live=False,
 )
@@ -110,7 +110,7 @@ def solved(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"at the end: the last quarter's pass_rate above the one before by {RISING:g} and two standard errors",
+    limit=f"at the end: the last quarter's pass_rate exceeds the one before by {RISING:g} and two standard errors",
     why="a run that is still learning was stopped too early",
     live=False,
 )
@@ -128,8 +128,8 @@ def still_rising(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"from {ENOUGH} steps on: the last quarter's pass_rate not above the one before; a warning where it is not "
-    "above the first ten steps' either",
+    limit=f"from {ENOUGH} steps on: the last quarter's pass_rate is not above the one before; a warning if it is not "
+    "above the first ten steps either",
     why="two standard errors of a quarter's steps are what chance does",
     live=False,
 )
@@ -177,9 +177,8 @@ def falling(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"avg_at_k of the last evaluation after step 0 that has them, and the training pass_rate of the weights on "
-    f"each side of it (the nearest {NEAR} steps, {LEAST} or more; of the last steps those before, and as far beyond "
-    f"the last of them) {APART:g} and {SURE:g} standard errors apart",
+    limit=f"avg_at_k of the newest evaluation after step 0 and the training pass_rate around it ({LEAST} to {NEAR} "
+    f"steps on each side) differ by {APART:g} and {SURE:g} standard errors",
     why="with a few hundred problems less than that is chance; a policy that learns passes from one side to the other",
     live=False,
 )
@@ -266,7 +265,7 @@ def _beyond(h: History, apart: float, *errors: float) -> float:
 
 
 @symptom(
-    limit="a metric that is in the rows and has a number in none",
+    limit="a metric that is null in every row",
     why="an empty plot should say that it is empty, and not look like 0",
     live=False,
 )

@@ -44,7 +44,7 @@ FAILED: Mapping[str, str] = {"task": "score of the task", ENVIRONMENT: "environm
 
 
 @symptom(
-    limit=f"groups_all_right_share above {NO_SIGNAL:g}; a warning where the first ten steps were so too",
+    limit=f"groups_all_right_share above {NO_SIGNAL:g}; a warning only if the first ten steps were too",
     why="half of the batch says nothing of what is better; where the run earned it, it is success and no warning",
 )
 def groups_all_right(h: History) -> Seen | None:
@@ -78,7 +78,7 @@ def groups_all_wrong(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"groups_signal_share below 1 - {NO_SIGNAL:g}, where more than the task's score trains",
+    limit=f"groups_signal_share below {1 - NO_SIGNAL:g}, where more than the task's score trains",
     why="half of the batch says nothing of what is better: within these groups no completion earned more than another",
 )
 def groups_of_equal_reward(h: History) -> Seen | None:
@@ -110,7 +110,7 @@ def nothing_right(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"groups_mixed_share below {FEW_MIXED:g}, neither all right nor all wrong above {NO_SIGNAL:g}",
+    limit=f"groups_mixed_share below {FEW_MIXED:g}, and neither all-right nor all-wrong groups above {NO_SIGNAL:g}",
     why="a step then learns from a fifth of its prompts",
 )
 def few_mixed_groups(h: History) -> Seen | None:
@@ -170,8 +170,8 @@ def fallback(h: History) -> Seen | None:
 
 
 @symptom(
-    limit=f"truncated_share above {CUT_OFF:g}; a note in the first {EARLIEST - 1} steps, and while the later half of "
-    f"the last ten steps has at most {FALLING:g} of the share of the earlier half",
+    limit=f"truncated_share above {CUT_OFF:g}; only a note in the first {EARLIEST - 1} steps, or while the share falls "
+    f"to {FALLING:g} times or less between the halves of the last ten steps",
     why="one completion in ten never reaches its answer, and is punished for it; a policy that learns to end needs no "
     "longer limit",
 )
@@ -265,7 +265,7 @@ def turns_without_an_answer(h: History) -> Seen | None:
 
 
 @symptom(
-    limit="unscored_completions above those of the faults",
+    limit="more unscored_completions than scoring faults",
     why="a completion that no reward votes on is generated for nothing",
 )
 def completions_without_a_score(h: History) -> Seen | None:

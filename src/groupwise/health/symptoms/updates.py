@@ -36,7 +36,7 @@ PATIENCE = 5
 
 @symptom(
     limit=f"gradient_norm_max above {SPIKE:g} times the median gradient_norm of the ten steps before, and above "
-    "learner.clip_norm; a warning for ten steps",
+    "learner.clip_norm; warns for ten steps",
     why="ordinary batches differ by a factor of 3 to 5, and a norm below the clip does no harm",
 )
 def gradient_spikes(h: History) -> Seen | None:
@@ -72,7 +72,7 @@ def updates_skipped(h: History) -> Seen | None:
 
 
 @symptom(
-    limit='a check failed in a run that goes on, as one with checks.witness = "warn" does',
+    limit='a check failed and the run went on, as with checks.witness = "warn"',
     why="what trains is not what the recipe says",
 )
 def check_failed(h: History) -> Seen | None:

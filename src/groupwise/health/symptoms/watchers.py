@@ -39,10 +39,10 @@ class Trend(NamedTuple):
 
 
 @symptom(
-    limit=f"from the first third of the steps to the last, {3 * THIRD} steps or more: the weighted sum of what trains "
-    f"rises by {SURE:g} standard errors, and a reward of weight 0 (or the task's score, if it does not train) falls by "
-    f"as many; or the sum rises by {RISE:g} deviations within a group, and the watcher, with {NOT_FOLLOWED:g} standard "
-    f"errors added, by less than {FOLLOWS:g} of its own",
+    limit=f"from the first third of the steps to the last, over {3 * THIRD} steps or more: the training reward rises "
+    f"by {SURE:g} standard errors while a watcher (a reward of weight 0, or a task score that does not train) falls by "
+    f"as many; or the reward rises by {RISE:g} deviations within a group while the watcher, plus {NOT_FOLLOWED:g} "
+    f"standard errors, rises by less than {FOLLOWS:g} of its own",
     why="both are of the same completions, so that harder problems move both; how often chance does it is measured "
     "([rewards.md](rewards.md))",
 )
