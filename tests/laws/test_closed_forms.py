@@ -56,10 +56,11 @@ ROWS = {
     "fipo": Row(cf.fipo(cf.clip(0.2, 0.28)), cf.token_mean),
     "dro": Row(cf.likelihood(lambda x, a: 1.0, whole=False), cf.token_mean, (0.05, cf.k2), against_old=True),
     "opo": Row(cf.free, cf.token_mean),
+    "opd": Row(cf.dppo(0.2, 0.2, math.inf, lambda old, new: abs(new - old)), cf.token_mean),
     "reinforce-rej": Row(cf.clip(0.2, 0.2), cf.sequence_mean),
 }
 #: Rows whose ratio is that of a whole completion, and rows that let nearly every gradient pass.
-WHOLE, FREE = {"rloo", "vespo", "topr"}, {"reinforce", "rloo", "opo"}
+WHOLE, FREE = {"rloo", "vespo", "topr"}, {"reinforce", "rloo", "opo", "drpo"}
 SPREADS = [0.0005, 0.01, 0.5, 5.0, 50.0]
 
 

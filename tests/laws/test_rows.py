@@ -71,8 +71,8 @@ def test_what_a_row_needs():
         return {name for name in ROWS if getattr(groupwise.algorithm(name), question)}
 
     assert {name for name in ROWS if groupwise.algorithm(name).advantage.reads_value} == {"ppo"}
-    assert those("needs_old") == {"ppo", "rloo", "reinforce++"}
-    pulled = {"ppo", "rloo", "reinforce++", "reinforce++-baseline", "grpo", "grpo-process", "deepseek-v3.2"}
+    assert those("needs_old") == {"ppo", "rloo", "reinforce++", "opd"}
+    pulled = {"ppo", "rloo", "reinforce++", "reinforce++-baseline", "grpo", "grpo-process", "deepseek-v3.2", "opd"}
     assert those("needs_reference") == pulled
     assert those("reads_steps") == {"ppo", "grpo-process"}
     assert {name: groupwise.algorithm(name).passes for name in ROWS} == {n: 4 if n == "ppo" else 1 for n in ROWS}

@@ -17,7 +17,7 @@ from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.mismatch import Mismatch, NoMismatch
 from groupwise.algorithms.parts.ratio import Ratio, TokenRatio, bounded
 from groupwise.algorithms.parts.rejection import NoRejection, Rejection
-from groupwise.algorithms.parts.shaping import OutcomeReward, Shaping, at_last_token, sampled_kl
+from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Shaping, at_last_token, sampled_kl
 from groupwise.algorithms.parts.trust import Trust
 from groupwise.core.masked import keep, real, row_sum, whiten
 from groupwise.core.numbers.inputs import (
@@ -109,6 +109,11 @@ class Algorithm:
                 'ratio.level = "sequence-token" with a trust region per token'
             )
         self._require_credit_arrives()
+        if isinstance(self.shaping, NoReward) and not self.kl.in_reward:
+            raise ValueError(
+                f"kl.place ({self.kl.place}, beta {self.kl.beta:g}) leaves nothing that trains, since shaping.kind "
+                '("none") gives no reward; take kl.place = "reward" with a beta above 0'
+            )
         if self.advantage.reads_steps and not self.advantage.by_turn and self.kl.in_reward:
             raise ValueError(
                 f"kl.place ({self.kl.place}) puts a penalty on every token; advantage.kind ({self.advantage}) "

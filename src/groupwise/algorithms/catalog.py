@@ -20,7 +20,7 @@ from groupwise.algorithms.parts.gae import GAE, Return
 from groupwise.algorithms.parts.kl import K1, K2, K3, KL, K3Ratio
 from groupwise.algorithms.parts.off_policy import FutureKL, GammaWeight, OffPolicyMask, Tapered
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
-from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
+from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 
 PPO = Algorithm(
@@ -365,6 +365,27 @@ REINFORCE_REJ = dataclasses.replace(
     aggregate=SequenceMean(),
 )
 
+OPD = dataclasses.replace(
+    DPPO_TV,
+    name="opd",
+    summary="On-policy distillation: each sampled token gets log pi_teacher - log pi_old; the teacher is "
+    "reference.model, and scores only measure.",
+    watch="kl_reward_mean: nats between policy and teacher, falling to 0; the held-out rate rises to the teacher's",
+    paper="On-policy distillation as in verl and prime-rl, no arXiv id",
+    shaping=NoReward(),
+    advantage=Return(gamma=0.0, whiten=False),
+    trust=TotalVariation(delta_low=0.2, delta_high=0.2, cap=0.0),
+    kl=KL(beta=1.0, estimator=K1(), place="reward"),
+    dialects=(
+        Dialect(
+            "prime-rl",
+            (("trust.delta_high", 1.0),),
+            "stops a token that became less likely by 0.2 whatever its advantage, and adds 1e-3 (log r)^2",
+        ),
+        Dialect("MiniLLM-like", (("advantage.gamma", 1.0),), "the KL to go, of the whole rest of a completion"),
+    ),
+)
+
 ROWS = (
     PPO,
     REINFORCE,
@@ -393,5 +414,6 @@ ROWS = (
     DRO,
     OPO,
     REINFORCE_REJ,
+    OPD,
 )
 CATALOG: Mapping[str, Algorithm] = {row.name: row for row in ROWS}

@@ -25,7 +25,7 @@ from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, Se
 from groupwise.algorithms.parts.off_policy import FutureKL, GammaWeight, OffPolicyMask, Tapered
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
 from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, SequenceBand, TokenBand, Veto
-from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
+from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
 from groupwise.core.code.live_code import located
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 KINDS: Mapping[str, Mapping[str, type]] = {
-    "shaping": {"outcome": OutcomeReward, "steps": Steps},
+    "shaping": {"outcome": OutcomeReward, "steps": Steps, "none": NoReward},
     "filter": {"none": KeepAll, "drop-uniform": DropUniform},
     "advantage": {
         "group-zscore": GroupZScore,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.kl import K1, K2, K3, K3Ratio
-from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
+from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Steps
 from groupwise.diagnostics.witness.advantages import DEFINITIONS, Columns, CreditGiven, whitened
 from groupwise.diagnostics.witness.again import asked_again
 from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, Unmeasured, apart, differs
@@ -81,6 +81,8 @@ class CreditReading(Reading):
         part, mask = self._row.shaping, seen.rows.mask
         if type(part) is OutcomeReward:
             return self._outcome(seen, part, score)
+        if type(part) is NoReward:
+            return torch.zeros(mask.shape, dtype=torch.float64)
         if type(part) is Steps:
             return part.scale * step_scores(seen)[0]
         if not seen.slow:
