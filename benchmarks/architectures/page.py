@@ -31,7 +31,7 @@ REASONS = {
     r"learner = engine: fail": "engine and learner disagree: a run stops at step 1",
     r"peft adapts other layers": "trains, but not with adapters: peft adapts other layers",
     r"its routers \(.*\) are not known": "unknown type of router",
-    r"does not choose its experts by one": "the router does not select experts by one top-k",
+    r"does not choose its experts by one": "the router does not select experts with a single top-k",
     r"Multiple valid text configs|shared_kv_states|StrictDataclass": "does not load alone",
 }
 
