@@ -72,7 +72,7 @@ def meanings(kind: type) -> dict[str, str]:
 
     >>> from groupwise.core.engine import Sampling
     >>> meanings(Sampling)["top_k"]
-    'keep the k most likely tokens; 0 keeps all'
+    'keep the k most likely tokens; 0: all'
     """
     described: dict[str, str] = {}
     for above in reversed(kind.__mro__):
