@@ -76,6 +76,12 @@ def test_the_page_has_every_key_of_a_section_or_names_the_one_that_has_it(sectio
         assert not key.default or f"| `{key.default}` |" in text + PARTS.get(section.alike, "")
 
 
+def test_sections_that_are_alike_exist_and_share_a_key() -> None:
+    assert {section.alike for section in sections() if section.alike} <= PARTS.keys()
+    without = {s.name for s in sections() if s.alike and f"](#{s.alike.replace('.', '')})" not in PARTS[s.name]}
+    assert without == {"algorithm.ratio"}, "its key `use` names `level`, where others have `kind`"
+
+
 def test_a_key_is_not_written_twice_where_another_section_has_it() -> None:
     assert "| `evaluation.top_k` |" not in PARTS["evaluation"]
     assert "As in [sampling](#sampling): `evaluation.temperature`" in PARTS["evaluation"]

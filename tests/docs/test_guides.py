@@ -145,12 +145,6 @@ def test_the_table_of_usual_ranges_is_the_codes() -> None:
     assert asked.keys() - found.keys() == {"learner.beta1", "learner.beta2"}
 
 
-def test_lines_are_short_enough_to_read_as_source() -> None:
-    names = (*TRAINED, *RUN, *SHOWN)
-    long = [(name, line) for name in names for line in page(name).splitlines() if len(line) > 110]
-    assert long == []
-
-
 @contextlib.contextmanager
 def chat_server(words: str) -> Iterator[str]:
     """Serve an endpoint that answers every question alike -> its address."""

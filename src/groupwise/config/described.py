@@ -135,6 +135,6 @@ def _cells(*cells: str) -> str:
 
 def _wrapped(text: str) -> str:
     """Break a paragraph into lines; none begins with a sign that Markdown would read as an item or a quotation."""
-    bound = re.sub(r" ([-+*>#=]) ", "\0\\1 ", text)
+    bound = re.sub(r" ([-+*<>#=]) ", "\0\\1 ", text)
     lines = textwrap.fill(bound, LONGEST_LINE, break_long_words=False, break_on_hyphens=False)
     return lines.replace("\0", " ")

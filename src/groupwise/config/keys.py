@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from groupwise.algorithms import explain
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts.kl import KL
-from groupwise.algorithms.settings import ESTIMATORS, KIND_KEY, KINDS, PLACES
+from groupwise.algorithms.settings import AGAINST, ESTIMATORS, KIND_KEY, KINDS, PLACES
 from groupwise.config.answers import ANSWERS
 from groupwise.config.described import Key, KeySection, page
 from groupwise.config.recipe import Recipe, algorithm_keys, is_section, known_keys, section_types
@@ -30,8 +30,12 @@ _ALIKE = {
     "evaluation": "sampling",
     "critic": "learner",
     "task.environment": "task.data",
+    "algorithm.advantage.gae-decoupled": "algorithm.advantage.gae",
     "algorithm.advantage.td": "algorithm.advantage.gae",
     "algorithm.advantage.monte-carlo": "algorithm.advantage.gae",
+    "algorithm.trust.off-policy-mask": "algorithm.trust.clip",
+    "algorithm.trust.future-kl": "algorithm.trust.clip",
+    "algorithm.trust.binary-kl": "algorithm.trust.total-variation",
     "algorithm.mismatch.sequence-tis": "algorithm.mismatch.tis",
     "algorithm.mismatch.sequence-mis": "algorithm.mismatch.mis",
     "algorithm.rejection.sequence": "algorithm.rejection.token",
@@ -150,6 +154,7 @@ def _algorithm() -> Iterator[KeySection]:
         "algorithm.kl",
         _title(KL),
         (
+            _choice("algorithm.kl.against", AGAINST, "the row's", described["against"]),
             Key("algorithm.kl.beta", "number", "the row's", "at least 0", described["beta"]),
             _choice("algorithm.kl.estimator", ESTIMATORS, "the row's", described["estimator"]),
             _own_part("kl"),
