@@ -42,8 +42,8 @@ class Chain(Task):
 
     operations     (fewest, most) steps from a problem to its answer
     written_share  mean share of written steps in a demonstration
-    again_share    share of written sums that are repeated, and again of those
-    slip_share     share of wrong digits among those that stand alone; later steps continue from the wrong digit
+    again_share    share of written sums that are repeated; the same share of those is repeated again
+    slip_share     share of digits without a written sum that are wrong; later steps use the wrong digit
     guess_share    share of demonstrations that end in a guess
     heldout_share  share of problems held out
     seed           seed of the problems' order

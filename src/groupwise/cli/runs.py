@@ -30,7 +30,7 @@ def runs(
 @command("Runs")
 def watch(
     run: Annotated[
-        Path | None, typer.Argument(parser=location, help="Run folder; default: the list of the runs in ./runs.")
+        Path | None, typer.Argument(parser=location, help="Run folder; default: list the runs in ./runs.")
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 0,
 ) -> None:

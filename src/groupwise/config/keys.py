@@ -60,7 +60,7 @@ def sections() -> list[KeySection]:
     tables = ("task", "algorithm", "rewards")
     own = [key for key in _of_settings(Recipe, "") if key.name not in (*nested, *tables)]
     return [
-        KeySection(TOP, "Keys outside all sections.", tuple(own)),
+        KeySection(TOP, "Top-level keys.", tuple(own)),
         *(
             KeySection(name, _title(kind), tuple(_of_settings(kind, f"{name}.")), _ALIKE.get(name, ""))
             for name, kind in nested.items()

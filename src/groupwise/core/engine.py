@@ -95,7 +95,7 @@ class Distribution(Settings):
 
 
 class Sampling(Distribution):
-    """Distribution of completions, and where they end.
+    """Sampling of completions, and where they end.
 
     stop            texts that end a completion with finish "stop"; the token that completes one is kept
     stop_ids        token ids that end a completion, besides the model's own

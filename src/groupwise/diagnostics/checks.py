@@ -195,14 +195,13 @@ class WitnessAction(StrEnum):
 
 
 class CheckSettings(Settings):
-    """Checks of a run on itself.
+    """Self-checks of a run.
 
-    probe_every    steps between checks that engine and learner answer a fixed probe alike; the first four steps are
-                   always checked
-    witness        action if an independent recomputation of the step disagrees (docs/concepts/checks.md): "stop" or
-                   "warn"; "off": no recomputation
-    witness_every  steps between the slow checks of the recomputation; always checked in the first step of a run or a
-                   resume
+    probe_every    steps between probes, which compare answers of engine and learner; the first four steps always have
+                   one
+    witness        action if an independent recomputation of the step disagrees (docs/concepts/checks.md); "off": no
+                   recomputation
+    witness_every  steps between slow checks by recomputation; a run or resume always begins with one
     """
 
     probe_every: Changeable[int] = Field(default=4, ge=1, le=10**9)

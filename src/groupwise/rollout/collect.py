@@ -257,8 +257,7 @@ class EvaluationSettings(Distribution):
     every     steps between evaluations; 0: only before the first step and after the last
     metric    "correctness" (the task's score), "reward" (the one that trains) or a reward's name; default: correctness
               if it trains, else the reward
-    pass_at   reward from which a completion passes; default: 1 for correctness; other rewards have no pass rates
-              without it
+    pass_at   lowest reward of a passing completion; default: 1 for correctness, no pass rates for other rewards
     stop      default: as in [sampling]
     stop_ids  default: as in [sampling]
     """

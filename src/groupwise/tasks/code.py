@@ -101,13 +101,13 @@ class Code(SentAsSettings):
     prompt         column of the problem
     tests          column of the tests that judge a program
     entry_point    column of the function's name; optional
-    solution       column of a right program; optional
+    solution       column of a correct program; optional
     partial        score the share of passed tests; false: 1.0 if all pass, else 0.0
-    seconds        wall time for one completion's program, all tests together
+    seconds        seconds for one completion's program, all tests together
     memory         address space of a program, MiB
     sandbox        "": refuse to run unprotected; or the sentence that accepts the risk
     steps          (fewest, most) steps of a generated function, 2 to 6
-    worked_share   share of right demonstrations of generated functions
+    worked_share   share of correct demonstrations of generated functions
     problems       most generated functions, both splits together
     seed           seed of the generated functions and their order
     """

@@ -68,7 +68,7 @@ class OptimizerSettings(Settings):
     clip_norm              largest gradient norm; 0: no clipping
     beta1                  AdamW's decay of the mean gradient
     beta2                  AdamW's decay of the mean squared gradient
-    epsilon                AdamW's term added to the root of that mean
+    epsilon                AdamW's epsilon, added to the denominator
     weight_decay           AdamW's weight decay, times the learning rate
     tokens_per_microbatch  tokens per microbatch; "auto": as many as fit in memory. The gradient is the same
     moments                place of AdamW's moments: the GPU, "host" memory (bit-identical), or 8 bits on the GPU

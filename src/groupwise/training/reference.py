@@ -27,7 +27,7 @@ class ReferenceSettings(Settings):
     model      "start": the policy that the run starts from; or a model folder, Hugging Face id, RUN or RUN:STEP
     every      steps between updates of the reference to the current policy; 0: never
     precision  precision of the reference's weights; "same": as the learner's master weights
-    offload    keep the reference in host memory between batches; for a copy, on one GPU
+    offload    keep a reference with weights of its own in host memory between batches; one GPU only
     """
 
     model: Annotated[Location, Fixed("the steps before were held near to another policy")] = START

@@ -57,7 +57,7 @@ class Guard(StrEnum):
 class RollbackSettings(Settings):
     """Rollback after an early warning, with guard = "rollback".
 
-    most         number of rollbacks; the next early warning stops the run
+    most         number of rollbacks before the next early warning stops the run
     rate_factor  factor on the policy's learning rate after each rollback
     """
 

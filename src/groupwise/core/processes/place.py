@@ -224,7 +224,7 @@ class PlacementSettings(Settings):
 
     restarts     automatic resumes in a row after a rank or an engine is lost; a new step resets the count; 0: the run
                  ends
-    share_cards  let more ranks than GPUs share them, over gloo; slow, to try ranks on one GPU
+    share_cards  let ranks share GPUs if there are fewer GPUs; slow (gloo), to try ranks on one GPU
     ray          Ray cluster for ranks, child engines and scoring: "HOST:PORT", "auto" (this machine's) or "local"
                  (started for the run); default: none
     strategy     Ray placement: on few machines ("pack") or many ("spread") if possible; strictly on one, or on one each

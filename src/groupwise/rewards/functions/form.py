@@ -159,7 +159,7 @@ class Format:
 
 @dataclass(frozen=True)
 class Tags:
-    """1.0 for `<a>text</a> <b>text</b>`, each tag once, in order, no text outside; less for a part.
+    """1.0 for `<a>text</a> <b>text</b>`, each tag once, in order, no text outside; less for a part of it.
 
     tags    tag names, in order
     opened  the prompt already opens the first tag, as some chat templates do

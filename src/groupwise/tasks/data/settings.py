@@ -32,13 +32,13 @@ class DataSettings(SentAsSettings):
     heldout_share     share held out if there is no other held-out set, by a hash of each problem's text
     prompt            column of the problem (text or conversation), or a template such as "{question} Choose from:
                       {choices}"
-    answer            column of the gold answer; optional in a row if `check` does not compare
+    answer            column of the gold answer; rows may lack it if `check` does not compare
     answer_after      the gold answer follows the last of these texts in its column, such as "####"
     answer_boxed      the gold answer is in the last \\boxed{} of its column
     solution          column of a worked solution, for demonstrations; "": none
     solution_without  regular expression of text to remove from solutions
     messages          column of a conversation, instead of `prompt`; a last assistant turn is dropped
-    functions         column of tools as JSON schemas, for the chat template; optional in a row unless renamed; "": none
+    functions         column of tools (JSON schemas) for the chat template; rows may lack the default column; "": none
     source            column of the problem's source, for scores by source; "": the file's name
     filter            column -> value, list of values or {min = ..., max = ...}; keep rows that match all
     repeats           keep rows that repeat a problem; false: keep the first

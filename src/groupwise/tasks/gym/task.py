@@ -99,14 +99,14 @@ class Gym(SentAsSettings):
     """One reasoning_gym generator, or a mixture of `generators`.
 
     generator      name of a reasoning_gym generator
-    parameters     keys of that generator
+    parameters     parameters of that generator
     generators     mixture: generator -> its parameters and a `weight`
     problems       problems drawn per generator (and level), both splits together; duplicates count once
     heldout_share  share of problems held out
     question       "full": the generator's words; "short": a few characters, for tiny policies
     answer_after   the answer follows the last of these texts; "": the whole completion
     tags           the answer is between `<answer>` and `</answer>`
-    worked_share   share of demonstrations that are right
+    worked_share   share of correct demonstrations
     curriculum     `levels`, `up`, `down` and `completions` (docs/howto/reasoning_gym.md); empty: fixed difficulty
     seed           seed of the problems
 

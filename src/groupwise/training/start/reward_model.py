@@ -57,7 +57,7 @@ class PreferenceSettings(Settings):
     learning_rate          AdamW's peak learning rate: warmup over the first tenth, then linear decay to 0
     weight_decay           AdamW's weight decay, times the learning rate
     clip_norm              largest gradient norm; 0: no clipping
-    center                 weight of mean((r_chosen + r_rejected)^2), which fixes the reward's free constant
+    center                 weight of mean((r_chosen + r_rejected)^2), which centers the rewards on 0
     tokens_per_microbatch  padded tokens per microbatch; the gradient is the same
     offload                keep the reward model in host memory while it does not score; one GPU only
     """

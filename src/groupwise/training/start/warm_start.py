@@ -52,8 +52,8 @@ class WarmStart(Settings):
     steps                 updates; 0: no warm start
     batch_size            demonstrations per update
     demonstrations        number of different demonstrations, repeated as needed
-    matrix_learning_rate  Muon's learning rate for matrices of the blocks; default: 0.015 for a tiny policy, AdamW for a
-                          trained model
+    matrix_learning_rate  Muon's learning rate for the blocks' weight matrices; default: 0.015 for a tiny policy, AdamW
+                          for a trained model
     learning_rate         AdamW's learning rate for all other weights; default: 0.005 for a tiny policy, 2e-5 for a
                           trained model (LoRA: times adapter.rate_factor)
     warmup                share of the steps over which the learning rates rise
