@@ -23,7 +23,7 @@ OF_THE_RUN = {TASK: "the task's own score", LEARNED: "the reward model's score"}
 class RewardTable(Settings):
     """Keys that every table [rewards.NAME] may hold; the fields of the reward's own class stand beside it.
 
-    weight  rewards are multiplied by it and added; one of weight 0 only watches those that train
+    weight  factor on the reward before rewards are added; 0: measure it only
     """
 
     weight: float = Field(default=1.0, ge=-1e6, le=1e6)
