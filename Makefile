@@ -93,7 +93,7 @@ models: install  ## what groupwise does with every language model class of the i
 	$(BIN)/python benchmarks/models.py $(if $(ONLY),--only $(ONLY) --again)
 
 docs: install  ## write docs/reference/algorithms.md from the catalog, docs/reference/keys.md and what answers without torch from the settings, their table of TRL and verl, README.md from the evidence, docs/dev/floors.svg from the imports
-	$(BIN)/python -m groupwise.config.keys docs/reference/keys.md docs/reference/algorithms.md
+	$(BIN)/python -m groupwise.config.keys docs/reference/keys.md docs/reference/algorithms.md docs/reference/atlas.md
 	$(BIN)/python -m groupwise.config.elsewhere docs/reference/from-trl-and-verl.md
 	$(BIN)/python docs/dev/floors.py
 	$(BIN)/python docs/dev/readme.py

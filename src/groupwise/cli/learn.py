@@ -48,12 +48,20 @@ def explain(
         typer.Argument(help="Algorithm, such as gspo, or a run folder; default: a list of all."),
     ] = None,
     against: Annotated[str | None, typer.Option(help="Show the differences from this algorithm.")] = None,
+    atlas: Annotated[bool, typer.Option("--atlas", help="Show the gradient weights of all algorithms.")] = False,
     set: AlgorithmKeys = None,
 ) -> None:
     """Explain an algorithm: objective, parts and their values, paper, what to watch.
 
     Example: groupwise explain grpo --against gspo
     """
+    if atlas:
+        if algorithm is not None or against is not None or set:
+            raise UsageError("--atlas shows all algorithms with their defaults; leave out the others")
+        from groupwise.algorithms.atlas import table
+
+        Terminal().print(table())
+        return
     if algorithm is None and (against is not None or set):
         raise UsageError("--against and --set go with an algorithm: groupwise explain grpo --against gspo")
     if against is not None and set:

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 
-from groupwise.algorithms import explain
+from groupwise.algorithms import atlas, explain
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.settings import AGAINST, ESTIMATORS, KIND_KEY, KINDS, PLACES
@@ -214,10 +214,11 @@ def _title(kind: type) -> str:
     return re.split(r"(?<=[.])\s+(?=[A-Z`])", " ".join(paragraph.split()), maxsplit=1)[0]
 
 
-def write_answers(page_of_keys: Path, page_of_algorithms: Path) -> None:
-    """Write the pages of keys and of algorithms and what `answers` reads, all from the same objects."""
+def write_answers(page_of_keys: Path, page_of_algorithms: Path, page_of_weights: Path) -> None:
+    """Write three pages, of keys, algorithms and gradient weights, and what `answers` reads, from the same objects."""
     page_of_keys.write_text(page(sections()), encoding="utf-8")
     page_of_algorithms.write_text(explain.page(), encoding="utf-8")
+    page_of_weights.write_text(atlas.page(), encoding="utf-8")
     ANSWERS.write_text(made_answers(), encoding="utf-8")
 
 
