@@ -1,6 +1,6 @@
 """The picture of docs/reference/atlas.md: each algorithm's gradient weight over the ratio.
 
-python benchmarks/atlas.py docs/assets/atlas.svg
+python benchmarks/atlas.py docs/assets/atlas.png
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import matplotlib
 
-matplotlib.use("svg")
+matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.lines import Line2D
@@ -27,7 +27,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73")
 
 def main(file: Path) -> None:
     """Draw a panel for each algorithm, small multiples with one scale."""
-    matplotlib.rcParams.update({"svg.hashsalt": "atlas", "font.size": 8, "svg.fonttype": "none"})
+    matplotlib.rcParams.update({"font.size": 8})
     ratios = torch.logspace(-1, 1, 97, base=4.0)
     rows = -(-len(CATALOG) // COLUMNS)
     figure, panels = plt.subplots(rows, COLUMNS, figsize=(14, 2 * rows), sharex=True, sharey=True, facecolor="white")
@@ -50,7 +50,7 @@ def main(file: Path) -> None:
     figure.supxlabel("ratio pi_live / pi_old", y=0.05)
     figure.supylabel("weight of the gradient")
     figure.tight_layout(rect=(0.01, 0.06, 1, 1))
-    figure.savefig(file, metadata={"Date": None})
+    figure.savefig(file, dpi=110)
 
 
 if __name__ == "__main__":

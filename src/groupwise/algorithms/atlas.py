@@ -23,11 +23,11 @@ PAGE = """\
 
 Made by `make docs` from the catalog's parts; `groupwise explain --atlas` prints the tables.
 
-![gradient weight over the ratio, a panel per algorithm, for better and worse tokens](../assets/atlas.svg)
+![gradient weight over the ratio, a panel per algorithm, for better and worse tokens](../assets/atlas.png)
 
 Solid lines are for A > 0, dashed for A < 0; colors are the token's probability now (0.01, 0.5, 0.99). Completions
 have one token, so the ratio is the token's and the completion's alike. `python benchmarks/atlas.py
-docs/assets/atlas.svg` draws it.
+docs/assets/atlas.png` draws it.
 
 {tables}
 
