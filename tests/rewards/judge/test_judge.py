@@ -59,7 +59,7 @@ def test_a_completion_of_64_waits_no_three_seconds_and_a_second_epoch_sends_no_r
 
     work = attempts(*map(str, range(64)))
     with judge_server(reply, delay=0.3) as served:
-        judge = judge_at(served.url, tmp_path, at_once=20)
+        judge = judge_at(served.url, tmp_path)
         with Pool({"judge": judge}, Limits(workers=2)) as pool:
             pool.check([SAMPLE])
             assert len(served.bodies) == 1, "one request before the run"
@@ -68,7 +68,7 @@ def test_a_completion_of_64_waits_no_three_seconds_and_a_second_epoch_sends_no_r
             results = pool.wait(tickets)
             waited = time.monotonic() - began
         assert waited < 3.0
-        assert 8 < served.most <= 20, "at_once is of all processes together"
+        assert 16 < served.most <= judge.at_once == 32, "at_once is of all processes together"
         asked = len(served.bodies)
         assert asked == 1 + 64 + sum(number % 20 == 7 for number in range(asked))
         second = scored(judge, work, workers=2)
@@ -244,6 +244,7 @@ def test_a_judge_whose_first_answer_is_bad_begins(tmp_path: Path) -> None:
 def test_the_key_is_sent_and_is_read_from_its_file_alone(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("sk-secret\n")
+    key.chmod(0o600)
     with judge_server(lambda body, number: scores(5, 5)) as served:
         judge = judge_at(served.url, tmp_path, key_file=str(key))
         assert scored(judge, attempts("a"))[0].value == 0.5
@@ -253,8 +254,13 @@ def test_the_key_is_sent_and_is_read_from_its_file_alone(tmp_path: Path) -> None
     assert "sk-secret" not in f"{judge!r} {dataclasses.asdict(judge)}"
     for content in ("two words", "", "ä"):
         key.write_text(content)
-        with pytest.raises(UsageError, match="key: put the key of the judge's address there, and nothing else"):
+        with pytest.raises(UsageError, match="key': put the key of the judge's address there, and nothing else"):
             judge.bind()
+    key.chmod(0o644)
+    with pytest.raises(
+        UsageError, match="key': others may read it, so it keeps nobody out; make it yours alone: chmod"
+    ):
+        judge.bind()
     key.unlink()
-    with pytest.raises(UsageError, match="key: No such file"):
+    with pytest.raises(UsageError, match="key': no such file or directory"):
         judge.bind()

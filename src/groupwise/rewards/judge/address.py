@@ -45,7 +45,7 @@ class Address:
             except TimeoutError:
                 words = f"no reply within {self.timeout:g} s"
             except (OSError, http.client.HTTPException) as error:
-                words = getattr(error, "strerror", None) or one_line(error)
+                words = getattr(error, "strerror", None) or brief(one_line(error))
             else:
                 if status == 200:
                     return reply, sent

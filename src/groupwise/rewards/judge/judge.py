@@ -17,8 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from groupwise.core.errors import UsageError, brief, nearest
-from groupwise.core.files.atomic import open_regular, whole_file
+from groupwise.core.files.atomic import whole_file
 from groupwise.core.files.paths import location
+from groupwise.core.processes.handshake import private_content
 from groupwise.core.samples import Attempt, Cause, Sample, ScoreResult
 from groupwise.rewards.functions.adapters import ATTEMPT, MOST_NAMES, Bound, logged
 from groupwise.rewards.judge.address import LONGEST_PAUSE, Address
@@ -68,7 +69,7 @@ class Judge:
     timeout   seconds that a request may take, in place of scoring.deadline
     retries   further requests after a status of 429 or 5xx, a timeout or a lost connection, with growing pauses
     cache     folder of answers by what was asked: the same question is sent once
-    key_file  file that holds the address's key and nothing else; "" for no key
+    key_file  file with the address's key, which nobody else may read; "" for no key
     """
 
     url: str
@@ -78,7 +79,7 @@ class Judge:
     highest: float = 10.0
     samples: int = 1
     request: Mapping[str, Any] = field(default_factory=dict)
-    at_once: int = 16
+    at_once: int = 32
     timeout: float = 30.0
     retries: int = 4
     cache: str = "runs/.cache/judge"
@@ -136,10 +137,9 @@ class Judge:
         """Make what asks in this process. Raises UsageError where the key or the cache cannot be used."""
         try:
             Path(self.cache).mkdir(parents=True, exist_ok=True)
-            key = _key(Path(self.key_file)) if self.key_file else ""
         except OSError as error:
-            raise UsageError(f"judge {self.url}: {error.filename}: {error.strerror}") from None
-        asking = Asking(self, key)
+            raise UsageError(f"judge: cache = {self.cache!r}: {error.strerror}") from None
+        asking = Asking(self, _key(self.key_file) if self.key_file else "")
         return Bound(asking, ATTEMPT, self.url, probe=asking.probe)
 
     def __call__(self, attempts: Sequence[Attempt]) -> list[float]:
@@ -237,11 +237,14 @@ class Asking:
         return ScoreResult(mean, columns=logged({**columns, **scores}))
 
 
-def _key(path: Path) -> str:
-    with open_regular(path) as file:
-        key = file.read().decode(errors="replace").strip()
+def _key(file: str) -> str:
+    try:
+        key = private_content(file).decode(errors="replace")
+    except (OSError, ValueError) as error:
+        words = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"judge: key_file = {file!r}: {words[:1].lower()}{words[1:]}") from None
     if not (key.isascii() and key.isprintable()) or len(key.split()) != 1:
-        raise UsageError(f"{path}: put the key of the judge's address there, and nothing else")
+        raise UsageError(f"judge: key_file = {file!r}: put the key of the judge's address there, and nothing else")
     return key
 
 
