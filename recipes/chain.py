@@ -38,15 +38,15 @@ _DIGIT = re.compile(r"[0-9]")
 
 @dataclass(frozen=True)
 class Chain(Task):
-    """Sums or differences of the last two digits, modulo 10, with train and held-out problems that never meet.
+    """Sums or differences of the last two digits, modulo 10; train and held-out problems are disjoint.
 
     operations     (fewest, most) steps from a problem to its answer
-    written_share  the share of steps that are written out, in the mean; each demonstration has a share of its own
-    again_share    the share of written sums that are said once more, and of those again
-    slip_share     the share of digits that stand alone that are wrong; what follows goes on from the wrong digit
-    guess_share    the share of demonstrations that end in a guess, wherever they have got to
-    heldout_share  the share of problems held out for evaluation
-    seed           orders the problems
+    written_share  mean share of written steps in a demonstration
+    again_share    share of written sums that are repeated; the same share of those is repeated again
+    slip_share     share of digits without a written sum that are wrong; later steps use the wrong digit
+    guess_share    share of demonstrations that end in a guess
+    heldout_share  share of problems held out
+    seed           seed of the problems' order
     """
 
     operations: Sequence[int] = (16, 25)

@@ -25,11 +25,11 @@ LARGEST = 99
 
 @dataclass(frozen=True)
 class Products(Task):
-    """The products of two factors. 7 times 8 and 8 times 7 are always in one split, for one tells the other's answer.
+    """Products of two factors; 7 times 8 and 8 times 7 are always in one split.
 
-    factors        (smallest, largest)
-    heldout_share  the share of problems held out for evaluation, rounded to whole problems
-    seed           draws which are held out, and the order of both splits
+    factors        (smallest, largest) factor
+    heldout_share  share of problems held out, rounded to whole problems
+    seed           seed of the split and of the order
     """
 
     factors: Sequence[int] = (2, 12)

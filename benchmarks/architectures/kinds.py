@@ -13,12 +13,12 @@ WHOLE = (
 
 #: Kinds that transformers counts among causal language models and that are parts of others, by what they are.
 OTHERS: Mapping[str, str] = {
-    "the decoder of a model that has an encoder": "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp "
+    "decoder of an encoder-decoder model": "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp "
     "pegasus plbart prophetnet trocr whisper",
-    "an encoder, whose tokens see later ones": "bert bert-generation big_bird camembert data2vec-text electra ernie "
+    "bidirectional encoder": "bert bert-generation big_bird camembert data2vec-text electra ernie "
     "megatron-bert rembert roberta roberta-prelayernorm roc_bert roformer xlm xlm-roberta xlm-roberta-xl xlnet xmod",
-    "a model of sound or of pictures": "git got_ocr2 moshi moss_transcribe_diarize musicgen musicgen_melody",
-    "a drafter of tokens for another model": "gemma4_assistant gemma4_unified_assistant",
+    "audio or image model": "git got_ocr2 moshi moss_transcribe_diarize musicgen musicgen_melody",
+    "draft model for another model": "gemma4_assistant gemma4_unified_assistant",
 }
 
 _MIXED = ["linear_attention", "full_attention"]

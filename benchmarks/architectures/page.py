@@ -1,8 +1,9 @@
-"""Page of the table: a line for each class of models, from its trial."""
+"""Page of the tables: classes that work, the others by reason, and parts of other models, from their trials."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 if __package__:
@@ -14,27 +15,68 @@ Row = Mapping[str, Any]
 
 #: Line of the page below which all is written anew.
 MARK = "<!-- written by make models -->"
-#: Stages of a trial that have a column, and the column's name.
-COLUMNS = {"checks": "check", "samples": "samples", "trains": "trains", "routes": "routes", "adapters": "adapters"}
+#: Pattern of what a trial prints -> the reason on the page; the first that is found counts.
+REASONS = {
+    r"which has ([\w, ]+) layers; set engine": r"local engine: \1 layers",
+    r"its layers do not all keep keys": "local engine: some layers have no keys and values of their own",
+    r"refuses positions, a cache and a mask": "local engine: the state is outside of transformers' cache",
+    r"takes no position_ids": "local engine: no `position_ids`",
+    r"from those of a whole text": "local engine: other logits with a cache",
+    r"computes other logits of a text than": "the text model alone gives other logits",
+    r"depend on the tokens behind it": "reads text in both directions",
+    r"changes its logits before or after": "changes logits outside of the output head: `groupwise eval` only",
+    r"Unrecognized configuration class": "transformers has no causal language model for its text part",
+    r"has no hidden_size": "no `hidden_size` and `num_hidden_layers` in config.json",
+    r"requires the timm library": "not tried: needs the timm library",
+    r"learner = engine: fail": "engine and learner disagree: a run stops at step 1",
+    r"peft adapts other layers": "trains, but not with adapters: peft adapts other layers",
+    r"its routers \(.*\) are not known": "unknown type of router",
+    r"does not choose its experts by one": "the router does not select experts with a single top-k",
+    r"Multiple valid text configs|shared_kv_states|StrictDataclass": "does not load alone",
+}
 
 
 def page(head: str, rows: Mapping[str, Row]) -> str:
-    """Put the table under what stands above the mark of a page."""
+    """Put the tables under what stands above the mark of a page."""
     parts = {kind: what for what, kinds in OTHERS.items() for kind in kinds.split()}
-    whole = [row for kind, row in rows.items() if kind not in parts]
-    others = [row for kind, row in rows.items() if kind in parts]
-    lines = [f"{head.partition(MARK)[0].rstrip()}", "", MARK, *_made_by(whole), "", *_table(whole)]
-    if others:
-        lines += ["", "## Parts of other models", ""]
-        lines += ["transformers counts them among causal language models. No policy begins from one of them alone.", ""]
-        lines += ["| folder of | what it is | works |", "|---|---|---|"]
-        lines += [f"| {row['class']} | {parts[row['kind']]} | {_end(row) or 'yes'} |" for row in _sorted(others)]
+    whole = _sorted(row for kind, row in rows.items() if kind not in parts)
+    others = _sorted(row for kind, row in rows.items() if kind in parts)
+    good, bad = [row for row in whole if works(row)], [row for row in whole if not works(row)]
+    unreplayed = [row for row in good if row["stages"].get("routes")]
+    lines = [head.partition(MARK)[0].rstrip(), "", MARK, *_made_by(whole), "", *_table(good)]
+    for title, some, columns in (
+        ("Classes without routing replay", unreplayed, {"reason": lambda row: short(row["stages"]["routes"])}),
+        ("Classes that do not work", bad, {"reason": reason}),
+        ("Parts of other models", others, {"part": lambda row: parts[row["kind"]], "works": _or_yes}),
+    ):
+        lines += ["", f"## {title}", "", *_grouped(columns, some)] if some else []
     return "\n".join(lines) + "\n"
 
 
 def works(row: Row) -> bool:
     """Tell whether a kind can be checked, sampled, trained, and trained with adapters."""
     return "trains" in row["stages"] and not any(words for stage, words in row["stages"].items() if stage != "routes")
+
+
+def short(words: str) -> str:
+    """Shorten what a trial prints to its reason; words without a known one stay as they are.
+
+    >>> short('the local engine cannot sample A, which has b layers; set engine.name = "vllm"'), short("a | b")
+    ('local engine: b layers', 'a \\\\| b')
+    """
+    for pattern, words_of_page in REASONS.items():
+        if found := re.search(pattern, words):
+            return found.expand(words_of_page)
+    return words.replace("|", "\\|")
+
+
+def reason(row: Row) -> str:
+    """Give the reason of the first stage that failed, routing replay left out; "" if none failed."""
+    return next((short(words) for stage, words in row["stages"].items() if words and stage != "routes"), "")
+
+
+def _or_yes(row: Row) -> str:
+    return reason(row) or "yes"
 
 
 def _made_by(rows: Sequence[Row]) -> Iterator[str]:
@@ -44,17 +86,28 @@ def _made_by(rows: Sequence[Row]) -> Iterator[str]:
         yield f"**{sum(map(works, rows))} of {len(rows)} work** ({'; '.join(versions)})."
 
 
-def _table(rows: Sequence[Row]) -> Iterator[str]:
-    yield f"| folder of | {' | '.join(COLUMNS.values())} | exact to | else why not |"
-    yield f"|---|{'---|' * len(COLUMNS)}---|---|"
-    for row in _sorted(rows):
-        stages = row["stages"]
-        cells = [_cell(stages[stage]) if stage in stages else "" for stage in COLUMNS]
+def _table(rows: Iterable[Row]) -> Iterator[str]:
+    """Write the rows of the classes that work."""
+    yield "| class (model type) | routing replay | exact to |"
+    yield "|---|---|---|"
+    for row in rows:
+        replay = _cell(row["stages"]["routes"]) if "routes" in row["stages"] else ""
         exact = max(row.get("engine", -1.0), row.get("learner", -1.0))
-        yield f"| {_name(row)} | {' | '.join(cells)} | {f'{exact:.0e}' if exact >= 0 else ''} | {_end(row)} |"
+        yield f"| {_name(row)} | {replay} | {f'{exact:.0e}' if exact >= 0 else ''} |"
 
 
-def _sorted(rows: Sequence[Row]) -> list[Row]:
+def _grouped(columns: Mapping[str, Callable[[Row], str]], rows: Iterable[Row]) -> Iterator[str]:
+    """Write a table with a line for each combination of the columns' values, and the classes that have it."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        names.setdefault(tuple(value(row) for value in columns.values()), []).append(_name(row))
+    yield f"| {' | '.join(columns)} | classes |"
+    yield f"|{'---|' * len(columns)}---|"
+    for values, classes in sorted(names.items()):
+        yield f"| {' | '.join(values)} | {', '.join(classes)} |"
+
+
+def _sorted(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row["class"].lower(), row["kind"]))
 
 
@@ -64,9 +117,3 @@ def _name(row: Row) -> str:
 
 def _cell(words: str) -> str:
     return "no" if words else "yes"
-
-
-def _end(row: Row) -> str:
-    """Give the reasons of the stages that failed, each once, as what was said of them."""
-    reasons = dict.fromkeys(words.removeprefix("model: ") for words in row["stages"].values() if words)
-    return "; ".join(reasons).replace("|", "\\|")

@@ -73,3 +73,13 @@ def test_what_to_watch_is_a_metric_of_the_glossary(name: str) -> None:
     told = re.findall(r"\b[a-z]+(?:_[a-z]+)+\b|\brounds\b", algorithm(name).watch)
     assert told
     assert [word for word in told if word not in glossary] == []
+
+
+@pytest.mark.parametrize("row", [row for row in CATALOG.values() if row.dialects], ids=lambda row: row.name)
+def test_the_constants_of_others_are_keys_that_make_another_algorithm(row):
+    text = explain(row.name)
+    for one in row.dialects:
+        assert one.settings or one.words
+        assert one.of in text
+        changed = algorithm(row.name, dict(one.settings))
+        assert (changed != row) == bool(one.settings), one

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 import transformers
 from benchmarks.architectures.build import kinds, save_small, small_config, small_model
 from benchmarks.architectures.kinds import OTHERS
-from benchmarks.architectures.page import MARK, page
+from benchmarks.architectures.page import MARK, REASONS, page, reason, short, works
 from benchmarks.architectures.trial import EXACT, apart
 
 from groupwise.core.errors import GroupwiseError
@@ -66,3 +68,20 @@ def test_the_page_is_written_from_its_rows_and_has_no_traceback() -> None:
     assert text == page(text, ROW_OF)
     assert "traceback" not in text.partition(MARK)[2].lower()
     assert text.partition(MARK)[0].count("\n") <= 40
+
+
+def test_every_class_is_in_a_table_and_every_reason_is_short() -> None:
+    named = Counter(re.findall(r"\w+ \(([\w-]+)\)", PAGE.read_text().partition(MARK)[2]))
+    for kind, row in ROW_OF.items():
+        assert named[kind] == 1 + (works(row) and bool(row["stages"].get("routes"))), kind
+        assert reason(row) not in row["stages"].values() or works(row), reason(row)
+        assert len(reason(row)) < 90, reason(row)
+
+
+def test_every_pattern_of_a_reason_is_printed_by_a_trial() -> None:
+    printed = "\n".join(words for row in ROW_OF.values() for words in row["stages"].values())
+    assert [pattern for pattern in REASONS if not re.search(pattern, printed)] == []
+
+
+def test_words_without_a_known_reason_stay_as_they_are() -> None:
+    assert short("it fails | in a new way") == "it fails \\| in a new way"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from groupwise.algorithms.settings import KINDS, algorithm, settings
 from groupwise.cli.__main__ import app
-from groupwise.config.described import chosen, page, text
+from groupwise.config.described import KeySection, chosen, page, text
 from groupwise.config.keys import sections
 from groupwise.config.recipe import Recipe, section_type
 from groupwise.config.recipe_files import find, first_sentence, shipped
@@ -18,6 +19,8 @@ from groupwise.core.settings import Settings
 from groupwise.rewards.functions import form
 from groupwise.tasks.make import kind_of, names
 
+#: Section -> its part of the page.
+PARTS = dict(part.split("\n", 1) for part in page(sections()).split("\n## ")[1:])
 EVERY = {(section.name, key.name): key for section in sections() for key in section.keys}
 
 
@@ -61,17 +64,49 @@ def test_the_page_in_docs_is_made_from_todays_settings() -> None:
     )
 
 
+@pytest.mark.parametrize("section", sections(), ids=lambda section: section.name)
+def test_the_page_has_every_key_of_a_section_or_names_the_one_that_has_it(section: KeySection) -> None:
+    text = PARTS[section.name]
+    if link := re.search(
+        r"^All keys of \[([\w.-]+)\]\(#[\w-]+\), with these changes and additions:$", text, re.MULTILINE
+    ):
+        text += PARTS[link[1]]
+    for key in section.keys:
+        assert f"`{key.name}`" in text
+        assert not key.default or f"| `{key.default}` |" in text + PARTS.get(section.alike, "")
+
+
+def test_sections_that_are_alike_exist_and_share_a_key() -> None:
+    assert {section.alike for section in sections() if section.alike} <= PARTS.keys()
+    without = {s.name for s in sections() if s.alike and f"](#{s.alike.replace('.', '')})" not in PARTS[s.name]}
+    assert without == {"algorithm.ratio"}, "its key `use` names `level`, where others have `kind`"
+
+
+def test_a_key_is_not_written_twice_where_another_section_has_it() -> None:
+    assert "| `evaluation.top_k` |" not in PARTS["evaluation"]
+    assert "As in [sampling](#sampling): `evaluation.temperature`" in PARTS["evaluation"]
+    assert "`task.prompt`" not in PARTS["task.environment"], "all of them are those of task.data"
+    assert "| `task.repeats` | boolean | `true` |" in PARTS["task.environment"], "but this one has another default"
+
+
+@pytest.mark.parametrize("before", range(90, 109))
+def test_a_line_of_the_page_does_not_begin_with_a_sign_of_markdown(before: int) -> None:
+    title = f"{'x' * before} - y + z * a > b"
+    lines = page([KeySection("one", title, ())]).partition("## one")[2].splitlines()
+    assert all(len(line) <= 110 and line[:2] not in ("- ", "+ ", "* ", "> ") for line in lines)
+
+
 def test_defaults_and_bounds_are_the_declared_ones() -> None:
     for key, default, bounds in (
-        ("sampling.temperature", "1.0", "at least 0, at most 100"),
-        ("learner.tokens_per_microbatch", '"auto"', "at least 1"),
-        ("adapter.alpha", "32.0", "above 0"),
-        ("learner.beta1", "0.9", "at least 0, below 1"),
-        ("evaluation.problems", "", "at least 0"),
+        ("sampling.temperature", "1.0", "0 to 100"),
+        ("learner.tokens_per_microbatch", '"auto"', ">= 1"),
+        ("adapter.alpha", "32.0", "> 0"),
+        ("learner.beta1", "0.9", ">= 0, < 1"),
+        ("evaluation.problems", "", ">= 0"),
     ):
         entry = EVERY[key.partition(".")[0], key]
         assert (entry.default, entry.bounds) == (default, bounds)
-    assert EVERY["learner", "learner.tokens_per_microbatch"].kind == '"auto" or whole number'
+    assert EVERY["learner", "learner.tokens_per_microbatch"].kind == '"auto" or integer'
     assert EVERY["learner", "learner.schedule"].kind == '"constant", "linear", "cosine"'
 
 
@@ -80,9 +115,7 @@ def test_a_section_is_printed_with_those_inside_it() -> None:
     assert {"algorithm.trust", "algorithm.trust.clip"} <= {
         section.name for section in chosen(sections(), "algorithm.trust")
     }
-    assert "  checkpoint.every = 50  (whole number, at least 1)\n      steps between" in text(
-        chosen(sections(), "checkpoint")
-    )
+    assert "  checkpoint.every = 50  (integer, >= 1)\n      steps between" in text(chosen(sections(), "checkpoint"))
 
 
 def test_a_key_is_printed_alone_in_its_section() -> None:
@@ -109,7 +142,7 @@ def test_a_name_that_is_neither_is_answered(wrong: str, words: str) -> None:
     ("words", "line"),
     [
         (["--version"], "groupwise 0.1.0"),
-        (["keys", "journal"], "[journal]  The section [journal]: what a run writes about itself beside its metrics."),
+        (["keys", "journal"], "[journal]  Report, per-token columns and trackers."),
         (["recipes"], "quickstart "),
         (["explain"], "grpo        "),
     ],

@@ -32,7 +32,7 @@ from groupwise.config.resolve import resolve
 
 DOCS = Path(__file__).parents[2] / "docs"
 OWN_LOOP = DOCS / "howto" / "own_loop.py"
-GROUP_BASED = sorted(rows.CATALOG.keys() - {"ppo", "grpo-process"})
+GROUP_BASED = sorted(rows.CATALOG.keys() - {"ppo", "grpo-process", "opd"})
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_the_page_of_the_loop_tells_what_every_group_based_row_did() -> None:
 ADDING = (DOCS / "howto" / "adding-an-algorithm.md").read_text()
 BLOCKS: dict[str, str] = dict(re.findall(r"```python\n# ([^\n]+)\n(.*?)```", ADDING, re.DOTALL))
 TOML = re.findall(r"```toml\n(.*?)```", ADDING, re.DOTALL)
-COMMANDS = re.findall(r"^    groupwise (.+)$", ADDING, re.MULTILINE)
+COMMANDS = re.findall(r"^    groupwise (.+)$", re.sub(r" \\\n +", " ", ADDING), re.MULTILINE)
 PART_USE = "my_parts.py:StaleClip"
 
 
@@ -198,7 +198,7 @@ def test_the_page_shows_what_a_broken_law_looks_like(theirs: Path) -> None:
     assert naive != BLOCKS["my_parts.py"]
     (theirs / "my_parts.py").write_text(naive)
     broken = [f"{words}: {seen}" for words, seen in laws(PART_USE, {}).laws if seen]
-    shown = re.findall(r"^    broken  (.*)$", ADDING, re.MULTILINE)
+    shown = [" ".join(words.split()) for words in re.findall(r"^    broken  (.*(?:\n {8}.*)*)", ADDING, re.MULTILINE)]
     assert len(shown) == 2
     assert set(shown) <= set(broken)
 

@@ -139,7 +139,7 @@ def test_the_key_is_read_has_a_meaning_and_may_change(monkeypatch: pytest.Monkey
     (shown,) = (
         key for part in chosen(keys.sections(), "checks") for key in part.keys if key.name == "checks.probe_first"
     )
-    assert (shown.kind, shown.default, shown.bounds) == ("whole number", "4", "at least 0, at most 1,000,000,000")
+    assert (shown.kind, shown.default, shown.bounds) == ("integer", "4", "0 to 1,000,000,000")
     assert shown.meaning == "the first steps, after each of which engine and learner are both asked the probe"
     assert "checks.probe_first" in changes.changeable_keys(with_it)
     table = {**recipe_files.read_table(recipe_files.find("quickstart")), "name": "it", "checks": {"probe_first": 2}}

@@ -146,12 +146,6 @@ def test_the_table_of_usual_ranges_is_the_codes() -> None:
     assert asked.keys() - found.keys() == {"learner.beta1", "learner.beta2"}
 
 
-def test_lines_are_short_enough_to_read_as_source() -> None:
-    names = (*TRAINED, *RUN, *SHOWN)
-    long = [(name, line) for name in names for line in page(name).splitlines() if len(line) > 110]
-    assert long == []
-
-
 def test_the_judge_of_its_page_scores_and_logs_what_the_page_says(tmp_path: Path) -> None:
     text = page("howto/judge")
     (block,) = (found for found in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[rewards.judge]" in found)

@@ -233,6 +233,8 @@ def _result(mutant: Mutant, outcome: Outcome, box: Path, ground: Ground) -> str:
         return ""
     if mutant.expects == "refuse":
         return f"accepted, though {mutant.what} is known to be wrong"
+    if words[:1] == ("chat",):  # without a prompt it answers the lines of its input, of which there are none
+        return ""
     if words[:1] == ("train",):
         return _trained(mutant, outcome, box, ground)
     if words[:1] == ("eval",):

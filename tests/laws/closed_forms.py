@@ -104,6 +104,91 @@ def gmpo(low: float, high: float) -> Form:
     return tokens
 
 
+def binary_kl(old: float, new: float) -> float:
+    """KL(old || new) of one token against all others, 1e-8 beside the others' probabilities."""
+    others = (1 - old) * math.log((1 - old + 1e-8) / (1 - new + 1e-8))
+    return others + (old * (math.log(old) - math.log(new)) if old > 0 else 0.0)
+
+
+def dppo(low: float, high: float, cap: float, distance: Callable[[float, float], float]) -> Form:
+    """sg[min(r, cap)] A log pi where p has not moved with A by more than the distance allows, else 0."""
+
+    def tokens(x: list[float], a: list[float], logp: list[float]) -> list[Token]:
+        out = []
+        for xt, at, lt in zip(x, a, logp, strict=True):
+            new, old, r = math.exp(min(lt, 0.0)), math.exp(min(min(lt, 0.0) - xt, 0.0)), math.exp(xt)
+            stopped = (at > 0 and new > old and distance(old, new) > high) or (
+                at < 0 and new < old and distance(old, new) > low
+            )
+            w = 0.0 if stopped else min(r, cap)
+            out.append(Token(w * at * lt, w * at, w / r, xt))
+        return out
+
+    return tokens
+
+
+def drpo(epsilon: float) -> Form:
+    """r A - |A| p_old (r - 1)^2 / (2 epsilon); coefficient r A (1 - sgn(A) p_old (r - 1) / epsilon)."""
+
+    def tokens(x: list[float], a: list[float], logp: list[float]) -> list[Token]:
+        out = []
+        for xt, at, lt in zip(x, a, logp, strict=True):
+            r, old = math.exp(xt), math.exp(min(min(lt, 0.0) - xt, 0.0))
+            share = 1 - sign(at) * old * math.expm1(xt) / epsilon
+            value = r * at - abs(at) * old * math.expm1(xt) ** 2 / (2 * epsilon)
+            out.append(Token(value, r * at * share, min(1.0, max(0.0, share)), xt))
+        return out
+
+    return tokens
+
+
+def likelihood(weight: Callable[[float, float], float], whole: bool) -> Form:
+    """sg[w(log r, A)] A log pi, r of the token or, whole, of its completion."""
+
+    def tokens(x: list[float], a: list[float], logp: list[float]) -> list[Token]:
+        far = [math.fsum(x)] * len(x) if whole else x
+        rows = [(weight(xt, at), xt, at, lt) for xt, at, lt in zip(far, a, logp, strict=True)]
+        return [Token(w * at * lt, w * at, min(1.0, w / math.exp(xt)), xt) for w, xt, at, lt in rows]
+
+    return tokens
+
+
+def topr(x: float, a: float) -> float:
+    return 1.0 if a > 0 else min(math.exp(x), 1.0)
+
+
+def vespo(x: float, a: float) -> float:
+    k, rate = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
+    w = min(max(math.exp(x), 1e-8), math.exp(20.0))
+    return math.exp(rate + k * math.log(w) - rate * w)
+
+
+def masked_completion(form: Form, delta: float) -> Form:
+    """0 for worse tokens of a completion with -mean x > delta."""
+
+    def tokens(x: list[float], a: list[float], logp: list[float]) -> list[Token]:
+        left = -math.fsum(x) / len(x) > delta
+        rows = zip(form(x, a, logp), a, strict=True)
+        return [t._replace(value=0.0, coefficient=0.0, share=0.0) if left and at < 0 else t for t, at in rows]
+
+    return tokens
+
+
+def fipo(form: Form) -> Form:
+    """w_t times a form, w_t = clip(exp(sum_(k>=t) 2^(-(k-t)/32) x_k), 1, 1.2), or 0.8 to 1 where A < 0 and r > 4."""
+
+    def tokens(x: list[float], a: list[float], logp: list[float]) -> list[Token]:
+        out = []
+        for t, (token, xt, at) in enumerate(zip(form(x, a, logp), x, a, strict=True)):
+            f = math.fsum(2 ** (-(k - t) / 32) * x[k] for k in range(t, len(x)))
+            low, high = (0.8, 1.0) if at < 0 and math.exp(xt) > 4 else (1.0, 1.2)
+            w = min(max(math.exp(min(max(f, -60.0), 60.0)), low), high)
+            out.append(Token(w * token.value, w * token.coefficient, min(1.0, w * token.share), xt))
+        return out
+
+    return tokens
+
+
 def sequence_mean(lengths: list[int]) -> list[float]:
     votes = sum(n > 0 for n in lengths)
     return [1 / (votes * n) if n else 0.0 for n in lengths]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import groupwise
+from groupwise.algorithms.catalog import CATALOG
 from tests.laws import closed_forms as cf
 
 
@@ -23,6 +24,7 @@ class Row:
     penalty: tuple[float, cf.Penalty] | None = None
     per_token: bool = True  # whether an advantage of its own for every token has a meaning
     settings: dict[str, object] = field(default_factory=dict)
+    against_old: bool = False
 
 
 ROWS = {
@@ -40,7 +42,25 @@ ROWS = {
     "sapo": Row(cf.soft, cf.sequence_mean),
     "cispo": Row(cf.cispo(5.0), cf.token_mean),
     "gmpo": Row(cf.gmpo(0.4, 0.4), cf.sequence_mean, per_token=False),
+    "dppo-tv": Row(cf.dppo(0.15, 0.15, 20.0, lambda old, new: abs(new - old)), cf.token_mean),
+    "dppo-kl": Row(cf.dppo(0.05, 0.05, 20.0, cf.binary_kl), cf.token_mean),
+    "drpo": Row(cf.drpo(12.5), cf.token_mean),
+    "maxrl": Row(cf.clip(0.2, 0.2), cf.token_mean),
+    "deepseek-v3.2": Row(
+        cf.masked_completion(cf.clip(0.2, 0.2), 0.5), cf.sequence_mean, (0.001, cf.k3_ratio), per_token=True
+    ),
+    "gdpo": Row(cf.clip(0.2, 0.2), cf.token_mean),
+    "vespo": Row(cf.likelihood(cf.vespo, whole=True), cf.token_mean),
+    "luspo": Row(cf.geometric_ratio(2e-3, 2.5e-3), cf.constant(1), per_token=False),
+    "topr": Row(cf.likelihood(cf.topr, whole=True), cf.sequence_mean),
+    "fipo": Row(cf.fipo(cf.clip(0.2, 0.28)), cf.token_mean),
+    "dro": Row(cf.likelihood(lambda x, a: 1.0, whole=False), cf.token_mean, (0.05, cf.k2), against_old=True),
+    "opo": Row(cf.free, cf.token_mean),
+    "opd": Row(cf.dppo(0.2, 0.2, math.inf, lambda old, new: abs(new - old)), cf.token_mean),
+    "reinforce-rej": Row(cf.clip(0.2, 0.2), cf.sequence_mean),
 }
+#: Rows whose ratio is that of a whole completion, and rows that let nearly every gradient pass.
+WHOLE, FREE = {"rloo", "vespo", "topr"}, {"reinforce", "rloo", "opo", "drpo"}
 SPREADS = [0.0005, 0.01, 0.5, 5.0, 50.0]
 
 
@@ -103,10 +123,15 @@ def close(column: torch.Tensor, expected: list[list[float]], name: str) -> None:
 def test_row_is_its_papers_equation(name, spread):
     row, algo = ROWS[name], groupwise.algorithm(name, ROWS[name].settings)
     for seed in range(4):
-        c = columns(seed, spread, whole_completion=name == "rloo")
+        c = columns(seed, spread, whole_completion=name in WHOLE)
+        ref = c.old if row.against_old else c.ref
         for advantage in [c.advantage, c.token_advantage] if row.per_token else [c.advantage]:
-            expected = cf.loss(row.form, row.weights, c.live, c.old, advantage, c.mask, row.penalty, c.ref)
+            expected = cf.loss(row.form, row.weights, c.live, c.old, advantage, c.mask, row.penalty, ref)
             agree(algo, c, expected, advantage, logp_ref=c.ref)
+
+
+def test_the_catalog_is_whole_here():
+    assert {*ROWS} == {*CATALOG}
 
 
 def test_the_draws_reach_both_sides_of_every_trust_region():
@@ -117,7 +142,7 @@ def test_the_draws_reach_both_sides_of_every_trust_region():
             c = columns(0, spread)
             expected = cf.loss(row.form, row.weights, c.live, c.old, c.advantage, c.mask)
             passed |= {expected.share[i][t] < 0.9 for i, t in c.mask.nonzero().tolist()}
-        assert passed == ({False} if name in ("reinforce", "rloo") else {False, True})
+        assert passed == ({False} if name in FREE else {False, True})
 
 
 @pytest.mark.parametrize("step", [-70.0, 70.0])
@@ -202,7 +227,9 @@ RULES = {
     "sapo": cf.zscore,
     "cispo": cf.zscore,
     "gmpo": cf.zscore,
+    **dict.fromkeys(("dppo-tv", "dppo-kl", "drpo", "vespo", "luspo", "fipo"), cf.zscore),
     "dr-grpo": cf.centred,
+    **dict.fromkeys(("deepseek-v3.2", "topr", "dro"), cf.centred),
     "rloo": cf.leave_one_out,
 }
 
@@ -227,6 +254,65 @@ def test_group_advantages(name, seed):
     expected = cf.by_group(RULES[name], rewards.tolist(), groups.tolist())
     torch.testing.assert_close(advantage, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
     assert (advantage[groups == 2500] == 0).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_maxrl_divides_by_the_mean_and_takes_only_right_and_wrong(seed):
+    rewards, groups = rewards_and_groups(seed)
+    right = torch.where(rewards.isnan(), rewards, (rewards > 0).double())
+    expected = cf.by_group(
+        lambda v: [(x - sum(v) / len(v)) / (sum(v) / len(v)) for x in v], right.tolist(), groups.tolist()
+    )
+    advantage = groupwise.algorithm("maxrl").advantages(right, groups)
+    torch.testing.assert_close(advantage, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+    with pytest.raises(ValueError, match=r"is for rewards of 0 and 1, and there is one of "):
+        groupwise.algorithm("maxrl").advantages(rewards, groups)
+
+
+def test_maxrl_in_expectation_is_the_gradient_of_the_log_of_the_pass_rate():
+    """Sum over all outcomes of G draws: E[mean_i A_i dlog p(o_i)] = (1 - (1 - p)^(G - 1)) / p, which is d log p / dp as
+    G grows; the plain mean as baseline gives (G - 1) / G whatever p is.
+    """
+    p, size = 0.3, 12
+    total = plain = 0.0
+    for right in range(size + 1):
+        chance = math.comb(size, right) * p**right * (1 - p) ** (size - right)
+        rewards = torch.tensor([1.0] * right + [0.0] * (size - right), dtype=torch.float64)
+        score = rewards / p - (1 - rewards) / (1 - p)  # d log p(outcome) / dp
+        one = torch.zeros(size, dtype=torch.long)
+        total += chance * float((groupwise.algorithm("maxrl").advantages(rewards, one) * score).mean())
+        plain += chance * float((groupwise.algorithm("opo").advantages(rewards, one) * score).mean())
+    assert total == pytest.approx((1 - (1 - p) ** (size - 1)) / p, rel=1e-12)
+    assert plain == pytest.approx((size - 1) / size, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_opo_weighs_its_baseline_by_length(seed):
+    g = torch.Generator().manual_seed(seed)
+    groups = torch.arange(20) % 5
+    mask = torch.arange(6) < torch.randint(1, 7, (20, 1), generator=g)
+    rewards = torch.randn(20, generator=g, dtype=torch.float64)
+    rewards[groups == 3] = 0.3
+    lengths, expected = mask.sum(-1).tolist(), torch.zeros(20, dtype=torch.float64)
+    for i, own in enumerate(groups.tolist()):
+        of = [j for j, other in enumerate(groups.tolist()) if other == own]
+        baseline = math.fsum(lengths[j] * rewards[j].item() for j in of) / sum(lengths[j] for j in of)
+        expected[i] = 0.0 if own == 3 else rewards[i].item() - baseline
+    at_the_end = rewards[:, None] * (torch.arange(6) == mask.sum(-1, keepdim=True) - 1)
+    advantage = groupwise.algorithm("opo").advantages(at_the_end, groups, mask)
+    torch.testing.assert_close(advantage, torch.where(mask, expected[:, None], 0.0), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gdpo_of_one_reward_whitens_the_z_scores(seed):
+    g = torch.Generator().manual_seed(seed)
+    groups, rewards = torch.arange(24) % 6, torch.randn(24, generator=g, dtype=torch.float64)
+    rewards[groups == 3] = 0.3
+    z = cf.by_group(cf.zscore, rewards.tolist(), groups.tolist())
+    expected = torch.tensor(cf.whitened(z), dtype=torch.float64)
+    expected[groups == 3] = 0.0
+    advantage = groupwise.algorithm("gdpo").advantages(rewards, groups)
+    torch.testing.assert_close(advantage, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import groupwise
 from groupwise.algorithms.parts.advantage import Advantage
-from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return, gae
+from groupwise.algorithms.parts.gae import GAE, DecoupledGAE, MonteCarlo, OneStepTD, Return, gae
 from groupwise.core.errors import UsageError
 from groupwise.core.masked import whiten
 
@@ -170,3 +170,23 @@ def test_over_turns_of_one_token_it_is_gae_over_tokens_and_no_other_level_exists
     close(one[1], other[1])
     with pytest.raises(UsageError, match=r'algorithm\.advantage\.level = \'word\': must be "token" or "turn"'):
         groupwise.algorithm("ppo", {"advantage.level": "word"})
+
+
+@pytest.mark.parametrize(("lam", "lam_value"), [(0.0, 1.0), (0.95, 1.0), (0.7, 0.3)])
+def test_decoupled_gae_takes_advantages_by_one_lam_and_returns_by_another(batch, lam, lam_value):
+    rewards, values = columns(batch)
+    given = (rewards, values, batch.mask, batch.group, None)
+    advantage, returns = DecoupledGAE(0.9, lam, lam_value, whiten=False)(*given)
+    torch.testing.assert_close(advantage, GAE(0.9, lam, whiten=False)(*given)[0], rtol=0, atol=0)
+    torch.testing.assert_close(returns, GAE(0.9, lam_value, whiten=False)(*given)[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.4, 3.0])
+def test_a_lam_of_the_length_is_gae_of_each_row_with_its_own(batch, alpha):
+    rewards, values = columns(batch)
+    advantage, _ = DecoupledGAE(0.9, alpha=alpha, whiten=False)(rewards, values, batch.mask, batch.group, None)
+    for i, length in enumerate(batch.mask.sum(1).tolist()):
+        lam = max(0.0, 1 - 1 / (alpha * length)) if length else 0.0
+        row = slice(i, i + 1)
+        alone, _ = gae(rewards[row], values[row], batch.mask[row], 0.9, lam)
+        torch.testing.assert_close(advantage[row], alone, rtol=1e-12, atol=1e-14)

@@ -40,7 +40,7 @@ def test_settings_are_the_inverse_of_algorithm_whatever_part_is_swapped_in(name)
         assert type(getattr(row, slot)) is KINDS[slot][kind]
         assert groupwise.algorithm(name, settings(row)) == row
         assert describe(getattr(row, slot)).startswith(kind)
-    known = re.compile(r"algorithm\.((mismatch|rejection|advantage)\.kind|kl\.place) \(")
+    known = re.compile(r"algorithm\.((mismatch|rejection|advantage|trust)\.kind|kl\.place) \(")
     assert len(refused) < len(CHOICES) / 2
     assert [words for words in refused if not known.match(words)] == []
 
@@ -71,8 +71,9 @@ def test_what_a_row_needs():
         return {name for name in ROWS if getattr(groupwise.algorithm(name), question)}
 
     assert {name for name in ROWS if groupwise.algorithm(name).advantage.reads_value} == {"ppo"}
-    assert those("needs_old") == {"ppo", "rloo", "reinforce++"}
-    assert those("needs_reference") == {"ppo", "rloo", "reinforce++", "reinforce++-baseline", "grpo", "grpo-process"}
+    assert those("needs_old") == {"ppo", "rloo", "reinforce++", "opd"}
+    pulled = {"ppo", "rloo", "reinforce++", "reinforce++-baseline", "grpo", "grpo-process", "deepseek-v3.2", "opd"}
+    assert those("needs_reference") == pulled
     assert those("reads_steps") == {"ppo", "grpo-process"}
     assert {name: groupwise.algorithm(name).passes for name in ROWS} == {n: 4 if n == "ppo" else 1 for n in ROWS}
 

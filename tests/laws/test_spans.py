@@ -12,7 +12,7 @@ import groupwise
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.core.collate import collate
-from groupwise.core.records import Group
+from groupwise.core.records import Completion, Group
 from tests.laws.episodes import episodes, placed, said
 
 #: Parts that know turns, in rows of others.
@@ -27,8 +27,14 @@ CASES = [*((name, {}) for name in CATALOG), *OTHERS]
 EVERY = pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
 
 
+def right_or_wrong(one: Completion) -> Completion:
+    return dataclasses.replace(one, score=None if one.score is None else float(one.score > 0))
+
+
 def credited(row: Algorithm, groups: list[Group], elsewhere: float) -> dict[str, torch.Tensor]:
     """What each of the policy's tokens is trained with, in order, and the gradient everywhere else."""
+    if row.advantage.binary:
+        groups = [dataclasses.replace(g, completions=tuple(map(right_or_wrong, g.completions))) for g in groups]
     batch = collate(groups, pad=0, steps=row.needs_steps, states=row.advantage.reads_states)
     draws = torch.Generator().manual_seed(4)
     columns = {

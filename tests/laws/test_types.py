@@ -29,12 +29,18 @@ def columns() -> dict[str, Any]:
     return {"rewards": rewards, "groups": torch.tensor([9] * 512 + [-4] * 4), "mask": mask}
 
 
+def fitting(algo: groupwise.Algorithm, rewards: torch.Tensor) -> torch.Tensor:
+    """Make rewards that the algorithm takes: of one for right and wrong alone, their signs."""
+    return (rewards > 0).to(rewards.dtype) if algo.advantage.binary else rewards
+
+
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("name", WITHOUT_A_CRITIC)
 def test_advantages_of_half_precision_are_those_of_float32(name: str, half: torch.dtype, columns: Any) -> None:
     algo, end = groupwise.algorithm(name), {"step_end": columns["mask"]}
-    per_token = columns["rewards"][:, None] * columns["mask"]
-    for rewards in (columns["rewards"], per_token):
+    given = fitting(algo, columns["rewards"])
+    per_token = given[:, None] * columns["mask"]
+    for rewards in (given,) if algo.advantage.binary else (given, per_token):
         expected = algo.advantages(rewards, columns["groups"], columns["mask"], **end)
         found = algo.advantages(rewards.to(half), columns["groups"], columns["mask"], **end)
         assert expected.any()
@@ -120,9 +126,10 @@ def test_a_mask_of_0_and_1_of_any_type_is_the_mask(name: str, kind: str) -> None
     assert torch.equal(groupwise.gae(b.old, b.ref, of(b.mask))[0], groupwise.gae(b.old, b.ref, b.mask)[0])
     if name in WITHOUT_A_CRITIC:
         ends = torch.rand(b.mask.shape, generator=torch.Generator().manual_seed(8)) < 0.4
-        expected = algo.advantages(b.advantage, b.group, b.mask, ends)
-        assert torch.equal(algo.advantages(b.advantage, b.group, of(b.mask), of(ends)), expected)
-        lists = algo.advantages(b.advantage.tolist(), b.group.tolist(), b.mask.tolist(), ends.tolist())
+        given = fitting(algo, b.advantage)
+        expected = algo.advantages(given, b.group, b.mask, ends)
+        assert torch.equal(algo.advantages(given, b.group, of(b.mask), of(ends)), expected)
+        lists = algo.advantages(given.tolist(), b.group.tolist(), b.mask.tolist(), ends.tolist())
         torch.testing.assert_close(lists, expected.float(), rtol=1e-4, atol=1e-5)
 
 
@@ -151,18 +158,20 @@ def test_a_reward_that_is_infinite_is_told_of_and_one_that_is_nan_does_not_vote(
     algo, b = groupwise.algorithm(name), draw(1)
     ends = b.mask
     for value in (torch.inf, -torch.inf, 3.4e38):
-        rewards = b.advantage.float()
+        rewards = fitting(algo, b.advantage).float()
         rewards[0] = value  # its mask is all False
         assert algo.advantages(rewards, b.group, b.mask, ends).isfinite().all()
         rewards[3] = value
         with pytest.raises(ValueError, match=r"^rewards\[3\] is (-?inf|3.4e\+38, beyond 1e\+15); finite numbers"):
             algo.advantages(rewards, b.group, b.mask, ends)
-    rewards = b.advantage.clone()
+    rewards = fitting(algo, b.advantage).clone()
     rewards[3] = torch.nan
     without = b.mask.clone()
     without[3] = False
     found = algo.advantages(rewards, b.group, b.mask, ends)
-    torch.testing.assert_close(found, algo.advantages(b.advantage, b.group, without, ends), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        found, algo.advantages(fitting(algo, b.advantage), b.group, without, ends), rtol=1e-12, atol=1e-12
+    )
 
 
 ONES = torch.ones(2, 3)

@@ -51,6 +51,10 @@ def unpicked(plan: Plan) -> Plan:
 @pytest.mark.parametrize("name", sorted(CATALOG))
 def test_every_row_trains(name: str, small):
     changes = small(algorithm__name=name, name="it", steps=2, evaluation__problems=4, checkpoint__every=9)
+    teacher = None
+    if name == "opd":
+        teacher = groupwise.train("quickstart", small(name="teacher", steps=2, learner__learning_rate=1e-2))
+        changes |= {"reference.model": str(teacher.folder)}
     plan = resolve(recipe.load("quickstart", changes))
     run = groupwise.train("quickstart", changes)
 
@@ -67,7 +71,7 @@ def test_every_row_trains(name: str, small):
     measured = {n for n, verdict in first_checks(run.folder).items() if verdict == "pass"}
     everywhere = set(first_checks(run.folder)) - {KL_AT_START}
     assert len(everywhere) == 5
-    assert measured == everywhere | ({KL_AT_START} if plan.algorithm.kl.beta else set())
+    assert measured == everywhere | ({KL_AT_START} if plan.algorithm.needs_reference and name != "opd" else set())
 
     start, end = first_weights(plan), weights(run.folder)
     assert [k for k in end if torch.equal(start[k], end[k])] == [], "these weights stood still"
@@ -79,6 +83,9 @@ def test_every_row_trains(name: str, small):
     assert (resolved["passes_per_batch"], "critic" in resolved) == ((4, True) if name == "ppo" else (1, False))
     again = resolve(recipe.parse(resolved, "again"))
     assert not picks(again)
+    if name == "opd":  # the recipe names the teacher's checkpoint
+        assert again.recipe.reference.model == f"{teacher.folder}:2"
+        plan = dataclasses.replace(plan, recipe=plan.recipe.replace(reference=again.recipe.reference))
     assert unpicked(again) == plan
 
 

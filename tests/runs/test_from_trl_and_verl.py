@@ -75,7 +75,7 @@ def trl(write: Write) -> Path:
     rows = [{"prompt": [{"role": "user", "content": f"What is {i} + 2?"}], "solution": f"${i + 2}$"} for i in range(40)]
     rows[0]["solution"] = "none"
     Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    halves = [line[46:] for line in of_the_page("A run of TRL's as a recipe").splitlines() if len(line) > 46]
+    halves = [line[46:] for line in of_the_page("A TRL run as a recipe").splitlines() if len(line) > 46]
     return write("\n".join(halves))
 
 
@@ -116,7 +116,7 @@ def test_verls_quickstart_is_a_run_by_its_recipe_alone(write: Write) -> None:
     parquet.write_table(table.from_pylist([row(i, "train") for i in range(20)]), "train.parquet")
     parquet.write_table(table.from_pylist([row(i, "test") for i in range(40, 46)]), "test.parquet")
     Path("gsm8k.py").write_text(GSM8K)
-    recipe = write(of_the_page("A run of verl's as a recipe"))
+    recipe = write(of_the_page("A verl run as a recipe"))
     # The task's own score is no matter here, and each process that asks mathematics imports it for seconds.
     done = groupwise.train(str(recipe), {**SMALL, "task.check": "numeric"})
     assert done.summary["heldout_by_source"].keys() == {"openai/gsm8k"}

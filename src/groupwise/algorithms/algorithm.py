@@ -15,11 +15,11 @@ from groupwise.algorithms.parts.aggregate import Aggregate, count
 from groupwise.algorithms.parts.filters import Filter, KeepAll
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.mismatch import Mismatch, NoMismatch
-from groupwise.algorithms.parts.ratio import Ratio, bounded
+from groupwise.algorithms.parts.ratio import Ratio, TokenRatio, bounded
 from groupwise.algorithms.parts.rejection import NoRejection, Rejection
-from groupwise.algorithms.parts.shaping import OutcomeReward, Shaping, at_last_token, sampled_kl
+from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Shaping, at_last_token, sampled_kl
 from groupwise.algorithms.parts.trust import Trust
-from groupwise.core.masked import keep, real
+from groupwise.core.masked import keep, real, row_sum, whiten
 from groupwise.core.numbers.inputs import (
     LARGEST,
     Column,
@@ -48,6 +48,20 @@ class LossOut(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Dialect:
+    """The constants that a framework has for an algorithm, where they are not the catalog's.
+
+    of        the framework
+    settings  dotted keys under [algorithm] and their values
+    words     what to know of them
+    """
+
+    of: str
+    settings: tuple[tuple[str, object], ...] = ()
+    words: str = ""
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """A row of parts. loss = -(weight * (correction * surrogate - beta * kl + c * entropy)).sum()
 
@@ -55,6 +69,7 @@ class Algorithm:
     summary  what it does, in one sentence
     watch    what to look at while it trains, and what good looks like
     passes   passes over a batch unless the recipe says otherwise
+    dialects the same algorithm with the constants of others
 
     Raises ValueError if a correction per token, or an advantage per turn, meets a ratio or trust region that is one
     number per completion.
@@ -75,8 +90,14 @@ class Algorithm:
     passes: int = 1
     summary: str = ""
     watch: str = ""
+    dialects: tuple[Dialect, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.trust.reads_tokens and not isinstance(self.ratio, TokenRatio):
+            raise ValueError(
+                f"trust.kind ({self.trust}) reads the probability of each token, but ratio.level ({self.ratio}) is not "
+                'the ratio of one; take ratio.level = "token"'
+            )
         varying = [slot for slot, part in self.corrections if part.varies]
         if varying and (self.ratio.per_completion or self.ratio.per_turn or self.trust.per_completion):
             shared = f"trust.kind ({self.trust})" if self.trust.per_completion else f"ratio.level ({self.ratio})"
@@ -88,6 +109,11 @@ class Algorithm:
                 'ratio.level = "sequence-token" with a trust region per token'
             )
         self._require_credit_arrives()
+        if isinstance(self.shaping, NoReward) and not self.kl.in_reward:
+            raise ValueError(
+                f"kl.place ({self.kl.place}, beta {self.kl.beta:g}) leaves nothing that trains, since shaping.kind "
+                '("none") gives no reward; take kl.place = "reward" with a beta above 0'
+            )
         if self.advantage.reads_steps and not self.advantage.by_turn and self.kl.in_reward:
             raise ValueError(
                 f"kl.place ({self.kl.place}) puts a penalty on every token; advantage.kind ({self.advantage}) "
@@ -107,7 +133,7 @@ class Algorithm:
     @property
     def needs_reference(self) -> bool:
         """True if logp_ref is read."""
-        return self.kl.beta > 0
+        return self.kl.reads_reference
 
     @property
     def needs_old(self) -> bool:
@@ -154,11 +180,14 @@ class Algorithm:
             advantage, returns = self._advantage(reward, **given)
         else:
             scored = [dataclasses.replace(batch, score=score) for score in batch.need("reward_scores").unbind(1)]
-            each = [self._advantage(call("shaping", self.shaping, one), **given) for one in scored]
+            alone = dataclasses.replace(self, advantage=_unwhitened(self.advantage))
+            each = [alone._advantage(call("shaping", self.shaping, one), **given) for one in scored]
             advantage, returns = (
                 torch.stack([w * column for w, column in zip(weights, columns, strict=True)]).sum(0)
                 for columns in zip(*each, strict=True)
             )
+            if alone.advantage != self.advantage:
+                advantage = keep(whiten(advantage, batch.mask), (advantage != 0).any(1)[:, None])
         correction = self._correction(batch.logp_old, batch.logp_engine, batch.mask)
         return batch.add(reward=reward, advantage=advantage, returns=returns, correction=correction)
 
@@ -171,6 +200,8 @@ class Algorithm:
         step_end: Tensor | None,
         step_state: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        if self.advantage.binary:
+            require_binary(reward, mask, describe=str(self.advantage))
         states = (step_state,) if self.advantage.reads_states else ()
         return call("advantage", self.advantage, reward, value, mask, group, step_end, *states)
 
@@ -266,7 +297,8 @@ class Algorithm:
         more = {name: None if one is None else numbers(name, one, live) for name, one in given.items()}
         columns = {"logp_live": live, "logp_old": old, "advantage": advantage, **more}
         _same_shape(inside, **columns)
-        read = {"logp_ref": self.kl.in_loss, "logp_engine": self.corrects, "entropy": self.entropy_coefficient}
+        reads_ref = self.kl.in_loss and self.kl.reads_reference
+        read = {"logp_ref": reads_ref, "logp_engine": self.corrects, "entropy": self.entropy_coefficient}
         for name, column in columns.items():
             if column is not None and read.get(name, True):
                 require_finite(name, column, inside, "finite numbers are due at every trained token", LARGEST)
@@ -315,9 +347,27 @@ class Algorithm:
     def _kl(self, live: Tensor, old: Tensor, logp_ref: Tensor | None, mask: Tensor) -> Tensor | None:
         if not self.kl.in_loss:
             return None
+        if self.kl.against == "old":
+            return self.kl(live, old, bounded(live - old))
         if logp_ref is None:
             raise ValueError(f"{self.name} has a KL term in its loss (beta {self.kl.beta}) and needs logp_ref")
         return self.kl(live, keep(real(logp_ref), mask), bounded(live - old))
+
+
+def _unwhitened(part: Advantage) -> Advantage:
+    """Return the part without its whitening if it credits rewards one by one: it is their sum that is whitened."""
+    return dataclasses.replace(part, whiten=False) if part.by_reward else part  # type: ignore[type-var, call-arg]
+
+
+def require_binary(reward: Tensor, mask: Tensor, describe: str) -> None:
+    """Raise ValueError if a completion's reward is not 0 or 1. NaN, which has no vote, is let through."""
+    total = row_sum(real(reward), mask)
+    other = (total != 0) & (total != 1) & ~total.isnan()
+    if other.any():
+        raise ValueError(
+            f"advantage.kind ({describe}) is for rewards of 0 and 1, and there is one of {float(total[other][0]):g}; "
+            'take advantage.kind = "group-mean", or a reward that is 0 or 1'
+        )
 
 
 def _per_token(advantage: Tensor, mask: Tensor) -> Tensor:

@@ -3,14 +3,24 @@
 import dataclasses
 from collections.abc import Mapping
 
-from groupwise.algorithms.algorithm import Algorithm
-from groupwise.algorithms.parts.advantage import GroupMean, GroupZScore, LeaveOneOut, ProcessZScore
+from groupwise.algorithms.algorithm import Algorithm, Dialect
+from groupwise.algorithms.parts.advantage import (
+    GroupMean,
+    GroupZScore,
+    LeaveOneOut,
+    LengthWeightedMean,
+    ProcessZScore,
+    RelativeMean,
+    RewardZScore,
+)
 from groupwise.algorithms.parts.aggregate import Constant, SequenceMean, TokenMean
+from groupwise.algorithms.parts.divergence import BinaryKL, Quadratic, TotalVariation
 from groupwise.algorithms.parts.filters import DropUniform
 from groupwise.algorithms.parts.gae import GAE, Return
-from groupwise.algorithms.parts.kl import K1, K2, K3, KL
+from groupwise.algorithms.parts.kl import K1, K2, K3, KL, K3Ratio
+from groupwise.algorithms.parts.off_policy import FutureKL, GammaWeight, OffPolicyMask, Tapered
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
-from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
+from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 
 PPO = Algorithm(
@@ -26,6 +36,19 @@ PPO = Algorithm(
     kl=KL(beta=0.05, estimator=K1(), place="reward"),
     aggregate=TokenMean(),
     passes=4,
+    dialects=(
+        Dialect("VC-PPO", (("advantage.kind", "gae-decoupled"),), "critic.warmup_steps trains the critic alone first"),
+        Dialect(
+            "VAPO",
+            (
+                ("advantage.kind", "gae-decoupled"),
+                ("advantage.alpha", 0.05),
+                ("trust.epsilon_high", 0.28),
+                ("kl.beta", 0.0),
+            ),
+            "adds a likelihood term on right completions, which is not here yet",
+        ),
+    ),
 )
 
 REINFORCE = Algorithm(
@@ -172,6 +195,197 @@ GMPO = dataclasses.replace(
     trust=Geometric(epsilon_low=0.4, epsilon_high=0.4),
 )
 
+DPPO_TV = dataclasses.replace(
+    GRPO,
+    name="dppo-tv",
+    summary="DPPO-TV: a token is stopped where its probability, not its ratio, has moved too far; no KL.",
+    watch="share_passed: rare tokens are no longer stopped for a large ratio, certain ones are for a small one",
+    paper="Divergence PPO, 2602.04879",
+    trust=TotalVariation(delta_low=0.15, delta_high=0.15, cap=20.0),
+    kl=KL(beta=0.0),
+    aggregate=TokenMean(),
+    dialects=(
+        Dialect("verl, example", (("trust.cap", 10000.0),)),
+        Dialect("verl, defaults", (("trust.delta_low", 0.2), ("trust.delta_high", 0.2), ("trust.cap", 3.0))),
+        Dialect(
+            "prime-rl",
+            (
+                ("trust.delta_low", 0.2),
+                ("trust.delta_high", 0.2),
+                ("trust.cap", 0.0),
+                ("kl.estimator", "k2"),
+                ("kl.against", "old"),
+                ("kl.beta", 2e-3),
+            ),
+            "1e-3 (log r)^2 on every token, which is 2e-3 k2; old is the engine's, without a pass of the learner",
+        ),
+        Dialect(
+            "SkyRL",
+            (("trust.delta_low", 0.2), ("trust.delta_high", 0.2), ("trust.cap", 0.0)),
+            "the gradient goes through the ratio, which is the same gradient",
+        ),
+    ),
+)
+
+DPPO_KL = dataclasses.replace(
+    DPPO_TV,
+    name="dppo-kl",
+    summary="DPPO-KL: as dppo-tv, with the KL of this token against all others as the distance.",
+    trust=BinaryKL(delta_low=0.05, delta_high=0.05, cap=20.0),
+    dialects=(Dialect("SkyRL", (("trust.cap", 0.0),)),),
+)
+
+DRPO = dataclasses.replace(
+    DPPO_TV,
+    name="drpo",
+    summary="DRPO: a quadratic bound on the move of each token's probability, smooth where DPPO's mask is hard.",
+    watch="ratio_max and share_passed: at the source's epsilon of 12.5 weights stay within 0.92 to 1.08, hardly a "
+    "trust region; 0.15 to 0.2 makes it the smooth DPPO",
+    paper="DRPO, 2606.09821",
+    trust=Quadratic(epsilon=12.5),
+    dialects=(Dialect("as smooth DPPO", (("trust.epsilon", 0.2),), "the width of DPPO's mask"),),
+)
+
+MAXRL = dataclasses.replace(
+    DPPO_TV,
+    name="maxrl",
+    summary="MaxRL: the group's mean in the denominator, so that hard prompts weigh as in maximum likelihood.",
+    watch="gradient_norm: one right completion of G has an advantage of G - 1; groups_signal_share",
+    paper="Maximum Likelihood RL, 2602.02710",
+    advantage=RelativeMean(),
+    trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
+    dialects=(Dialect("official code", (), "leaves out 1/N: learner.learning_rate times the group's size"),),
+)
+
+DEEPSEEK_V32 = dataclasses.replace(
+    GRPO,
+    name="deepseek-v3.2",
+    summary="DeepSeek-V3.2: GRPO without the deviation, an unbiased KL, completions masked that the policy has left.",
+    watch="share_passed: a stopped completion stops whole; kl_mean",
+    paper="DeepSeek-V3.2, 2512.02556",
+    advantage=GroupMean(),
+    trust=OffPolicyMask(epsilon_low=0.2, epsilon_high=0.2, delta=0.5),
+    kl=KL(beta=0.001, estimator=K3Ratio(), place="loss"),
+    dialects=(
+        Dialect("slime", (("trust.delta", 1e-4),), "against the old policy; TRL's 0.5 is against the engine"),
+        Dialect("Trinity", (("trust.delta", 0.1),), "recommends 0.05 to 0.2"),
+    ),
+)
+
+GDPO = dataclasses.replace(
+    GRPO,
+    name="gdpo",
+    summary="GDPO: each of several rewards has z-scores of its own in the group; their weighted sum is whitened.",
+    watch="advantage_abs_mean, and each reward's mean: one of small spread counts as much as one of large",
+    paper="GDPO, 2601.05242",
+    advantage=RewardZScore(),
+    kl=KL(beta=0.0),
+    aggregate=TokenMean(),
+    dialects=(Dialect("TRL, normalize_then_sum", (("advantage.whiten", False),), "whitens over completions instead"),),
+)
+
+VESPO = dataclasses.replace(
+    DPPO_TV,
+    name="vespo",
+    summary="VESPO: completions weigh by a gamma-shaped function of their whole probability ratio.",
+    watch="share_passed and ratio_max: the ratio is a product over tokens; the weight falls to 0 on either side",
+    paper="VESPO, 2602.10693",
+    ratio=SequenceSum(),
+    trust=GammaWeight(),
+    dialects=(),
+)
+
+LUSPO = dataclasses.replace(
+    GSPO,
+    name="luspo",
+    summary="LUSPO: GSPO with each completion's loss times its length, which takes the bias against long ones out.",
+    watch="length_mean: long completions count more; share_passed",
+    paper="LUSPO, 2602.05261",
+    trust=Clip(epsilon_low=2e-3, epsilon_high=2.5e-3),
+    aggregate=Constant(limit=1),
+)
+
+TOPR = dataclasses.replace(
+    REINFORCE,
+    name="topr",
+    summary="TOPR: better completions weigh 1 however old they are, worse ones their ratio, at most 1.",
+    watch="ratio_max: nothing holds better completions back",
+    paper="Tapered Off-Policy REINFORCE, 2503.14286",
+    advantage=GroupMean(),
+    ratio=SequenceSum(),
+    trust=Tapered(),
+    aggregate=SequenceMean(),
+    dialects=(Dialect("ROLL", (("ratio.level", "token"),), "rewards of a critic, whitened"),),
+)
+
+FIPO = dataclasses.replace(
+    GRPO,
+    name="fipo",
+    summary="FIPO: a token weighs more where the policy has made likelier what followed it.",
+    watch="share_passed; ratio_max: beyond far, worse tokens are pushed less",
+    paper="Future-KL Influenced Policy Optimization, 2603.19835",
+    trust=FutureKL(),
+    kl=KL(beta=0.0),
+    aggregate=TokenMean(),
+)
+
+DRO = dataclasses.replace(
+    DPPO_TV,
+    name="dro",
+    summary="DRO: the log-likelihood times the advantage, held to the old policy by a square of the log-ratio.",
+    watch="log_ratio_abs_max and the held-out rate: there is no ratio and no clip, beta alone holds the policy",
+    paper="Direct Reward Optimisation, 2405.19107",
+    advantage=GroupMean(),
+    trust=Tapered(low_positive=1.0, high_positive=1.0, low_negative=1.0, high_negative=1.0),
+    kl=KL(beta=0.05, estimator=K2(), place="loss", against="old"),
+    dialects=(Dialect("verl, tinker", (), "have no default: beta must be given"),),
+)
+
+OPO = dataclasses.replace(
+    GRPO,
+    name="opo",
+    summary="OPO: exactly on policy, with the group's length-weighted mean as baseline; no clip, no KL.",
+    watch="length_mean; with more than one update a batch nothing holds the policy",
+    paper="On-Policy RL with Optimal Reward Baseline, 2505.23585",
+    advantage=LengthWeightedMean(),
+    trust=NoTrust(),
+    kl=KL(beta=0.0),
+    aggregate=TokenMean(),
+)
+
+REINFORCE_REJ = dataclasses.replace(
+    REINFORCE,
+    name="reinforce-rej",
+    summary="Reinforce-Rej: REINFORCE on prompts with both right and wrong completions, scores as -1 and 1; one clip.",
+    watch="groups_dropped: what is left of a batch; entropy_mean",
+    paper="A Minimalist Approach to LLM Reasoning, 2504.11343",
+    shaping=OutcomeReward(scale=2.0, offset=-1.0),
+    filter=DropUniform(max_rounds=1),
+    trust=Clip(epsilon_low=0.2, epsilon_high=0.2),
+    aggregate=SequenceMean(),
+)
+
+OPD = dataclasses.replace(
+    DPPO_TV,
+    name="opd",
+    summary="On-policy distillation: each sampled token gets log pi_teacher - log pi_old; the teacher is "
+    "reference.model, and scores only measure.",
+    watch="kl_reward_mean: nats between policy and teacher, falling to 0; the held-out rate rises to the teacher's",
+    paper="On-policy distillation as in verl and prime-rl, no arXiv id",
+    shaping=NoReward(),
+    advantage=Return(gamma=0.0, whiten=False),
+    trust=TotalVariation(delta_low=0.2, delta_high=0.2, cap=0.0),
+    kl=KL(beta=1.0, estimator=K1(), place="reward"),
+    dialects=(
+        Dialect(
+            "prime-rl",
+            (("trust.delta_high", 1.0),),
+            "stops a token that became less likely by 0.2 whatever its advantage, and adds 1e-3 (log r)^2",
+        ),
+        Dialect("MiniLLM-like", (("advantage.gamma", 1.0),), "the KL to go, of the whole rest of a completion"),
+    ),
+)
+
 ROWS = (
     PPO,
     REINFORCE,
@@ -187,5 +401,19 @@ ROWS = (
     SAPO,
     CISPO,
     GMPO,
+    DPPO_TV,
+    DPPO_KL,
+    DRPO,
+    MAXRL,
+    DEEPSEEK_V32,
+    GDPO,
+    VESPO,
+    LUSPO,
+    TOPR,
+    FIPO,
+    DRO,
+    OPO,
+    REINFORCE_REJ,
+    OPD,
 )
 CATALOG: Mapping[str, Algorithm] = {row.name: row for row in ROWS}

@@ -4,6 +4,7 @@ docs/reference/algorithms.md is made here from the same rows (`make docs`).
 """
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 
@@ -40,14 +41,24 @@ SECTION = """
 {table}
 
 Watch: {row.watch}
-"""
+{dialects}"""
 
 
 def explain(name: str, settings: Mapping[str, object] | None = None, files: Files = NO_FILES) -> str:
     """Explain one algorithm, for a terminal. Raises UsageError if there is none of that name."""
     row = algorithm(name, settings, files)
     head = [row.summary, f"Source: {row.paper}.", "", objective(row), "", NOTATION]
-    return "\n".join([*head, "", *_table(lines(row)), "", f"watch      {row.watch}"])
+    others = [f"with the constants of {who}: {what}" for who, what in dialects(row)]
+    return "\n".join([*head, "", *_table(lines(row)), "", f"watch      {row.watch}", *others])
+
+
+def dialects(row: Algorithm) -> list[tuple[str, str]]:
+    """List (framework, the keys that it sets otherwise, as a recipe has them, and a word on them)."""
+    said = []
+    for one in row.dialects:
+        keys = ", ".join(f"algorithm.{key} = {json.dumps(value)}" for key, value in one.settings)
+        said.append((one.of, "; ".join(filter(None, (keys, one.words)))))
+    return said
 
 
 def family() -> str:
@@ -75,7 +86,8 @@ def page() -> str:
     for row in CATALOG.values():
         cells = [(slot, f"`{part}`", equation.replace("|", "\\|")) for slot, part, equation in lines(row)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
-        sections.append(SECTION.format(row=row, objective=objective(row), table=table))
+        others = "".join(f"\nWith the constants of {who}: {what}.\n" for who, what in dialects(row))
+        sections.append(SECTION.format(row=row, objective=objective(row), table=table, dialects=others))
     return PAGE.format(overview=overview(), notation=NOTATION) + "".join(sections)
 
 

@@ -7,15 +7,25 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.own_parts import GROUP, offered_kinds, offered_part, own_part, require_part, slot_of
-from groupwise.algorithms.parts.advantage import GroupMean, GroupZScore, LeaveOneOut, ProcessZScore
+from groupwise.algorithms.parts.advantage import (
+    GroupMean,
+    GroupZScore,
+    LeaveOneOut,
+    LengthWeightedMean,
+    ProcessZScore,
+    RelativeMean,
+    RewardZScore,
+)
 from groupwise.algorithms.parts.aggregate import Constant, SequenceMean, TokenMean, TokenSum
+from groupwise.algorithms.parts.divergence import BinaryKL, Quadratic, TotalVariation
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll
-from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return
-from groupwise.algorithms.parts.kl import K1, K2, K3, KL, K3Ratio, Place
+from groupwise.algorithms.parts.gae import GAE, DecoupledGAE, MonteCarlo, OneStepTD, Return
+from groupwise.algorithms.parts.kl import K1, K2, K3, KL, Against, K3Ratio, Place
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
+from groupwise.algorithms.parts.off_policy import FutureKL, GammaWeight, OffPolicyMask, Tapered
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
 from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, SequenceBand, TokenBand, Veto
-from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
+from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
 from groupwise.core.code.live_code import located
@@ -28,17 +38,21 @@ T = TypeVar("T")
 
 
 KINDS: Mapping[str, Mapping[str, type]] = {
-    "shaping": {"outcome": OutcomeReward, "steps": Steps},
+    "shaping": {"outcome": OutcomeReward, "steps": Steps, "none": NoReward},
     "filter": {"none": KeepAll, "drop-uniform": DropUniform},
     "advantage": {
         "group-zscore": GroupZScore,
         "group-mean": GroupMean,
         "leave-one-out": LeaveOneOut,
+        "reward-zscore": RewardZScore,
+        "relative-mean": RelativeMean,
+        "length-weighted": LengthWeightedMean,
         "process-zscore": ProcessZScore,
         "turn-to-go": TurnToGo,
         "gigpo": StateGroups,
         "return": Return,
         "gae": GAE,
+        "gae-decoupled": DecoupledGAE,
         "td": OneStepTD,
         "monte-carlo": MonteCarlo,
     },
@@ -49,7 +63,20 @@ KINDS: Mapping[str, Mapping[str, type]] = {
         "sequence-sum": SequenceSum,
         "turn": TurnRatio,
     },
-    "trust": {"none": NoTrust, "clip": Clip, "soft": SoftGate, "cispo": Cispo, "geometric": Geometric},
+    "trust": {
+        "none": NoTrust,
+        "clip": Clip,
+        "soft": SoftGate,
+        "cispo": Cispo,
+        "geometric": Geometric,
+        "total-variation": TotalVariation,
+        "binary-kl": BinaryKL,
+        "quadratic": Quadratic,
+        "tapered": Tapered,
+        "gamma": GammaWeight,
+        "off-policy-mask": OffPolicyMask,
+        "future-kl": FutureKL,
+    },
     "mismatch": {
         "none": NoMismatch,
         "tis": TIS,
@@ -77,6 +104,7 @@ KINDS: Mapping[str, Mapping[str, type]] = {
 }
 ESTIMATORS: Mapping[str, type] = {"k1": K1, "k2": K2, "k3": K3, "k3-ratio": K3Ratio}
 PLACES: Mapping[str, Place] = {place: place for place in get_args(Place)}
+AGAINST: Mapping[str, Against] = {name: name for name in get_args(Against)}
 
 #: Types of a field: what a recipe may give for each, and that in words.
 FIELDS: Mapping[type, tuple[Any, str]] = {
@@ -145,7 +173,7 @@ def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:
     for slot in KINDS:
         part = getattr(row, slot)
         values[slot] = {**_chosen_by(slot, type(part)), **_values(part)}
-    kl = {"beta": row.kl.beta, "place": row.kl.place}
+    kl = {"beta": row.kl.beta, "place": row.kl.place, "against": row.kl.against}
     values["kl"] = {**kl, **_chosen_by("kl", type(row.kl.estimator)), **_values(row.kl.estimator)}
     values["entropy_coefficient"] = row.entropy_coefficient
     return values
@@ -178,7 +206,8 @@ def describe(part: object) -> str:
     if isinstance(part, KL):
         if not part.beta:
             return "off"
-        return f"{_name(type(part.estimator))} in the {part.place}, beta={part.beta:g}"
+        of = "" if part.against == "reference" else ", against the old policy"
+        return f"{_name(type(part.estimator))} in the {part.place}{of}, beta={part.beta:g}"
     kind = _name(type(part))
     fields = ", ".join(f"{name}={value!r}" for name, value in _values(part).items())
     return f"{kind}({fields})" if fields else kind
@@ -255,11 +284,13 @@ def _rebuild(slot: str, part: object, values: Mapping[str, object], files: Files
 
 
 def _rebuild_kl(kl: KL, values: Mapping[str, object], files: Files) -> KL:
-    own: dict[str, object] = {"beta": kl.beta, "place": kl.place}
+    own: dict[str, object] = {"beta": kl.beta, "place": kl.place, "against": kl.against}
     if "beta" in values:
         own["beta"] = _checked("algorithm.kl.beta", values["beta"], float)
     if "place" in values:
         own["place"] = _choice("algorithm.kl.place", values["place"], PLACES)
+    if "against" in values:
+        own["against"] = _choice("algorithm.kl.against", values["against"], AGAINST)
     of_estimator = {key: value for key, value in values.items() if key not in own}
     estimator = _rebuild("kl", kl.estimator, of_estimator, files, beside=list(own))
     return _construct("algorithm.kl", KL, {**own, "estimator": estimator})  # type: ignore[return-value]

@@ -56,12 +56,16 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the recipe, such as steps=20; can be repeated."),
 ]
+AlgorithmKeys = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the algorithm, such as kl.beta=0; can be repeated."),
+]
 PartFields = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Set a field of the part; can be repeated."),
 ]
-RecipeName = Annotated[str, typer.Argument(help="A recipe's name (groupwise recipes lists them) or path.")]
-RunFolder = Annotated[Path, typer.Argument(parser=location, help="A run folder, such as runs/quickstart.")]
+RecipeName = Annotated[str, typer.Argument(help="Name (groupwise recipes lists them) or path of a recipe.")]
+RunFolder = Annotated[Path, typer.Argument(parser=location, help="Run folder, such as runs/quickstart.")]
 
 
 def assigned(settings: list[str] | None) -> dict[str, object]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.app import PartFields, Settings, assigned, command
+from groupwise.cli.app import AlgorithmKeys, PartFields, assigned, command
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import location
 from groupwise.core.machine.terminal import Terminal
@@ -14,7 +14,7 @@ from groupwise.core.machine.terminal import Terminal
 
 @command("Learn")
 def recipes() -> None:
-    """List the recipes that come with groupwise: what each trains, its model, and what it needs.
+    """List the recipes of groupwise: what each trains, its model and what it needs.
 
     Example: groupwise recipes
     """
@@ -31,7 +31,7 @@ def keys(
         typer.Argument(help="Section or key, such as learner, task.data or learner.schedule; default: all."),
     ] = None,
 ) -> None:
-    """Show the keys of a recipe: default, type, bounds and meaning.
+    """Show the keys that a recipe can set: default, type, bounds and meaning.
 
     Example: groupwise keys learner
     """
@@ -45,19 +45,19 @@ def keys(
 def explain(
     algorithm: Annotated[
         str | None,
-        typer.Argument(help="Algorithm, such as gspo, or a run folder; default: list all."),
+        typer.Argument(help="Algorithm, such as gspo, or a run folder; default: a list of all."),
     ] = None,
-    against: Annotated[str | None, typer.Option(help="Another algorithm: show what differs.")] = None,
-    set: Settings = None,
+    against: Annotated[str | None, typer.Option(help="Show the differences from this algorithm.")] = None,
+    set: AlgorithmKeys = None,
 ) -> None:
-    """Explain an algorithm: objective, parts with their values, paper, what to watch.
+    """Explain an algorithm: objective, parts and their values, paper, what to watch.
 
     Example: groupwise explain grpo --against gspo
     """
     if algorithm is None and (against is not None or set):
         raise UsageError("--against and --set go with an algorithm: groupwise explain grpo --against gspo")
     if against is not None and set:
-        raise UsageError("--against compares two rows of the catalog as they are; leave out --set")
+        raise UsageError("--against compares two algorithms with their defaults; leave out --set")
     Terminal().print(_explained(algorithm, against, assigned(set)))
 
 
@@ -82,7 +82,7 @@ def laws(
     part: Annotated[str, typer.Argument(help="Your part: my_parts.py:StaleClip, or package.module:Name.")],
     set: PartFields = None,
 ) -> None:
-    """Test a part of your own against the properties that all parts of its slot have; exit code 1 if one fails.
+    """Test your own part against the properties that all parts of its slot have; exit code 1 if one fails.
 
     Example: groupwise laws my_parts.py:StaleClip
     """
@@ -104,31 +104,31 @@ def _rows_place(text: str) -> Path:
 
 @command("Learn")
 def claims(
-    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="This claim only; can be repeated.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Test this claim only; can be repeated.")
+    ] = None,
     list: Annotated[
-        bool, typer.Option("--list", help="Show the claims and their verdicts so far; measure nothing.")
+        bool, typer.Option("--list", help="List the claims and their recorded verdicts; measure nothing.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Mathematics and toy models; minutes.")] = False,
-    standard: Annotated[
-        bool, typer.Option("--standard", help="Training runs with three seeds as well; about an hour.")
-    ] = False,
-    full: Annotated[bool, typer.Option("--full", help="As many runs as each answer needs.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use mathematics and toy models; minutes.")] = False,
+    standard: Annotated[bool, typer.Option("--standard", help="Also train with three seeds; about an hour.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Train as many runs as each answer needs.")] = False,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, max=2**31 - 1, help="This seed only, even if it is in the file already."),
+        typer.Option(min=0, max=2**31 - 1, help="Use this seed only, even if its result is recorded."),
     ] = None,
     rows: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", parser=_rows_place, help="File of rows; default: claims/rows.jsonl."),
+        typer.Option(metavar="PATH", parser=_rows_place, help="File of recorded results; default: claims/rows.jsonl."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(parser=location, help="Folder for claims.md and claims.html; default: claims.")
     ] = None,
     at_once: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Training runs side by side, one thread each; default: 1.")
+        int | None, typer.Option(min=1, max=1024, help="Training runs at the same time, one thread each; default: 1.")
     ] = None,
 ) -> None:
-    """Measure what papers claim of these algorithms: holds, does not hold, or cannot be told.
+    """Test what papers claim about these algorithms: it holds, does not hold, or cannot be told.
 
     Example: groupwise claims --quick
     """
@@ -156,13 +156,13 @@ def _recipe_place(text: str) -> Path:
 
 @command("Learn", "import")
 def import_(
-    file: Annotated[str, typer.Argument(help="TRL's or verl's options: YAML, JSON, Python, or a shell script.")],
+    file: Annotated[str, typer.Argument(help="TRL or verl options: YAML, JSON, Python or a shell script.")],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="RECIPE", parser=_recipe_place, help="New file for the recipe; default: it is printed."),
+        typer.Option(metavar="RECIPE", parser=_recipe_place, help="New file for the recipe; default: print it."),
     ] = None,
 ) -> None:
-    """Make a recipe of a file of TRL's or verl's; every option is answered. Nothing of the file is run.
+    """Convert TRL or verl options to a recipe, with an answer to each; the file is never executed.
 
     Example: groupwise import grpo_config.yaml --out recipe.toml
     """

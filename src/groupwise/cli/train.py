@@ -14,10 +14,12 @@ from groupwise.core.machine.terminal import Terminal
 
 @command("Train")
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe's name or its path.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="Name (groupwise recipes lists them) or path of a recipe.")
+    ] = None,
     set: Settings = None,
     resume: Annotated[
-        Path | None, typer.Option(parser=location, help="Go on with this run from its last checkpoint.")
+        Path | None, typer.Option(parser=location, help="Resume this run from its last checkpoint.")
     ] = None,
     ray: Annotated[
         str | None,
@@ -26,10 +28,10 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the whole plan and every check.")] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a line: steps, evaluations, checks and the end.")
+        bool, typer.Option("--json", help="Print JSON, one object per line: steps, evaluations, checks, result.")
     ] = False,
 ) -> None:
-    """Train a policy by a recipe, or go on with a run that stopped.
+    """Train a policy with a recipe, or resume a run.
 
     Example: groupwise train quickstart --set algorithm.name=dapo --set steps=20
     """
@@ -63,17 +65,17 @@ def sweep(
     recipe: RecipeName,
     over: Annotated[
         list[str],
-        typer.Option(metavar="KEY=VALUE,...", help="Values of a key, a run each; repeat it for a grid of keys."),
+        typer.Option(metavar="KEY=VALUE,...", help="Values of a key, one run each; repeat it for a grid of keys."),
     ],
-    at_once: Annotated[int, typer.Option(min=1, max=1024, help="Number of runs side by side.")] = 1,
+    at_once: Annotated[int, typer.Option(min=1, max=1024, help="Number of runs at the same time.")] = 1,
     out: Annotated[
         Path | None,
         typer.Option(parser=location, help="Folder of the sweep; default: NAME-sweep in the recipe's runs folder."),
     ] = None,
     set: Settings = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Start more than 100 runs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Allow more than 100 runs.")] = False,
 ) -> None:
-    """Train a recipe with each combination of values and compare the runs. Repeat the command to go on after a stop.
+    """Train a recipe with each combination of values and compare the runs; repeat the command to resume.
 
     Example: groupwise sweep quickstart --over seed=0,1,2 --over algorithm.name=grpo,dapo --at-once 2
     """
@@ -97,10 +99,10 @@ def sweep(
 def check(
     recipe: RecipeName,
     set: Settings = None,
-    rows: Annotated[int, typer.Option(min=0, max=1000, help="Problems to show as the model sees them.")] = 3,
-    model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model too, as the last check.")] = True,
+    rows: Annotated[int, typer.Option(min=0, max=1000, help="Number of problems to show as the model sees them.")] = 3,
+    model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model as the last check.")] = True,
 ) -> None:
-    """Validate a recipe before training: problems, rewards, lengths, model. Exit code 1 if there is a fault.
+    """Validate a recipe before training: problems, rewards, lengths, model; exit code 1 for a fault.
 
     Example: groupwise check my_recipe.toml --rows 5
     """
@@ -119,17 +121,18 @@ def plan(
     set: Settings = None,
     ranks: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="Processes that share the policy; default: learner.ranks."),
+        typer.Option(min=1, max=1024, help="Number of processes that share the policy; default: learner.ranks."),
     ] = None,
     device: Annotated[
         str,
         typer.Option(help="Device of each rank: a100, h100, h200, b200, cpu (this machine) or a file NAME.toml."),
     ] = "cpu",
     cards: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Number of devices for ranks and engines; default: one a rank.")
+        int | None,
+        typer.Option(min=1, max=1024, help="Number of devices for ranks and engines; default: one per rank."),
     ] = None,
 ) -> None:
-    """Estimate memory and time of a recipe on N devices, without running it.
+    """Estimate the memory and time of a recipe on N devices without running it.
 
     Example: groupwise plan gsm8k --device h100 --ranks 8
     """
@@ -141,9 +144,9 @@ def plan(
 
 @command("Train")
 def init(
-    folder: Annotated[Path, typer.Argument(parser=location, help="A new or an empty folder.")],
+    folder: Annotated[Path, typer.Argument(parser=location, help="New or empty folder.")],
 ) -> None:
-    """Begin a project of your own: a commented recipe, a reward and ten rows of data that train as they are.
+    """Create a project: a commented recipe, a reward and ten rows of data, ready to train.
 
     Example: groupwise init mine
     """

@@ -33,7 +33,7 @@ def _answers() -> Mapping[str, Any]:
 def sections() -> list[KeySection]:
     """List the sections of a recipe with their keys."""
     return [
-        KeySection(one["name"], one["title"], tuple(Key(**key) for key in one["keys"]))
+        KeySection(one["name"], one["title"], tuple(Key(**key) for key in one["keys"]), one["alike"])
         for one in _answers()["sections"]
     ]
 

@@ -2,15 +2,17 @@
 
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 from groupwise.core.errors import UsageError
+
+#: First lines of a table on the page.
+HEAD = "| option | groupwise | note |\n|---|---|---|\n"
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Option:
     project  "" of a guess, which is no project's
     name     with its sections; one that ends with * stands for all that begin so
     here     the recipe's keys, or a command; empty if there is none
-    words    what differs, or why it is not here
+    words    what differs, or why it is not here; empty if the key says it all
     example  a value that the first key may have; "" if the table has none
     """
 
@@ -31,10 +33,19 @@ class Option:
     example: str = ""
 
     def __str__(self) -> str:
-        place = f"here it is {' and '.join(self.here)}: {self.words}" if self.here else f"not here: {self.words}"
+        place = f"{'here it is' if self.here else 'not here:'} {self.answer}"
         such = f"; such as --set {self.here[0]}={self.example}" if self.example else ""
         whose = f"a name of {self.project}'s" if self.project else "there is no such key"
         return f"{whose}; {place}{such}"
+
+    @property
+    def answer(self) -> str:
+        """Keys and words; one of them alone if the other is empty.
+
+        >>> Option("TRL", "top_k", ("sampling.top_k",), "0 keeps all").answer
+        'sampling.top_k: 0 keeps all'
+        """
+        return ": ".join(filter(None, (" and ".join(self.here), self.words)))
 
     def covers(self, name: str) -> bool:
         """Tell whether this is the option of that name.
@@ -47,7 +58,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Chapter:
-    """Options that stand together in their project."""
+    """Group of options of one project."""
 
     project: str
     title: str
@@ -83,24 +94,28 @@ def require_own_names(table: Mapping[str, Any], known: Mapping[str, Any], where:
 
 
 def with_lists(page: str) -> str:
-    """Rewrite the lists of docs/reference/from-trl-and-verl.md, which follow its prose.
+    """Rewrite the tables of docs/reference/from-trl-and-verl.md, which follow its prose.
 
     >>> with_lists("# Prose").splitlines()[:2]
-    ['# Prose', '## TRL: GRPOConfig: the policy and its data']
+    ['# Prose', '## TRL: GRPOConfig: model and data']
     """
-    lists = (
-        f"\n## {chapter.project}: {chapter.title}\n\n" + "".join(map(_item, chapter.options))
+    tables = (
+        f"\n## {chapter.project}: {chapter.title}\n\n{HEAD}" + "".join(_rows(chapter.options))
         for chapter in chapters()
         if chapter.project
     )
-    return page.partition("\n## TRL: ")[0] + "".join(lists)
+    return page.partition("\n## TRL: ")[0] + "".join(tables)
 
 
-def _item(option: Option) -> str:
-    here = ", ".join(f"`{key}`" for key in option.here) or "not here"
-    words = option.words.replace("*", "\\*").replace("<", "\\<")
-    item = f"- `{option.name}`: {here}; {words}"
-    return fill(item, 110, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
+def _rows(options: Iterable[Option]) -> Iterator[str]:
+    """List options as rows of a table; options with one answer share a row."""
+    names: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for option in options:
+        names.setdefault((option.here, option.words), []).append(option.name)
+    for (here, words), theirs in names.items():
+        ours = ", ".join(f"`{key}`" for key in here) or "-"
+        note = words.replace("*", "\\*").replace("<", "\\<").replace("|", "\\|")
+        yield f"| {', '.join(f'`{name}`' for name in theirs)} | {ours} | {note} |\n"
 
 
 def _chapter(section: Mapping[str, Any], examples: Mapping[str, str]) -> Chapter:

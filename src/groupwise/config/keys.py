@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from groupwise.algorithms import explain
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts.kl import KL
-from groupwise.algorithms.settings import ESTIMATORS, KIND_KEY, KINDS, PLACES
+from groupwise.algorithms.settings import AGAINST, ESTIMATORS, KIND_KEY, KINDS, PLACES
 from groupwise.config.answers import ANSWERS
 from groupwise.config.described import Key, KeySection, page
 from groupwise.config.recipe import Recipe, algorithm_keys, is_section, known_keys, section_types
@@ -23,18 +23,35 @@ from groupwise.core.settings import Settings
 from groupwise.rewards.functions import form
 from groupwise.tasks.make import ENVIRONMENTS, PRESETS, kind_of, names
 
-#: The section of the keys that stand in none.
+#: The section of the keys that are in none.
 TOP = "recipe"
+#: Section -> the one whose keys it has too.
+_ALIKE = {
+    "evaluation": "sampling",
+    "critic": "learner",
+    "task.environment": "task.data",
+    "algorithm.advantage.gae-decoupled": "algorithm.advantage.gae",
+    "algorithm.advantage.td": "algorithm.advantage.gae",
+    "algorithm.advantage.monte-carlo": "algorithm.advantage.gae",
+    "algorithm.trust.off-policy-mask": "algorithm.trust.clip",
+    "algorithm.trust.future-kl": "algorithm.trust.clip",
+    "algorithm.trust.binary-kl": "algorithm.trust.total-variation",
+    "algorithm.mismatch.sequence-tis": "algorithm.mismatch.tis",
+    "algorithm.mismatch.sequence-mis": "algorithm.mismatch.mis",
+    "algorithm.rejection.sequence": "algorithm.rejection.token",
+    "algorithm.rejection.geometric": "algorithm.mismatch.geometric",
+    "algorithm.rejection.veto": "algorithm.mismatch.veto",
+}
 _TYPES = {
-    "integer": "whole number",
+    "integer": "integer",
     "number": "number",
-    "boolean": "true or false",
-    "string": "text",
+    "boolean": "boolean",
+    "string": "string",
     "array": "list",
     "object": "table",
     "null": "",
 }
-_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 def sections() -> list[KeySection]:
@@ -43,8 +60,11 @@ def sections() -> list[KeySection]:
     tables = ("task", "algorithm", "rewards")
     own = [key for key in _of_settings(Recipe, "") if key.name not in (*nested, *tables)]
     return [
-        KeySection(TOP, "What stands in no section.", tuple(own)),
-        *(KeySection(name, _title(kind), tuple(_of_settings(kind, f"{name}."))) for name, kind in nested.items()),
+        KeySection(TOP, "Top-level keys.", tuple(own)),
+        *(
+            KeySection(name, _title(kind), tuple(_of_settings(kind, f"{name}.")), _ALIKE.get(name, ""))
+            for name, kind in nested.items()
+        ),
         *_tasks(),
         *_rewards(),
         *_algorithm(),
@@ -56,7 +76,7 @@ def meanings(kind: type) -> dict[str, str]:
 
     >>> from groupwise.core.engine import Sampling
     >>> meanings(Sampling)["top_k"]
-    'keep the k most likely tokens; 0 keeps all'
+    'keep the k most likely tokens; 0: all'
     """
     described: dict[str, str] = {}
     for above in reversed(kind.__mro__):
@@ -81,7 +101,7 @@ def _of_settings(kind: type[Settings], prefix: str) -> Iterator[Key]:
 
 
 def _of_fields(kind: Any, prefix: str) -> Iterator[Key]:
-    """List the keys of a dataclass, whose bounds, if it has any, are said in words."""
+    """List the keys of a dataclass, whose bounds, if it has any, are in their meanings."""
     described, hints = meanings(kind), get_type_hints(kind)
     for field in dataclasses.fields(kind):
         given = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -92,25 +112,25 @@ def _of_fields(kind: Any, prefix: str) -> Iterator[Key]:
 
 
 def _tasks() -> Iterator[KeySection]:
-    name = _choice("task.name", names(), "", "which of the tasks below, or one that an installed package offers")
-    own = _use("task.use", "my_task.py:MyTask", "a task of your own, in place of `name`; its fields are keys beside it")
+    name = _choice("task.name", names(), "", "one of the tasks below, or one that an installed package offers")
+    own = _use("task.use", "my_task.py:MyTask", "your own task, instead of `name`; its fields are keys of [task]")
     presets = {**PRESETS, **ENVIRONMENTS}
-    yield KeySection("task", "The problems that are asked: `name`, or `use`, and the keys of that task.", (name, own))
-    for name in names():
-        if name not in presets:
-            yield KeySection(f"task.{name}", _title(kind_of(name)), tuple(_of_fields(kind_of(name), "task.")))
+    yield KeySection("task", "Problems: `name`, or `use`, and the keys of that task.", (name, own))
+    for section in (f"task.{name}" for name in names() if name not in presets):
+        kind = kind_of(section.removeprefix("task."))
+        yield KeySection(section, _title(kind), tuple(_of_fields(kind, "task.")), _ALIKE.get(section, ""))
     for name, keys in presets.items():
         described = meanings(kind_of(name))
         own = (Key(f"task.{key}", "", _toml(value), "", described[key]) for key, value in keys.items())
         base = "environment" if name in ENVIRONMENTS else "data"
-        yield KeySection(f"task.{name}", f"The task `{base}` with these keys unless they are set.", tuple(own))
+        yield KeySection(f"task.{name}", f"task.{base} with other defaults.", tuple(own))
 
 
 def _rewards() -> Iterator[KeySection]:
     weight = tuple(_of_settings(RewardTable, "rewards.NAME."))
-    words = "which of the rewards below; NAME itself unless it is set, user where `use` is set"
+    words = "one of the rewards below; default: NAME, or user if `use` is set"
     kind = _choice("rewards.NAME.kind", form.KINDS, "", words)
-    yield KeySection("rewards", "What every table [rewards.NAME] may hold.", (*weight, kind))
+    yield KeySection("rewards", "Keys of every table [rewards.NAME].", (*weight, kind))
     for name, reward in form.KINDS.items():
         yield KeySection(f"rewards.{name}", _title(reward), tuple(_of_fields(reward, "rewards.NAME.")))
 
@@ -122,15 +142,19 @@ def _algorithm() -> Iterator[KeySection]:
     for slot, kinds in KINDS.items():
         word = KIND_KEY.get(slot, "kind")
         part = _choice(f"algorithm.{slot}.{word}", kinds, "the row's", "which part stands there")
-        yield KeySection(f"algorithm.{slot}", f"The slot `{slot}`.", (part, _own_part(slot)))
+        first = f"algorithm.{next(iter(KINDS))}"
+        alike = "" if first == f"algorithm.{slot}" else first
+        yield KeySection(f"algorithm.{slot}", f"The slot `{slot}`.", (part, _own_part(slot)), alike)
         for name, kind in kinds.items():
+            section = f"algorithm.{slot}.{name}"
             if keys := tuple(_of_fields(kind, f"algorithm.{slot}.")):
-                yield KeySection(f"algorithm.{slot}.{name}", _title(kind), keys)
+                yield KeySection(section, _title(kind), keys, _ALIKE.get(section, ""))
     described = meanings(KL)
     yield KeySection(
         "algorithm.kl",
         _title(KL),
         (
+            _choice("algorithm.kl.against", AGAINST, "the row's", described["against"]),
             Key("algorithm.kl.beta", "number", "the row's", "at least 0", described["beta"]),
             _choice("algorithm.kl.estimator", ESTIMATORS, "the row's", described["estimator"]),
             _own_part("kl"),
@@ -145,7 +169,7 @@ def _own_part(slot: str) -> Key:
 
 
 def _use(name: str, example: str, meaning: str) -> Key:
-    return Key(name, "text", "", "", f'{meaning}, such as "{example}", or "package.module:Name"')
+    return Key(name, "string", "", "", f'{meaning}, such as "{example}", or "package.module:Name"')
 
 
 def _choice(name: str, choices: Iterable[str], default: str, meaning: str) -> Key:
@@ -155,8 +179,19 @@ def _choice(name: str, choices: Iterable[str], default: str, meaning: str) -> Ke
 def _key(name: str, schema: Any, default: str, meaning: str, shared: Mapping[str, Any] | None = None) -> Key:
     forms = [_followed(one, shared or {}) for one in schema.get("anyOf", [schema])]
     kinds = dict.fromkeys(filter(None, map(_kind, forms)))
-    bounds = [f"{words} {one[bound]:,}" for one in forms for bound, words in _BOUNDS.items() if bound in one]
-    return Key(name, " or ".join(kinds), default, ", ".join(bounds), meaning)
+    return Key(name, " or ".join(kinds), default, ", ".join(filter(None, map(_bounds, forms))), meaning)
+
+
+def _bounds(form: Any) -> str:
+    """Write the bounds of a number.
+
+    >>> _bounds({"minimum": 1, "maximum": 1024}), _bounds({"minimum": 0.0, "exclusiveMaximum": 0.5})
+    ('1 to 1,024', '>= 0, < 0.5')
+    """
+    ends = {sign: f"{form[bound]:,}".removesuffix(".0") for bound, sign in _BOUNDS.items() if bound in form}
+    if ends.keys() == {">=", "<="}:
+        return " to ".join(ends.values())
+    return ", ".join(f"{sign} {end}" for sign, end in ends.items())
 
 
 def _followed(schema: Any, shared: Mapping[str, Any]) -> Any:
@@ -174,8 +209,9 @@ def _toml(value: Any) -> str:
 
 
 def _title(kind: type) -> str:
-    """Take the first sentence of a docstring, as far as its first line goes."""
-    return inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
+    """Take the first sentence of a docstring."""
+    paragraph = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
+    return re.split(r"(?<=[.])\s+(?=[A-Z`])", " ".join(paragraph.split()), maxsplit=1)[0]
 
 
 def write_answers(page_of_keys: Path, page_of_algorithms: Path) -> None:

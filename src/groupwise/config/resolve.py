@@ -41,6 +41,7 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
     rewards = read_reward_weights(recipe.rewards, recipe.scoring.combine == "after", files)
     metric = default_metric(rewards, has_answers(problems), recipe.preference is not None)
     row = _algorithm(recipe, metric, files)
+    rewards = dataclasses.replace(rewards, each=rewards.each or (row.advantage.by_reward and len(rewards.weights) > 1))
     keys = dataclasses.asdict(problems)  # type: ignore[call-overload]
     chosen = {"name": recipe.task["name"]} if recipe.task.get("name") in names() else chosen_by(problems)
     critic = recipe.critic or CriticSettings()

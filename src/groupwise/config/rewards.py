@@ -24,7 +24,7 @@ OF_THE_RUN = {TASK: "the task's own score", LEARNED: "the reward model's score"}
 class RewardTable(Settings):
     """Keys that every table [rewards.NAME] may hold; the fields of the reward's own class stand beside it.
 
-    weight  rewards are multiplied by it and added; one of weight 0 only watches those that train
+    weight  factor on the reward before rewards are added; 0: measure it only
     """
 
     weight: float = Field(default=1.0, ge=-1e6, le=1e6)
@@ -62,16 +62,17 @@ def require_weights(rewards: RewardWeights, row: Algorithm, has_reward_model: bo
         raise UsageError(f"preference: its score would train nothing; add [rewards.{LEARNED}] or take [preference] out")
     if not rewards.each:
         return
+    each = f"algorithm.name = {row.name!r}" if row.advantage.by_reward else "scoring.combine = 'after'"
     if row.advantage.smallest_group < 2 or row.advantage.reads_steps:
         raise UsageError(
-            f"scoring.combine = 'after': {describe(row.advantage)} compares no outcomes inside a group, so there is no "
+            f"{each}: {describe(row.advantage)} compares no outcomes inside a group, so there is no "
             'group normalisation to combine after; set scoring.combine = "before"'
         )
     if row.kl.in_reward or getattr(row.shaping, "overlong_cache", 0) or row.reads_steps:
         raise UsageError(
-            "scoring.combine = 'after': a KL term, an overlong penalty or step scores inside the reward would count "
-            'once for each reward; set algorithm.kl.place = "loss" and algorithm.shaping.overlong_cache = 0.0, or '
-            'scoring.combine = "before"'
+            f"{each}: a KL term, an overlong penalty or step scores inside the reward would count once for each one; "
+            'set algorithm.kl.place = "loss" and algorithm.shaping.overlong_cache = 0.0, or '
+            + ('algorithm.name = "grpo"' if row.advantage.by_reward else 'scoring.combine = "before"')
         )
 
 

@@ -62,7 +62,9 @@ def unusual(table: Mapping[str, Any]) -> list[str]:
     >>> unusual({"learner": {"learning_rate": 0.5}})[0][:60]
     'learner.learning_rate = 0.5: usual is 1e-08 to 0.003; real m'
     """
-    values = [question for usual in USUAL if (question := usual.question(table))]
+    kl_alone = table.get("algorithm", {}).get("shaping", {}).get("kind") == "none"  # a teacher's: nothing else trains
+    asked = (usual for usual in USUAL if not (kl_alone and usual.key == "algorithm.kl.beta"))
+    values = [question for usual in asked if (question := usual.question(table))]
     return [*values, *_shaped_in_training_alone(table), *_harsh_warm_start(table)]
 
 

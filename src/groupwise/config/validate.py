@@ -6,7 +6,7 @@ from pathlib import Path
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.filters import KeepAll
-from groupwise.algorithms.parts.shaping import OutcomeReward
+from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward
 from groupwise.algorithms.parts.trust import NoTrust
 from groupwise.algorithms.settings import describe
 from groupwise.config.plan import OWN_CRITIC, OWN_REFERENCE, OWN_START, REWARD_MODEL, Plan
@@ -40,6 +40,11 @@ def require_runnable(plan: Plan) -> None:
     """Raise UsageError, one line, if the plan's settings do not go together."""
     recipe, row, rewards, learned = plan.recipe, plan.algorithm, plan.rewards, plan.recipe.preference is not None
     _require(_of_sampling(recipe, row))
+    if isinstance(row.shaping, NoReward) and recipe.reference.stays_start:
+        raise UsageError(
+            f"reference.model = {recipe.reference.model!r}: {row.name} learns from a teacher, and this is the policy "
+            "itself; set reference.model to the folder of a model, or to a run, with the policy's tokenizer"
+        )
     location(recipe.name, "name")
     recipe.adapter.require_installed()
     _require(_of_origins(recipe, plan.folder, plan.copies_reference))

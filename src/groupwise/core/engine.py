@@ -64,13 +64,13 @@ class Distribution(Settings):
         x_j = z_j + logit_bias_j;   x_j / r where x_j > 0, else x_j * r, for ids j that the row has had already;
         -inf for end ids among the first min_new_tokens;   x_j / temperature;   what top_k, top_p and min_p leave
 
-    temperature         logits are divided by it; 0 takes the most likely token, the lowest other is 0.01
-    top_p               keep the most likely tokens whose probability adds up to top_p; 1 keeps all
-    top_k               keep the k most likely tokens; 0 keeps all
-    min_p               keep tokens at least min_p times as likely as the most likely one; 0 keeps all
-    logit_bias          token id -> what is added to its logit
-    repetition_penalty  r; 1 changes nothing. Prompt and completion count as had. An evaluation's only
-    min_new_tokens      a completion ends after more tokens than these at the earliest
+    temperature         divisor of the logits, at least 0.01; 0: the most likely token
+    top_p               keep the most likely tokens whose probability adds up to top_p; 1: all
+    top_k               keep the k most likely tokens; 0: all
+    min_p               keep tokens at least min_p times as likely as the most likely one; 0: all
+    logit_bias          token id -> number added to its logit
+    repetition_penalty  penalty r on tokens already in the prompt or completion; 1: none. For evaluation only
+    min_new_tokens      tokens before a completion may end
     """
 
     temperature: Temperature = 1.0
@@ -95,11 +95,11 @@ class Distribution(Settings):
 
 
 class Sampling(Distribution):
-    """The section [sampling]: the distribution completions are drawn from, and where they end.
+    """Sampling of completions, and where they end.
 
-    stop            texts; the token that completes one is a completion's last, with finish "stop"
-    stop_ids        ids that end a completion, beside the model's own
-    max_new_tokens  a completion that reaches it ends with finish "length"
+    stop            texts that end a completion with finish "stop"; the token that completes one is kept
+    stop_ids        token ids that end a completion, besides the model's own
+    max_new_tokens  longest completion; one that reaches it has finish "length"
     """
 
     stop: Stops = ()

@@ -195,14 +195,13 @@ class WitnessAction(StrEnum):
 
 
 class CheckSettings(Settings):
-    """The section [checks]: how often a run checks itself.
+    """Self-checks of a run.
 
-    probe_every  steps from one weight load after which engine and learner are both asked the probe to the next; it is
-                 asked after the first four in any case. The next step compares the two on all that it trains
-    witness        what a run does if the witness, a second reading of each step by definitions of its own
-                   (docs/concepts/checks.md), disagrees with the first: it stops, or warns and goes on; "off": none
-    witness_every  steps from one of the witness's slow readings to the next; the first is in the first step of a run,
-                   or of a process that goes on with one
+    probe_every    steps between probes, which compare answers of engine and learner; the first four steps always have
+                   one
+    witness        action if an independent recomputation of the step disagrees (docs/concepts/checks.md); "off": no
+                   recomputation
+    witness_every  steps between slow checks by recomputation; a run or resume always begins with one
     """
 
     probe_every: Changeable[int] = Field(default=4, ge=1, le=10**9)

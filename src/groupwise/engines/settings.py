@@ -40,31 +40,26 @@ EngineName = Annotated[str, PlainValidator(_known), WithJsonSchema({"enum": list
 
 
 class EngineSettings(Settings):
-    """The section [engine].
+    """Inference engine that samples completions.
 
-    name            which engine samples: "local" is groupwise's own; "vllm" lives in a child
-    process         "inside" is the run's own; "child" is one of its own, started again where it ends or stalls
-    count           how many children share a step's prompts; completions do not depend on it, but for the last bits of
-                    their log-probabilities
-    python          the child's interpreter, which has libraries of its own; without this key it is the run's, and of
-                    vLLM .venv-vllm/bin/python, which docs/howto/engines.md says how to make
-    address         "HOST:PORT" of an engine that another machine runs, where `groupwise serve` listens; of several
-                    engines "HOST:PORT, HOST:PORT"
-    key_file        file with the key of `groupwise serve --key-file`, which nobody else may read: both ends show that
-                    they have it, and it never travels; without this key any server at the address is taken
-    deadline        seconds without a sign of progress after which a child counts as stalled
-    start_deadline  seconds in which a child must have started, or an address be reached again
-    restarts        how often in a row a child is started again; 0: the run stops instead
-    max_rows        completions sampled side by side, by each of several children; the others wait for a place
-    precision       of the engine's copy of the weights; "same" is as the learner's master weights are; "fp16" rounds
-                    less than "bf16", and holds no number beyond 65,504
-    compile         layers of the local engine's step are compiled by torch.compile, on a GPU: fewer kernels, after a
-                    minute at the start
-    cache_mib       MiB of vLLM's keys and values; without this key what max_rows need, at most 1024
-    memory_share    share of the GPU's memory that vLLM takes in all, in place of cache_mib: weights, what it computes
-                    with, and a cache that is as large as the rest
-    sleep           whether it gives its memory back while the learner trains: vLLM weights and cache, the local engine
-                    its cache and graphs; "auto": vLLM on the run's GPU does, unless it samples meanwhile
+    name            groupwise's own engine, or vLLM in a child process
+    process         "inside": the run's own process; "child": a child process, restarted if it ends or stalls
+    count           child processes that share a step's prompts; only the last bits of log-probabilities depend on it
+    python          Python interpreter of the child; default: the run's, or .venv-vllm/bin/python for vLLM
+                    (docs/howto/engines.md)
+    address         "HOST:PORT" of a remote engine (`groupwise serve`), or several: "HOST:PORT, HOST:PORT"
+    key_file        private file with the key of `groupwise serve --key-file`, never sent; default: trust any server
+    deadline        seconds without progress before a child counts as stalled
+    start_deadline  seconds for a child to start, or an address to answer again
+    restarts        restarts of a child in a row; 0: the run stops
+    max_rows        completions sampled at once, per child
+    precision       precision of the engine's weights; "same": the learner's master weights. "fp16" rounds less than
+                    "bf16" but ends at 65,504
+    compile         compile the local engine's layers with torch.compile on a GPU: fewer kernels, a minute at the start
+    cache_mib       vLLM's KV cache, MiB; default: what max_rows needs, at most 1024
+    memory_share    share of GPU memory for all of vLLM (weights, workspace, cache), instead of cache_mib
+    sleep           free GPU memory while the learner trains (weights and cache in vLLM, cache and graphs in the local
+                    engine); "auto": only vLLM on the run's GPU
     """
 
     name: EngineName = LOCAL.name

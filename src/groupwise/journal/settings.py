@@ -58,15 +58,15 @@ Tags = Annotated[
 
 
 class JournalSettings(Settings):
-    """The section [journal]: what a run writes about itself beside its metrics.
+    """Report, per-token columns and trackers.
 
-    token_budget  completion tokens a step, whole groups in order, whose columns per token are written; 0 is none
-    report        a finished run leaves a report
-    tracker       where metrics go as well: one, or a list such as ["wandb", "mlflow"]; "none" is nowhere
-    project       the name that trackers file the run under: a project of W&B and trackio, an experiment of MLflow
-    group         the name under which W&B, trackio and MLflow show runs together; "" is none
-    tags          words by which W&B and MLflow find the run
-    completions   completions of each step that trackers get as a table; 0 is none: prompts and texts stay here
+    token_budget  completion tokens per step, in whole groups, with columns per token; 0: none
+    report        write a report when the run finishes
+    tracker       tracker that gets the metrics too, or a list such as ["wandb", "mlflow"]
+    project       project in W&B and trackio, experiment in MLflow
+    group         group of runs in W&B, trackio and MLflow; "": none
+    tags          tags of the run in W&B and MLflow
+    completions   completions per step sent to trackers; 0: no prompts or texts leave this machine
     """
 
     token_budget: Changeable[int] = Field(default=200_000, ge=0)

@@ -43,13 +43,13 @@ FAREWELL = 10.0
 
 
 class RolloutSettings(Settings):
-    """The section [rollout].
+    """Asynchronous and partial rollouts.
 
-    ahead        1: each batch is sampled while the one before trains, by the weights before that; 0: they take turns
-    turn_tokens  tokens that a completion draws in a step at most; what has not ended goes on in the next step, under
-                 its weights. Without this key completions are sampled whole
-    free         in place of a fixed lag: the engine samples turn after turn while training goes on, and begins groups
-                 as long as no token can get older than so many versions; such a run does not resume exactly
+    ahead        1: sample each batch while the one before trains (staleness 1); 0: sample and train in turn
+    turn_tokens  partial rollouts: most tokens of a completion per step; it continues in the next step, under its
+                 weights. Default: whole completions
+    free         fully asynchronous: sample during training, with a staleness of at most this many versions; resume is
+                 not exact
     """
 
     ahead: int = Field(default=0, ge=0, le=1)

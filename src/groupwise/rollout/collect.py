@@ -250,18 +250,16 @@ def pass_rates(groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
 
 
 class EvaluationSettings(Distribution):
-    """The section [evaluation]: held-out problems, how their completions are sampled, and what passes.
+    """Held-out evaluation: problems, sampling and metric.
 
-    problems  problems of each held-out set at most; without this key 512, or all where fewer are held out; 0: the run
-              evaluates nothing
-    samples   completions of each
-    every     steps between evaluations; 0 evaluates only before the first step and after the last
-    metric    what is measured: "correctness" (the task's score), "reward" (the one that trains), or the name of one of
-              several rewards; without this key what trains: correctness where the task's score is among it
-    pass_at   reward units from which on a completion passes; without this key 1 for correctness. No other reward has a
-              scale that is known: without a pass mark its mean is measured, and there are no pass rates
-    stop      as in [sampling], and the same as there without this key
-    stop_ids  the same
+    problems  most problems per held-out set; 0: no evaluation; default: 512, or all if fewer
+    samples   completions per problem
+    every     steps between evaluations; 0: only before the first step and after the last
+    metric    "correctness" (the task's score), "reward" (the one that trains) or a reward's name; default: correctness
+              if it trains, else the reward
+    pass_at   lowest reward of a passing completion; default: 1 for correctness, no pass rates for other rewards
+    stop      default: as in [sampling]
+    stop_ids  default: as in [sampling]
     """
 
     problems: int | None = Field(default=None, ge=0)

@@ -27,13 +27,13 @@ Decode = Callable[[tuple[int, ...]], str]
 
 
 class ScoringSettings(Settings):
-    """The section [scoring]: how rewards come together, and the processes that score beside generation.
+    """Combination of rewards, and the worker processes that score.
 
-    combine      "before": rewards are added and then compared; "after": each has advantages of its own, then added
-    workers      processes; 0 is one for each core
-    deadline     seconds that one completion's score may take
-    memory_mib   MiB that a process may hold
-    fault_limit  the largest share of a step's completions that may go without a score
+    combine      "before": add rewards, then compute advantages; "after": add the advantages of each reward
+    workers      worker processes; 0: one per core
+    deadline     seconds allowed to score one completion
+    memory_mib   memory limit of a worker, MiB
+    fault_limit  largest share of a step's completions that may get no score; more end the run
     """
 
     combine: Literal["before", "after"] = "before"

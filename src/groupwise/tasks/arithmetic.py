@@ -36,14 +36,14 @@ _LONGEST_ANSWER = 20
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Sums and differences of a few small integers, with train and held-out problems that never meet.
+    """Sums and differences of a few small integers; train and held-out problems are disjoint.
 
     operands       (fewest, most) integers in a problem
-    largest        operands are drawn from 0..largest
-    worked_share   the share of demonstrations that work step by step
-    heldout_share  the share of problems held out for evaluation
-    problems       how many problems there are at most, both splits together
-    seed           draws the problems (where there are more than `problems`) and their order
+    largest        largest operand; the smallest is 0
+    worked_share   share of demonstrations with worked steps
+    heldout_share  share of problems held out
+    problems       most problems, both splits together
+    seed           seed of the problems and their order
     """
 
     operands: tuple[int, int] = (3, 4)

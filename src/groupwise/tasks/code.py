@@ -93,23 +93,23 @@ _LANGUAGES = ("python", "py", "python3")
 
 @dataclass(frozen=True)
 class Code(SentAsSettings):
-    """Programs judged by tests, each in a fresh process of the sandbox.
+    """Programs judged by tests, each in a new sandbox process.
 
-    path           a JSONL file of problems; empty for the small generated functions
-    heldout        a JSONL file of problems for evaluation; empty to keep `heldout_share` of `path`
-    heldout_share  the share of problems held out for evaluation
-    prompt         the column of the problem
-    tests          the column of the tests that judge a program
-    entry_point    the column of the function's name; may be missing from the file
-    solution       the column of a right program; may be missing from the file
-    partial        score the share of tests passed; without it 1.0 for all of them, else 0.0
-    seconds        wall time for one completion: every call, input and test of its program, one after another
-    memory         address space of one program, MiB
-    sandbox        empty: refuse to run where the machine cannot protect itself; or the sentence that accepts the risk
+    path           JSONL file of problems; "": small generated functions
+    heldout        JSONL file of held-out problems; "": `heldout_share` of `path`
+    heldout_share  share of problems held out
+    prompt         column of the problem
+    tests          column of the tests that judge a program
+    entry_point    column of the function's name; optional
+    solution       column of a correct program; optional
+    partial        score the share of passed tests; false: 1.0 if all pass, else 0.0
+    seconds        seconds for one completion's program, all tests together
+    memory         address space of a program, MiB
+    sandbox        "": refuse to run unprotected; or the sentence that accepts the risk
     steps          (fewest, most) steps of a generated function, 2 to 6
-    worked_share   the share of the demonstrations of generated functions that are right
-    problems       how many generated functions there are at most, both splits together
-    seed           draws the generated functions and their order
+    worked_share   share of correct demonstrations of generated functions
+    problems       most generated functions, both splits together
+    seed           seed of the generated functions and their order
     """
 
     path: str = ""

@@ -27,23 +27,20 @@ DATA_KEYS = frozenset(field.name for field in dataclasses.fields(DataSettings))
 
 @dataclass(frozen=True, repr=False)
 class EnvironmentTask(DataSettings):
-    """Problems from the environment's own `samples(split)`, or, with `path`, those of the task `data`, played in turns.
+    """Multi-turn problems from the environment's `samples(split)`, or from `path` as in the task `data`.
 
-    use         the class: `file.py:Class` or `package.module:Class`
-    settings    a table that the class is made with, for each episode
-    tools       functions that the policy may call, named as `use` is; alone they are an environment
-    reward      a reward function of TRL's that reads `environments`, named as `use` is: what an episode of a class with
-                tools brings
-    max_turns   of the policy's in an episode
-    turn_tokens  tokens of one turn of the policy's at most; 0: as many as the episode has left
-    seconds     that the environment may take for all answers of an episode; 0: any number
-    on_fault    "mask": an episode whose environment gives no answer ends, and neither trains nor votes; "answer": the
-                fault is what the policy is answered
-    history     of a chat template that rewrites earlier turns: "refuse" it; "grow": earlier turns stay as they were
-                sampled, whatever the template would make of them; "rewrite": each turn reads, and is trained behind,
-                the prompt as the template writes it then
-    repeats     of rows of `path`: the environment draws from its seed what a prompt does not say, so the same words in
-                two rows are two problems
+    use          environment class: `file.py:Class` or `package.module:Class`
+    settings     arguments of the class, for each episode
+    tools        functions that the policy may call, named like `use`; without `use` they are the environment
+    reward       TRL reward function that reads `environments`, named like `use`, for a class with tools
+    max_turns    most turns of the policy in an episode
+    turn_tokens  most tokens in a turn of the policy; 0: what the episode has left
+    seconds      seconds for all the environment's answers in an episode; 0: no limit
+    on_fault     if the environment fails: "mask" ends the episode and leaves it out of training and baselines; "answer"
+                 sends the policy the error
+    history      if the chat template rewrites earlier turns: "refuse"; "grow" keeps turns as sampled; "rewrite" trains
+                 each turn after the rewritten prompt
+    repeats      keep rows of `path` with equal prompts as different problems
     """
 
     use: str = ""

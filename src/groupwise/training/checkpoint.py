@@ -32,10 +32,10 @@ CRITIC, CRITIC_OPTIMIZER = "critic.safetensors", "critic-optimizer.safetensors"
 
 
 class CheckpointSettings(Settings):
-    """The section [checkpoint].
+    """Checkpoints.
 
-    every  steps between checkpoints; the last step has one in any case
-    keep   how many stay, the newest ones
+    every  steps between checkpoints; the last step always has one
+    keep   number of checkpoints to keep, the newest ones
     """
 
     every: Changeable[int] = Field(default=50, ge=1)

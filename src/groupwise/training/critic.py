@@ -24,13 +24,13 @@ from groupwise.training.optimizer import Collected, OptimizerSettings, TrainedMo
 
 
 class CriticSettings(OptimizerSettings):
-    """The section [critic]: the optimizer's settings, and what only a critic has.
+    """Critic, for algorithms that use values.
 
-    learning_rate  a run without this key takes ten times the policy's (config/resolve.py)
-    clip           how far a value may move from V_old before its loss stops falling, reward units; 0 is off
-    warmup_steps   the first training steps, in which the critic learns and the policy waits
-    start          "policy", "reward-model" (the run's own), or the folder of one (or of a causal language model)
-    offload        its weights are in the host's memory, and on the GPU only while it is used; on one GPU
+    learning_rate  AdamW's learning rate; unless set, ten times the policy's
+    clip           largest move of a value before its loss is clipped, in reward units; 0: off
+    warmup_steps   first training steps, in which only the critic learns
+    start          "policy", "reward-model" (the run's), or the folder of a reward model or causal language model
+    offload        keep the critic in host memory while it is not used; one GPU only
     """
 
     learning_rate: Changeable[float] = Field(default=1e-5, ge=0)

@@ -45,19 +45,19 @@ LearnerPrecision = Literal["fp32", "bf16"]
 
 
 class LearnerSettings(OptimizerSettings):
-    """The section [learner]: how the policy is trained.
+    """Training of the policy: optimizer, memory and ranks.
 
-    precision        "bf16" computes in bfloat16 over float32 master weights
-    shared_prefixes  what rows have in common at their start, such as a prompt, is run once, and no padding is run
-    attention        of rows that share prefixes: "flex", one by torch's flex attention, on a GPU, or "blocks" of
-                     sequences; "auto": flex on a GPU for a large policy to which it gives the numbers of blocks
-    recompute        activations are computed again in the backward pass instead of held: less memory, a third more time
-    compile          layers are compiled by torch.compile (models/forward/forwards.py): fewer kernels, after minutes
-    chunk_logits     logits computed at once; "auto": as many as memory has room for
-    held_logits      log-probabilities held for the backward pass, which computes them again where they are more
-    ranks            processes of this machine that hold the policy together, each its part of weights, gradients and
-                     optimizer, and share the microbatches; 1: the run's own. The numbers are the same up to rounding
-    rank_deadline    seconds that one of them may keep the others waiting; then the run ends, and says which
+    precision        "bf16": compute in bfloat16 over float32 master weights
+    shared_prefixes  compute shared prefixes, such as prompts, once, and no padding
+    attention        attention over shared prefixes: torch's "flex" (GPU) or "blocks" of sequences; "auto": flex for a
+                     large policy if both agree
+    recompute        recompute activations in the backward pass: less memory, a third more time
+    compile          compile the layers with torch.compile: fewer kernels, minutes at the start
+    chunk_logits     logits computed at once; "auto": as many as fit in memory
+    held_logits      log-probabilities kept for the backward pass; more are recomputed
+    ranks            processes on this machine that share weights, gradients, optimizer and microbatches; results are
+                     equal up to rounding
+    rank_deadline    seconds a rank may keep the others waiting before the run ends and names it
     """
 
     precision: LearnerPrecision = "fp32"

@@ -62,18 +62,17 @@ Count = Literal["auto"] | Annotated[int, Field(ge=1)]
 class OptimizerSettings(Settings):
     """AdamW and what surrounds it: the keys that [learner] and [critic] share.
 
-    learning_rate           AdamW's, after the warmup
-    schedule                how the rate goes on after the warmup: as it is, or down to 0 at the run's end
-    warmup_updates          optimizer updates over which the learning rate rises from 0
-    clip_norm               gradients are scaled down to this norm; 0 leaves them alone
-    beta1                   AdamW's, of the mean of gradients
-    beta2                   AdamW's, of the mean of squared gradients
-    epsilon                 AdamW's, added to the root of that mean
-    weight_decay            AdamW's, times the learning rate
-    tokens_per_microbatch   tokens run at once, "auto": as many as memory has room for; the gradient is the same
-    moments                 where AdamW's two means of each weight are: on the weights' "device"; in the memory of the
-                            "host", from which an update takes them one weight after another, with the same bits; or
-                            on the device in 8 bits ("8bit", bitsandbytes). The last two are of one GPU
+    learning_rate          AdamW's learning rate after the warmup
+    schedule               learning rate after the warmup: constant, or falling to 0
+    warmup_updates         optimizer updates over which the learning rate rises from 0
+    clip_norm              largest gradient norm; 0: no clipping
+    beta1                  AdamW's decay of the mean gradient
+    beta2                  AdamW's decay of the mean squared gradient
+    epsilon                AdamW's epsilon, added to the denominator
+    weight_decay           AdamW's weight decay, times the learning rate
+    tokens_per_microbatch  tokens per microbatch; "auto": as many as fit in memory. The gradient is the same
+    moments                place of AdamW's moments: the GPU, "host" memory (bit-identical), or 8 bits on the GPU
+                           (bitsandbytes); the last two need one GPU
     """
 
     beta1: Changeable[float] = Field(default=0.9, ge=0, lt=1)

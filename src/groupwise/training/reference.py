@@ -22,12 +22,12 @@ WEIGHTS = "reference.safetensors"
 
 
 class ReferenceSettings(Settings):
-    """The section [reference], of an algorithm that reads one.
+    """Reference policy, for algorithms that use one.
 
-    model      "start": the policy that the run starts from; or a folder, a hub's id, or a run: RUN or RUN:STEP
-    every      steps after which the reference becomes the policy of that step, again and again; 0: never
-    precision  of the reference's weights; "same" is as the learner's master weights are
-    offload    it is in the host's memory, and on the GPU only while it reads a batch; of a copy, on one GPU
+    model      "start": the policy that the run starts from; or a model folder, Hugging Face id, RUN or RUN:STEP
+    every      steps between updates of the reference to the current policy; 0: never
+    precision  precision of the reference's weights; "same": as the learner's master weights
+    offload    keep a reference with weights of its own in host memory between batches; one GPU only
     """
 
     model: Annotated[Location, Fixed("the steps before were held near to another policy")] = START

@@ -55,10 +55,10 @@ class Guard(StrEnum):
 
 
 class RollbackSettings(Settings):
-    """The section [rollback], of a run with guard = "rollback".
+    """Rollback after an early warning, with guard = "rollback".
 
-    most         times that the run goes back; the next early warning stops it
-    rate_factor  times the policy's learning rate, from each return on
+    most         number of rollbacks before the next early warning stops the run
+    rate_factor  factor on the policy's learning rate after each rollback
     """
 
     most: Changeable[int] = Field(default=2, ge=1, le=100)
@@ -71,29 +71,28 @@ class RunSettings(Settings):
     `[task]`, `[algorithm]` and `[rewards.NAME]` hold the keys of the task, the catalog's row and the reward of that
     name.
 
-    name                of the run's folder; the recipe's own unless it is set, counted up where that folder exists
-    seed                every random number of the run is a function of it
-    steps               training steps: each samples, scores and updates
-    model               a folder, a hub's id, a tiny policy (tiny-dense, tiny-long, tiny-moe, tiny-moe-twin,
-                        tiny-bytes, tiny-chat, small-dense), or a run (RUN, RUN:STEP)
-    start               RUN or RUN:STEP, whose policy this run begins with in place of `model` and its warm start
-    device              where models run; "auto" takes CUDA where there is one
-    threads             CPU threads; "auto": as torch has them, or as many as other work leaves cores free, one at
-                        least. A run keeps the number that it began with, because its bits depend on it
-    deterministic       updates on a GPU add gradients up in one order, so that a run that is taken up again has the
-                        same bits; false: as torch is fastest, without that promise. A CPU keeps it in any case
-    runs                the folder of run folders
-    prompts_per_step    problems of a step
-    samples_per_prompt  completions of each problem: its group
-    updates_per_batch   optimizer updates of one pass over a step's completions
-    passes_per_batch    passes over a batch; without this key as many as the algorithm's row says
-    max_prompt_tokens   problems with longer prompts are left out; 0 leaves out none
-    prompt_truncation   "left": longer prompts lose their first tokens (but a BOS) instead of being left out
-    logp_old            whose log-probabilities the ratio starts from: measured by the learner, or the engine's own
-    guard               what an early warning of collapse does, beside being said: "warn": nothing, "stop": the run is
-                        saved and stops, "rollback": it goes back to a checkpoint from before, at a lower learning rate
-    critic              of an algorithm that reads values; may have no keys where none does
-    preference          the reward model that scores what trains; without this section the task's own score does
+    name                name of the run folder, numbered if it exists; default: the recipe's name
+    seed                seed of every random number in the run
+    steps               training steps; each samples, scores and updates
+    model               model folder, Hugging Face id, run (RUN or RUN:STEP) or tiny policy: tiny-dense, tiny-long,
+                        tiny-moe, tiny-moe-twin, tiny-bytes, tiny-chat, small-dense
+    start               run (RUN or RUN:STEP) to start from, instead of `model` and its warm start
+    device              where models run; "auto": CUDA if there is a GPU
+    threads             CPU threads, kept on resume; "auto": torch's default, or fewer if cores are busy
+    deterministic       add gradients on a GPU in a fixed order, for bit-identical resumes (always so on a CPU); false:
+                        faster
+    runs                folder that holds the run folders
+    prompts_per_step    problems per step
+    samples_per_prompt  completions per problem (the group size)
+    updates_per_batch   optimizer updates in one pass over a step's completions
+    passes_per_batch    passes over a batch; default: the algorithm's
+    max_prompt_tokens   leave out problems with longer prompts; 0: no limit
+    prompt_truncation   "left": cut longer prompts from the left (but keep a BOS) instead of leaving them out
+    logp_old            source of the ratio's old log-probabilities
+    guard               action on an early warning of collapse: warn, stop, or roll back to an earlier checkpoint at a
+                        lower learning rate
+    critic              critic, for algorithms that use values
+    preference          reward model whose score trains; without this section the task's own score does
     """
 
     name: Annotated[str, PLACE] = Field(min_length=1, pattern=r"^[\w+-][\w.+-]*$")

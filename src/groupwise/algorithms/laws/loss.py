@@ -133,10 +133,10 @@ def trains_nothing_without_an_advantage(part: Any, batch: Draw) -> str:
 
 @law(
     "share is from 0 to 1, and the part of the gradient that passes",
-    "share = (d value / d logp_live) / (r A): 1 where nothing is stopped, 0 where value has no gradient.",
+    "share = (d value / d logp_live) / (r A), from 0 to 1 at most: 1 where nothing is stopped, 0 without a gradient.",
 )
 def shares_what_it_passes(part: Any, batch: Draw) -> str:
-    """Try, of a part that looks at tokens one by one, whether d value / d logp_live = share r A."""
+    """Try, of a part that looks at tokens one by one, whether share is (d value / d logp_live) / (r A), from 0 to 1."""
     columns = _of_trust(batch)
     answers = TRUST.tried(part, columns)
     outside = (answers["share"] < 0) | (answers["share"] > 1)
@@ -145,7 +145,9 @@ def shares_what_it_passes(part: Any, batch: Draw) -> str:
     if part.per_completion:
         return ""
     whole = torch.where(batch.mask, columns["log_ratio"].exp() * columns["advantage"], 0.0)
-    return differs("gradient", answers["gradient"], answers["share"] * whole)
+    passed, along = answers["share"] * whole, answers["gradient"] * whole.sign()
+    beyond = ((answers["share"] == 1) & (along > whole.abs())) | ((answers["share"] == 0) & (along < 0))
+    return differs("gradient", torch.where(beyond, passed, answers["gradient"]), passed)
 
 
 @law(

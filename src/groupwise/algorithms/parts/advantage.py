@@ -32,6 +32,8 @@ class Advantage(Part, Protocol):
     reads_states           whether the states are read in which turns were spoken
     by_turn                whether tokens of different turns have different advantages by design, which a ratio that is
                            one number per completion would mix
+    binary                 whether the rewards must be 0 or 1
+    by_reward              whether each of several rewards is credited by itself, before they are added up
     """
 
     smallest_group: int = 1
@@ -40,6 +42,8 @@ class Advantage(Part, Protocol):
     reads_steps: bool = False
     reads_states: bool = False
     by_turn: bool = False
+    binary: bool = False
+    by_reward: bool = False
 
     def __call__(
         self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
@@ -61,13 +65,19 @@ class WithinGroup(Advantage):
         """Rewards minus their group's mean [N], votes [P], group ids 0..P-1 [N] -> advantages [N]."""
         return centred
 
+    def compared(self, total: Tensor, centred: Tensor, votes: Tensor, group: Tensor, length: Tensor) -> Tensor:
+        """Like `scaled`, given the rewards [N] and the trained tokens [N] too, 0 for who does not vote."""
+        return self.scaled(centred, votes, group)
+
     def __call__(
         self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         total, vote = outcome(reward, mask)
         dense, groups = group_ids(group)
         centred, votes, has_baseline = centre(total, vote, dense, groups)
-        advantage = keep(self.scaled(centred, votes, dense)[:, None].expand_as(reward), mask)
+        length = keep(mask.sum(-1).to(total.dtype), vote)
+        each = keep(self.compared(total, centred, votes, dense, length), has_baseline)
+        advantage = keep(each[:, None].expand_as(reward), mask)
         if self.whiten:
             advantage = keep(whiten(advantage, mask & vote[:, None]), has_baseline[:, None])
         return advantage, keep(total[:, None].expand_as(reward), mask)
@@ -118,6 +128,61 @@ class LeaveOneOut(WithinGroup):
 
     def scaled(self, centred: Tensor, votes: Tensor, group: Tensor) -> Tensor:
         return centred * (votes / (votes - 1).clamp(min=1))[group]
+
+
+@dataclass(frozen=True)
+class RewardZScore(GroupZScore):
+    """A_i = sum_k weight_k z(r_ik), z the z-score in the group of each reward k by itself; then whitened.
+
+    Rewards of a small spread count as much as those of a large one. With one reward it is the z-score, whitened.
+    whiten  over the trained tokens of the batch; groups without a signal stay exactly 0
+    Source: GDPO, as in verl.
+    """
+
+    equation = "A_i = sum_k weight_k (R_ik - mean_group R_k) / (std_group R_k + epsilon)" + WHITENED
+
+    whiten: bool = True
+    by_reward = True
+
+
+@dataclass(frozen=True)
+class RelativeMean(WithinGroup):
+    """A_i = (r_i - mean of the group) / mean of the group, for rewards of 0 and 1; 0 if none is right.
+
+    A right completion of a prompt that is solved with probability p gets (1 - p) / p: in expectation the gradient is
+    that of log p, as of maximum likelihood, where the plain mean gives that of p.
+    Source: MaxRL (2602.02710).
+
+    >>> reward = torch.tensor([[1.0], [0.0], [0.0], [0.0]])
+    >>> RelativeMean()(reward, None, torch.ones(4, 1, dtype=torch.bool), torch.zeros(4, dtype=int), None)[0].T
+    tensor([[ 3., -1., -1., -1.]])
+    """
+
+    equation = "A_i = (R_i - mean_group R) / mean_group R"
+    binary = True
+
+    def compared(self, total: Tensor, centred: Tensor, votes: Tensor, group: Tensor, length: Tensor) -> Tensor:
+        mean = total - centred
+        return torch.where(mean > 0, centred / torch.where(mean > 0, mean, 1.0), 0.0)
+
+
+@dataclass(frozen=True)
+class LengthWeightedMean(WithinGroup):
+    """A_i = r_i - sum_j |o_j| r_j / sum_j |o_j| over the group: the baseline of least variance where a completion's
+    squared gradient grows with its length.
+
+    Source: OPO (2505.23585).
+
+    >>> reward, mask = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([[1, 0, 0], [1, 1, 1]]).bool()
+    >>> LengthWeightedMean()(reward, None, mask, torch.zeros(2, dtype=int), None)[0][:, 0]
+    tensor([ 0.7500, -0.2500])
+    """
+
+    equation = "A_i = R_i - sum_j |o_j| R_j / sum_j |o_j|,  over the group"
+
+    def compared(self, total: Tensor, centred: Tensor, votes: Tensor, group: Tensor, length: Tensor) -> Tensor:
+        tokens = group_sum(length, group, len(votes)).clamp(min=1)
+        return total - (group_sum(length * total, group, len(votes)) / tokens)[group]
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,10 @@ def gae(rewards: Column, values: Column, mask: Column, gamma: float = 1.0, lam: 
     return token_gae(rewards, values, mask, gamma, lam)
 
 
-def token_gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """`gae` of the columns of a batch, which are looked at elsewhere."""
+def token_gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """`gae` of the columns of a batch, which are looked at elsewhere; lam is a number, or one of each row [N]."""
     rewards, values = real(rewards), real(values)
     advantages = torch.zeros_like(rewards + values)
     ahead, value_ahead = torch.zeros_like(advantages.sum(-1)), torch.zeros_like(values.sum(-1))
@@ -137,6 +139,51 @@ class GAE(Discounted):
     lam: float = 0.95
     whiten: bool = True
     level: str = "token"
+
+
+@dataclass(frozen=True)
+class DecoupledGAE(Discounted):
+    """GAE with one lam for the advantages and another for the returns that the critic learns.
+
+    With lam_value = 1 the critic learns plain returns, without the error of its own start, while the policy keeps the
+    smaller variance of lam. With alpha > 0 a completion of n trained tokens has lam = 1 - 1 / (alpha n) instead, at
+    least 0: the last reward reaches the first token of a long one.
+
+    lam_value  lam of the returns; from 0 to 1
+    alpha      0, or what makes lam of the length
+    Source: VC-PPO (2503.01491); the length from VAPO (2504.05118), alpha 0.05.
+
+    >>> reward, value = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]])
+    >>> part = DecoupledGAE(gamma=1.0, lam=0.0, lam_value=1.0, whiten=False)
+    >>> part(reward, value, torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, dtype=int), None)
+    (tensor([[-0.2500,  0.7500]]), tensor([[1., 1.]]))
+    """
+
+    equation = "A_t by lam, or by 1 - 1 / (alpha |o|) where alpha > 0;  returns by lam_value" + WHITENED
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    lam_value: float = 1.0
+    alpha: float = 0.0
+    whiten: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_share("lam_value", self.lam_value)
+        if self.alpha < 0:
+            raise ValueError(f"alpha = {self.alpha}: must be above 0, or 0 for a lam of its own")
+
+    def __call__(
+        self, reward: Tensor, value: Tensor | None, mask: Tensor, group: Tensor, step_end: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        _, returns = GAE(self.gamma, self.lam_value, whiten=False)(reward, value, mask, group, step_end)
+        votes = mask & ~row_sum(reward, mask).isnan()[:, None]
+        lam: float | Tensor = self.lam
+        if self.alpha:
+            lam = (1 - 1 / (self.alpha * votes.sum(-1).clamp(min=1).to(returns.dtype))).clamp(min=0.0)
+        assert value is not None  # GAE has looked
+        advantage, _ = token_gae(reward, value, votes, self.gamma, lam)
+        return whiten(advantage, votes) if self.whiten else advantage, returns
 
 
 @dataclass(frozen=True)

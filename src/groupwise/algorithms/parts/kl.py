@@ -69,6 +69,8 @@ class K3Ratio(Estimator):
 
 #: Where the penalty acts: inside the loss beside the surrogate, or subtracted from the reward of each token.
 Place = Literal["loss", "reward"]
+#: The policy that the penalty holds the live one to: the reference model, or the one that sampled.
+Against = Literal["reference", "old"]
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,19 @@ class KL(Part):
     beta       weight of the penalty, at least 0; 0 needs no reference
     estimator  k1, k2, k3 or k3-ratio
     place      "loss" or "reward"
+    against    "reference", or "old": pi_old in place of pi_ref, which needs no reference model; in the loss only
     """
 
     beta: float = 0.0
     estimator: Estimator = K3()
     place: Place = "loss"
+    against: Against = "reference"
 
     def __post_init__(self) -> None:
         if self.beta < 0:
             raise ValueError(f"beta = {self.beta}: must not be negative")
+        if self.against == "old" and self.place == "reward":
+            raise ValueError('place = "reward": with against = "old" that is 0 everywhere; take place = "loss"')
 
     @property
     def equation(self) -> str:
@@ -94,7 +100,12 @@ class KL(Part):
         if not self.beta:
             return "no penalty"
         acts = "" if self.place == "loss" else ";  r_t = r_t - beta KL_t, with pi_old for pi_live"
-        return self.estimator.equation + acts
+        equation = self.estimator.equation
+        return (equation.replace("pi_ref", "pi_old") if self.against == "old" else equation) + acts
+
+    @property
+    def reads_reference(self) -> bool:
+        return self.beta > 0 and self.against == "reference"
 
     @property
     def in_loss(self) -> bool:

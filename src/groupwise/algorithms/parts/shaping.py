@@ -92,6 +92,16 @@ class Steps(Shaping):
         return self.scale * at_step_ends(batch)
 
 
+@dataclass(frozen=True)
+class NoReward(Shaping):
+    """reward = 0: scores measure the policy and train nothing. What trains is kl in the reward, as of a teacher."""
+
+    equation = "r_t = 0"
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return torch.zeros_like(batch.mask, dtype=real(batch.score).dtype)
+
+
 def overlong_penalty(lengths: Column, limit: float, cache: float) -> Tensor:
     """DAPO's soft penalty: 0 up to limit - cache, then linear down to -1 at the limit. [N] tokens -> [N] in [-1, 0].
 

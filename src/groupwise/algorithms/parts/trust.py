@@ -12,7 +12,8 @@ from groupwise.core.masked import keep, row_mean
 
 
 class Surrogate(NamedTuple):
-    """value [N,T] is maximised; share [N,T] is 0 where the region stops the gradient, 1 where it leaves it alone."""
+    """value [N,T] is maximised; share [N,T] is the part of the gradient r A that passes, 0 to 1: 0 where the region
+    stops it or turns it round, 1 where it leaves it alone or makes it larger."""
 
     value: Tensor
     share: Tensor
@@ -22,9 +23,11 @@ class Trust(Part, Protocol):
     """(log_ratio [N,T], advantage [N,T], logp_live [N,T], mask [N,T]) -> Surrogate.
 
     per_completion  whether a token's surrogate is one number of its completion, gradient included
+    reads_tokens    whether it reads the probability of the token itself, which a ratio of several tokens would hide
     """
 
     per_completion: bool = False
+    reads_tokens: bool = False
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate: ...
 

@@ -246,9 +246,7 @@ def _answer(
     if option is None or near:
         return OptionAnswer(name, value, AnswerKind.UNKNOWN, near or "nothing is written for it")
     verdict = AnswerKind.MANUAL if option.here else AnswerKind.ABSENT
-    return OptionAnswer(
-        name, value, verdict, f"{' and '.join(option.here)}: {option.words}" if option.here else option.words
-    )
+    return OptionAnswer(name, value, verdict, option.answer)
 
 
 def _usual(keys: Mapping[str, Any]) -> str:

@@ -220,20 +220,21 @@ Gpus = Annotated[float, Field(ge=0, le=64)]
 
 
 class PlacementSettings(Settings):
-    """The section [placement]: the processes that a run has beside its own.
+    """Processes of a run besides its own, and their place on a Ray cluster.
 
-    restarts  how often in a row a run goes on by itself, from its newest good checkpoint, after a rank was lost, or an
-              engine for good. A step that was not done before begins the count again; at 0 the run ends, and says why
-    share_cards  whether ranks that are more than the GPUs share them, over gloo: slow, to try ranks on one GPU
-    ray       "HOST:PORT" of a Ray, "auto" of the one that this machine belongs to, "local" for one that is started for
-              the run and ends with it: other ranks, engines in children and what scores in processes are actors there;
-              without this key they are children of the run
-    strategy  how Ray lays them out: "pack" on few machines, "spread" over many, each as far as it can; "strict-pack" on
-              one machine, "strict-spread" on one each, or not at all
-    deadline  seconds in which Ray must be reached, have what the run asks for, and have started a process that scores
-    rank_cpus, engine_cpus, pool_cpus  CPUs that each other rank, each engine, each pool that scores asks Ray for
-    rank_gpus, engine_gpus, pool_gpus  GPUs that each of them asks for; a pool has as many processes as CPUs, where
-                                       scoring.workers does not say
+    restarts     automatic resumes in a row after a rank or an engine is lost; a new step resets the count; 0: the run
+                 ends
+    share_cards  let ranks share GPUs if there are fewer GPUs; slow (gloo), to try ranks on one GPU
+    ray          Ray cluster for ranks, child engines and scoring: "HOST:PORT", "auto" (this machine's) or "local"
+                 (started for the run); default: none
+    strategy     Ray placement: on few machines ("pack") or many ("spread") if possible; strictly on one, or on one each
+    deadline     seconds to reach Ray, get resources and start a scoring process
+    rank_cpus    CPUs of each rank but the first
+    engine_cpus  CPUs of each engine
+    pool_cpus    CPUs of each scoring pool; also its processes, unless scoring.workers is set
+    rank_gpus    GPUs of each rank but the first
+    engine_gpus  GPUs of each engine
+    pool_gpus    GPUs of each scoring pool
     """
 
     restarts: Changeable[int] = Field(default=0, ge=0, le=1000)

@@ -3,6 +3,7 @@
 Everything is float64. [N,T] are rows and columns of the batch; what is masked is 0.
 """
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,8 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.algorithms.parts.advantage import GroupMean, GroupZScore, LeaveOneOut, ProcessZScore
-from groupwise.algorithms.parts.gae import GAE, MonteCarlo, OneStepTD, Return
+from groupwise.algorithms.parts.advantage import (
+    GroupMean,
+    GroupZScore,
+    LeaveOneOut,
+    LengthWeightedMean,
+    ProcessZScore,
+    RelativeMean,
+    RewardZScore,
+)
+from groupwise.algorithms.parts.gae import GAE, DecoupledGAE, MonteCarlo, OneStepTD, Return
 from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
 from groupwise.diagnostics.witness.rows import TIE
 
@@ -115,13 +124,42 @@ def group_zscore(part: GroupZScore, given: CreditGiven) -> Columns:
 
 def group_mean(part: GroupMean, given: CreditGiven) -> Columns:
     """A_i = R_i - mean R of the group; whitened over the batch where the part says so, and 0 where nothing compares."""
+    return _perhaps_whitened(part, given, among(given.total, given.group, from_mean))
+
+
+def reward_zscore(part: RewardZScore, given: CreditGiven) -> Columns:
+    """A_i = (R_i - mean R) / (std R + epsilon) of the group, then whitened where the part says so."""
+    return _perhaps_whitened(part, given, among(given.total, given.group, z_score(part.epsilon)))
+
+
+def _perhaps_whitened(part: GroupMean | RewardZScore, given: CreditGiven, each: Sequence[float]) -> Columns:
     total = given.total
-    each = among(total, given.group, from_mean)
     advantage, votes = given.spread(each), torch.tensor([not math.isnan(x) for x in total])
     if part.whiten:
         compares = given.spread([float(c) for c in _compares(total, given.group)]) > 0
         advantage = torch.where(compares, whitened(advantage, given.mask & votes[:, None]), 0.0)
     return advantage, given.spread(total)
+
+
+def relative_mean(part: RelativeMean, given: CreditGiven) -> Columns:
+    """A_i = R_i / mean R - 1 of the group, 0 where none is right."""
+
+    def relative(own: float, every: Sequence[float]) -> float:
+        mean = math.fsum(every) / len(every)
+        return own / mean - 1 if mean > 0 else 0.0
+
+    total = given.total
+    return given.spread(among(total, given.group, relative)), given.spread(total)
+
+
+def length_weighted(part: LengthWeightedMean, given: CreditGiven) -> Columns:
+    """A_i = R_i - sum |o_j| R_j / sum |o_j| of the group."""
+    total, lengths = given.total, given.mask.sum(1).tolist()
+    compares, each = _compares(total, given.group), []
+    for own, value in zip(given.group, total, strict=True):
+        of = [(n, r) for g, n, r in zip(given.group, lengths, total, strict=True) if g == own and not math.isnan(r)]
+        each.append(value - math.fsum(n * r for n, r in of) / max(sum(n for n, _ in of), 1))
+    return given.spread([x if c else 0.0 for x, c in zip(each, compares, strict=True)]), given.spread(total)
 
 
 def _compares(total: Sequence[float], group: Sequence[int]) -> list[bool]:
@@ -185,6 +223,21 @@ def discounted(part: GAE | OneStepTD | MonteCarlo | Return, given: CreditGiven) 
     advantage, returns = torch.zeros_like(given.reward), torch.zeros_like(given.reward)
     advantage[rows, columns] = torch.from_numpy(delta)[index]
     returns[rows, columns] = (torch.from_numpy(delta) + worth)[index]
+    return (whitened(advantage, votes) if part.whiten else advantage), returns
+
+
+def decoupled(part: DecoupledGAE, given: CreditGiven) -> Columns:
+    """A_t by lam, or by 1 - 1 / (alpha n) of each row's n trained tokens; returns by lam_value."""
+    _, returns = discounted(GAE(part.gamma, part.lam_value, whiten=False), given)
+    votes = given.mask & ~torch.where(given.mask, given.reward, 0.0).sum(1).isnan()[:, None]
+    advantage = torch.zeros_like(given.reward)
+    for row in range(len(votes)):
+        length = int(votes[row].sum())
+        lam = max(0.0, 1 - 1 / (part.alpha * length)) if part.alpha and length else part.lam
+        one = dataclasses.replace(given, reward=given.reward[row : row + 1], mask=given.mask[row : row + 1])
+        value = None if given.value is None else given.value[row : row + 1]
+        one = dataclasses.replace(one, value=value, group=[given.group[row]], ends=None, state=None)
+        advantage[row] = discounted(GAE(part.gamma, lam, whiten=False), one)[0][0]
     return (whitened(advantage, votes) if part.whiten else advantage), returns
 
 
@@ -264,8 +317,12 @@ DEFINITIONS: Mapping[type, Callable[[Any, CreditGiven], Columns]] = {
     GroupZScore: group_zscore,
     GroupMean: group_mean,
     LeaveOneOut: leave_one_out,
+    RewardZScore: reward_zscore,
+    RelativeMean: relative_mean,
+    LengthWeightedMean: length_weighted,
     ProcessZScore: process_zscore,
     GAE: discounted,
+    DecoupledGAE: decoupled,
     OneStepTD: discounted,
     MonteCarlo: discounted,
     Return: discounted,

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.kl import K1, K2, K3, K3Ratio
-from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
-from groupwise.diagnostics.witness.advantages import DEFINITIONS, Columns, CreditGiven
+from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Steps
+from groupwise.diagnostics.witness.advantages import DEFINITIONS, Columns, CreditGiven, whitened
 from groupwise.diagnostics.witness.again import asked_again
 from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, Unmeasured, apart, differs
 from groupwise.health.checks import CREDIT_BY_DEFINITION
@@ -81,6 +81,8 @@ class CreditReading(Reading):
         part, mask = self._row.shaping, seen.rows.mask
         if type(part) is OutcomeReward:
             return self._outcome(seen, part, score)
+        if type(part) is NoReward:
+            return torch.zeros(mask.shape, dtype=torch.float64)
         if type(part) is Steps:
             return part.scale * step_scores(seen)[0]
         if not seen.slow:
@@ -128,8 +130,8 @@ class CreditReading(Reading):
             return Unmeasured(f"{kind.__name__} gives another KL when it is asked again")
         return kl.beta * torch.where(mask, again.double(), 0.0)
 
-    def _advantage(self, seen: StepSeen, reward: Tensor) -> Columns | Unmeasured:
-        part, batch = self._row.advantage, seen.batch
+    def _advantage(self, seen: StepSeen, reward: Tensor, **changed: object) -> Columns | Unmeasured:
+        part, batch = dataclasses.replace(self._row.advantage, **changed), seen.batch  # type: ignore[type-var]
         ends, state = (None, None) if batch.step_end is None else (step_scores(seen)[1], batch.step_state)
         value = None if batch.value is None else batch.value.double()
         given = CreditGiven(
@@ -150,13 +152,18 @@ class CreditReading(Reading):
         """Give credit for each reward by itself, and add up advantages with the recipe's weights."""
         advantage = torch.zeros(seen.rows.mask.shape, dtype=torch.float64)
         returns = advantage.clone()
+        whitens = self._row.advantage.by_reward and self._row.advantage.whiten  # type: ignore[attr-defined]
+        changed = {"whiten": False} if whitens else {}
         for name, weight in seen.rules.weights.items():
             each = [dict(c.reward_scores).get(name, math.nan) for c in seen.rows.completions]
             reward = self._reward(seen, torch.tensor(each, dtype=torch.float64))
-            made = reward if isinstance(reward, Unmeasured) else self._advantage(seen, reward)
+            made = reward if isinstance(reward, Unmeasured) else self._advantage(seen, reward, **changed)
             if isinstance(made, Unmeasured):
                 return made
             advantage, returns = advantage + weight * made[0], returns + weight * made[1]
+        if whitens:
+            signal = (advantage != 0).any(1)[:, None]
+            advantage = torch.where(signal, whitened(advantage, seen.rows.mask), 0.0)
         return advantage, returns
 
 

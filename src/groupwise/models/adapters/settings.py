@@ -22,16 +22,15 @@ EXTRA = "adapters"
 
 
 class AdapterSettings(Settings):
-    """The section [adapter]: low-rank adapters (LoRA). A weight W is frozen and W + alpha/rank B A is used, of which
-    only A [rank, in] and B [out, rank] are trained.
+    """Low-rank adapters (LoRA): W + alpha/rank B A replaces the frozen weight W. Only A [rank, in] and B [out, rank]
+    are trained.
 
-    rank         0: no adapters, every weight is trained
-    alpha        the scale of what is added, alpha/rank
-    targets      ends of layers' names, such as "q_proj"; without one every linear layer and every expert gets
-                 adapters, but not the output head, a router, or a layer whose weight the model multiplies itself
-    rate_factor  adapters learn at learner.learning_rate times this
-    base         how the weights that get adapters are held, which are frozen: as the policy's, or in 4 bits ("nf4",
-                 bitsandbytes), to which the policy is rounded when it is loaded
+    rank         rank of the adapters; 0: none, every weight is trained
+    alpha        numerator of the scale alpha/rank
+    targets      endings of layer names, such as "q_proj"; default: all linear layers and experts, without the output
+                 head, routers and weights that the model multiplies itself
+    rate_factor  learning rate of adapters, as a multiple of learner.learning_rate
+    base         precision of the frozen weights: the policy's, or rounded to 4 bits when loaded ("nf4", bitsandbytes)
     """
 
     rank: int = Field(default=0, ge=0, le=4096)

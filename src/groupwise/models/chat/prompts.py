@@ -29,14 +29,13 @@ QUESTION: Sequence[Message] = ({"role": "user", "content": "?"},)
 
 
 class ChatSettings(Settings):
-    """The section [chat]: how a sample becomes the text that the policy continues.
+    """Chat template: how a problem becomes a prompt.
 
-    template  "auto": the tokenizer's own where it has one, else plain text; "tokenizer": its own, or refuse;
-              "none": plain text; or the path of a Jinja file
-    system    system prompt, put first where a sample has none; "" puts none
-    thinking  "on" or "off", given to the template as enable_thinking; "" leaves it to the template
-    open      text that every answer is made to begin with, such as "<think>\\n"; it is part of the prompt and not
-              trained
+    template  "auto": the tokenizer's template, or plain text if it has none; "tokenizer": require one; "none": plain
+              text; or a Jinja file
+    system    system prompt for problems without one; "": none
+    thinking  value of the template's enable_thinking; "": the template's default
+    open      text that every answer begins with, such as `"<think>\\n"`; part of the prompt, not trained
     """
 
     template: Location = AUTO

@@ -83,11 +83,10 @@ class ReplayFrom(StrEnum):
 
 
 class RoutingSettings(Settings):
-    """The section [routing]: what a run does about its policy's experts. The defaults do nothing; a dense policy
-    allows nothing else.
+    """Expert routing of an MoE policy; a dense policy takes only the defaults.
 
-    replay        none: every forward chooses for itself; learner: what the learner chose under the old policy;
-                  engine: what the engine chose, already where logp_old is computed
+    replay        "none": each forward pass routes anew; "learner": replay the old policy's routing; "engine": replay
+                  the engine's, for logp_old too
     load_balance  coefficient of the load-balancing loss
     z_loss        coefficient of the router z-loss
     """

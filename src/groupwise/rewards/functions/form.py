@@ -17,10 +17,10 @@ from groupwise.rewards.judge.judge import Judge
 
 @dataclass(frozen=True)
 class User:
-    """The reward `module:name` or `path/to/file.py:name`, a function or a class.
+    """Your own reward, a function or a class: `module:name` or `path/to/file.py:name`.
 
-    use       the function or class
-    settings  given to a class when it is instantiated, to a function with every call
+    use       function or class
+    settings  arguments of a class, or of each call of a function
 
     A class is instantiated once in every process that scores. Which forms there are: docs/howto/rewards.md.
     """
@@ -124,10 +124,10 @@ LARGEST_N = 100
 
 @dataclass(frozen=True)
 class Format:
-    r"""1.0 where the whole completion matches a regular expression (its dot matches newlines), else 0.0.
+    r"""1.0 if the whole completion matches a regular expression (the dot matches newlines), else 0.0.
 
-    pattern  in the language of Python's `re`
-    longest  a longer completion scores 0.0: characters
+    pattern  regular expression, as in Python's `re`
+    longest  most characters; a longer completion scores 0.0
 
     A match can take time that grows without bound, and no pattern says whether it does: it is scored by a worker.
 
@@ -160,10 +160,10 @@ class Format:
 
 @dataclass(frozen=True)
 class Tags:
-    """1.0 where the completion is `<a>text</a> <b>text</b>`: each tag once, in order, text inside only; else less.
+    """1.0 for `<a>text</a> <b>text</b>`, each tag once, in order, no text outside; less for a part of it.
 
-    tags    their names, in order
-    opened  whether the prompt's last words already open the first tag, as some chat templates do
+    tags    tag names, in order
+    opened  the prompt already opens the first tag, as some chat templates do
 
     Half is for the tags: every opening and closing that occurs exactly once earns its share. With all of them a quarter
     more is for the order, and with the order the last quarter, where nothing is empty and nothing stands outside.
@@ -207,11 +207,11 @@ class Tags:
 
 @dataclass(frozen=True)
 class Repetition:
-    """`largest` times the share of n-grams that occurred before in the same completion: 0 where none is repeated.
+    """`largest` times the share of repeated n-grams in a completion; 0 if none is repeated.
 
-    n        words (or tokens) in an n-gram; a completion of fewer scores 0
-    largest  the score of a completion that repeats everything: at most 0
-    tokens   n-grams of sampled ids instead of words, for text without spaces
+    n        words (or tokens) in an n-gram; shorter completions score 0
+    largest  score of a completion that repeats everything; at most 0
+    tokens   use token ids, for text without spaces
 
     >>> reward = Repetition(n=2)
     >>> reward.worth("a b c".split()), reward.worth("a a a a a".split())

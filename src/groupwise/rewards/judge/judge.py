@@ -55,21 +55,21 @@ OF_ADDRESS = (Cause.UNREACHABLE, Cause.REFUSED, Cause.NO_CHAT)
 
 @dataclass(frozen=True, repr=False)
 class Judge:
-    """Scores of a language model at an OpenAI-compatible address, by a rubric: from 0 to 1.
+    """Score of a language model at an OpenAI-compatible address, by a rubric: from 0 to 1.
 
     url       address before /chat/completions, such as "http://localhost:8000/v1"
-    model     name by which the address knows the model
+    model     name of the model at the address
     criteria  NAME = { description = "...", weight = 1.0 } each; the judge gives a number for each
-    template  text of the question, with {completion}, {criteria}, and if wanted {prompt}, {answer} (the gold answer)
-              and {highest}; "" for the built-in text
-    highest   the best number of a criterion; the worst is 0
-    samples   judgements of a completion, which are averaged
-    request   more of the request's body, such as { temperature = 0.7 }, which is 0 unless it is set
-    at_once   requests at once, those of all processes together
-    timeout   seconds that a request may take, in place of scoring.deadline
-    retries   further requests after a status of 429 or 5xx, a timeout or a lost connection, with growing pauses
-    cache     folder of answers by what was asked: the same question is sent once
-    key_file  file with the address's key, which nobody else may read; "" for no key
+    template  question text: {completion} and {criteria}, optionally {prompt}, {answer} (gold) and {highest};
+              "": the built-in text
+    highest   best number of a criterion; the worst is 0
+    samples   judgements of each completion, averaged
+    request   further keys of the request, such as { max_tokens = 500 }; temperature is 0 by default
+    at_once   requests at once, over all worker processes
+    timeout   seconds of one request, in place of scoring.deadline
+    retries   repetitions of a request after status 429 or 5xx, a timeout or a lost connection, with growing pauses
+    cache     folder of answers; a repeated question is not sent again
+    key_file  file with the key of the address, readable by you only; "": no key
     """
 
     url: str

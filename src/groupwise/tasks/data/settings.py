@@ -26,32 +26,29 @@ class DataSettings(SentAsSettings):
 
     Every key that names a column takes one inside another too, such as "reward_model.ground_truth".
 
-    path              where the problems are
-    heldout           where the held-out ones are; "": the path's own test split, or a share of its problems
-    heldout_sets      name -> where a held-out set of that name is, in place of `heldout`: each is evaluated and
-                      reported under its name
-    heldout_share     the share split off where there is no other held-out set, by a hash of each problem's text
-    prompt            the column of the problem, as text or as a conversation, or a template such as
-                      "{question} Choose from: {choices}"
-    answer            the column of the gold answer; without a check of it ("none") read where a row has one
-    answer_after      the gold answer begins after the last of these in its column, such as "####"
-    answer_boxed      the gold answer is what the last \\boxed{} of its column holds
-    solution          the column of a worked solution, for demonstrations; "": none
-    solution_without  a regular expression: what it matches is taken out of solutions
-    messages          the column of a conversation, instead of `prompt`; a last turn of the assistant, which `prompt`
-                      would have the policy continue, is left out
-    functions         the column of functions that the policy may call, JSON schemas, which the chat template gets as
-                      `tools`; read where a row has one, or in each row where another name is given; "": none
-    source            the column that says where a problem is from, for scores by source; "": the file's name
-    filter            column -> a value, a list of values, or {min = ..., max = ...}: rows that fulfil all of them stay
-    repeats           whether a row that repeats a problem is another problem, in either split; else the first is taken
-    limit             at most so many rows of `path`, the first ones that stay; 0: all
-    seed              the order of the problems
-    instruction       put after each prompt
-    check             how a completion is compared with the gold answer: math, numeric, exact, choice; none: there is no
-                      task's score, and rewards score it; learned: the same, and a reward model does
-    letters           the options' letters, for check = "choice", such as "ABCD": no other letter is taken for an option
-    unreadable_limit  the largest share of gold answers that may be missing or that the check cannot read
+    path              JSONL, JSON, CSV or Parquet file, a folder of them, or a data set id `name:config`
+    heldout           held-out problems, as `path`; "": the test split of `path`, or a share
+    heldout_sets      name -> held-out set, as `path`; instead of `heldout`, each is evaluated under its name
+    heldout_share     share held out if there is no other held-out set, by a hash of each problem's text
+    prompt            column of the problem (text or conversation), or a template such as "{question} Choose from:
+                      {choices}"
+    answer            column of the gold answer; rows may lack it if `check` does not compare
+    answer_after      the gold answer follows the last of these texts in its column, such as "####"
+    answer_boxed      the gold answer is in the last \\boxed{} of its column
+    solution          column of a worked solution, for demonstrations; "": none
+    solution_without  regular expression of text to remove from solutions
+    messages          column of a conversation, instead of `prompt`; a last assistant turn is dropped
+    functions         column of tools (JSON schemas) for the chat template; rows may lack the default column; "": none
+    source            column of the problem's source, for scores by source; "": the file's name
+    filter            column -> value, list of values or {min = ..., max = ...}; keep rows that match all
+    repeats           keep rows that repeat a problem; false: keep the first
+    limit             number of first rows of `path` to keep; 0: all
+    seed              seed of the problems' order
+    instruction       text after each prompt
+    check             comparison with the gold answer: math, numeric, exact, choice; none: only rewards score; learned:
+                      a reward model scores
+    letters           letters of the options for check = "choice", such as "ABCD"
+    unreadable_limit  largest share of gold answers that may be missing or unreadable
     """
 
     path: str = ""

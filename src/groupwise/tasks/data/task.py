@@ -21,7 +21,7 @@ from groupwise.tasks.settings import require_split
 
 @dataclass(frozen=True, repr=False)
 class Data(DataSettings):
-    """Problems of files and data sets, each with a gold answer that a completion is compared with.
+    """Problems from files or data sets, each with a gold answer that a completion is compared with.
 
     A process that only scores reads no file: problems are read when they are used first.
     """

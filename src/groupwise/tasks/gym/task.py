@@ -96,19 +96,19 @@ def parameters_at(generator: str, level: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gym(SentAsSettings):
-    """One generator with its `parameters`, or a mixture: `generators`, name -> its parameters and a `weight`.
+    """One reasoning_gym generator, or a mixture of `generators`.
 
-    generator      the name of one of reasoning_gym's generators
-    parameters     that generator's own keys
-    generators     a mixture: generator -> its parameters and a `weight`
-    problems       how many are drawn of each generator (and level), both splits together; equal ones count once
-    heldout_share  the share of problems held out for evaluation
-    question       "full": the generator's own words; "short": a few characters, for tiny policies
-    answer_after   the answer is what follows the last of these; "" takes all of the completion
-    tags           the answer stands between <answer> and </answer>
-    worked_share   the share of demonstrations that are right
-    curriculum     levels, up, down, completions: see Curriculum; empty keeps every problem at the recipe's parameters
-    seed           draws the problems
+    generator      name of a reasoning_gym generator
+    parameters     parameters of that generator
+    generators     mixture: generator -> its parameters and a `weight`
+    problems       problems drawn per generator (and level), both splits together; duplicates count once
+    heldout_share  share of problems held out
+    question       "full": the generator's words; "short": a few characters, for tiny policies
+    answer_after   the answer follows the last of these texts; "": the whole completion
+    tags           the answer is between `<answer>` and `</answer>`
+    worked_share   share of correct demonstrations
+    curriculum     `levels`, `up`, `down` and `completions` (docs/howto/reasoning_gym.md); empty: fixed difficulty
+    seed           seed of the problems
 
     >>> task = Gym(generator="gcd", parameters={"max_value": 50}, problems=100)
     >>> sample = task.samples("train")[0]

@@ -44,22 +44,22 @@ class Comparison:
 
 
 class PreferenceSettings(Settings):
-    """The section [preference]: a reward model, ready or made from pairs that are a file's, or sampled and ranked.
+    """Reward model: a folder, or trained on preference pairs from a file or sampled.
 
-    model          the folder of a ready one; nothing else is read then
-    path           a file of pairs; the keys of SAMPLING_KEYS are not read then
-    pairs          training pairs to sample; a file of pairs is used whole
-    heldout_pairs  pairs of other prompts that measure the model; of a file, at most a fifth
-    noise          chance that a sampled pair's label is swapped; a file's labels stay as they are
-    samples        completions of each prompt that pairs are taken from
-    epochs         passes over the training pairs
-    batch_size     pairs in an optimizer update
-    learning_rate  AdamW's, after a linear warmup over the first tenth and before a linear decay to zero
-    weight_decay   AdamW's, times the learning rate
-    clip_norm      gradients are scaled down to this norm; 0 leaves them alone
-    center         weight of mean((r_chosen + r_rejected)^2), which settles the constant that the loss leaves free
-    tokens_per_microbatch  padded tokens held at once; the gradient does not depend on it
-    offload        the reward model is in the host's memory, and on the GPU only while it scores; on one GPU
+    model                  folder of a trained reward model; all other keys but `offload` are ignored
+    path                   file of preference pairs; `pairs`, `noise` and `samples` are ignored
+    pairs                  training pairs to sample
+    heldout_pairs          pairs of other prompts to test the model; at most a fifth of a file
+    noise                  probability of a swapped label in a sampled pair
+    samples                completions per prompt from which pairs are made
+    epochs                 passes over the training pairs
+    batch_size             pairs per optimizer update
+    learning_rate          AdamW's peak learning rate: warmup over the first tenth, then linear decay to 0
+    weight_decay           AdamW's weight decay, times the learning rate
+    clip_norm              largest gradient norm; 0: no clipping
+    center                 weight of mean((r_chosen + r_rejected)^2), which centers the rewards on 0
+    tokens_per_microbatch  padded tokens per microbatch; the gradient is the same
+    offload                keep the reward model in host memory while it does not score; one GPU only
     """
 
     model: Location | None = None

@@ -47,20 +47,18 @@ TRAINED_RATES = {"learning_rate": 2e-5}
 
 
 class WarmStart(Settings):
-    """The section [warm_start]: how to imitate, with linear warmup of the learning rates, then cosine decay to zero.
+    """Supervised warm start on demonstrations: linear warmup of the learning rates, then cosine decay to zero.
 
-    steps                 updates, 0 for no warm start
-    batch_size            demonstrations in an update
-    demonstrations        how many different ones the caller draws; they are gone through as often as the steps need
-    matrix_learning_rate  Muon's, for the weight matrices of the blocks; without this key 0.015 for a tiny policy, and
-                          AdamW for these too where the policy is a trained model
-    learning_rate         AdamW's, for all other weights; without this key 0.005 for a tiny policy and 2e-5 for a
-                          trained model, of which adapters alone learn where the run has them, times
-                          adapter.rate_factor
-    warmup                the share of the steps over which both rates rise
-    clip                  the largest norm of the gradient
-    load_balance          coefficient of the load-balancing loss of a mixture of experts (moe/settings.py); without it
-                          experts that are seldom chosen at first are never chosen later. A dense model has none
+    steps                 updates; 0: no warm start
+    batch_size            demonstrations per update
+    demonstrations        number of different demonstrations, repeated as needed
+    matrix_learning_rate  Muon's learning rate for the blocks' weight matrices; default: 0.015 for a tiny policy, AdamW
+                          for a trained model
+    learning_rate         AdamW's learning rate for all other weights; default: 0.005 for a tiny policy, 2e-5 for a
+                          trained model (LoRA: times adapter.rate_factor)
+    warmup                share of the steps over which the learning rates rise
+    clip                  largest gradient norm
+    load_balance          coefficient of an MoE's load-balancing loss; at 0, rarely chosen experts stay unused
     """
 
     steps: int = Field(default=0, ge=0, le=10**9)

@@ -7,6 +7,7 @@ itself is asked.
     z   log-ratio of live to old, nats      r = exp(z)      A advantage      k = pi_old / pi_engine
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.parts.divergence import BinaryKL, Quadratic, TotalVariation
 from groupwise.algorithms.parts.kl import K1, K2, K3, K3Ratio
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
+from groupwise.algorithms.parts.off_policy import FutureKL, GammaWeight, OffPolicyMask, Tapered
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
 from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, SequenceBand, TokenBand, Veto
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
@@ -69,8 +72,9 @@ def loss_terms(row: Algorithm, given: Columns) -> Terms:
     term, size = correct * surrogate, (correct * surrogate).abs()
     kl = None
     if row.kl.beta > 0 and row.kl.place == "loss":
-        assert c.ref is not None
-        kl = divergence(row.kl.estimator, c.live, c.ref, held(c.live - c.old)).masked_fill(~c.mask, 0.0)
+        ref = c.old if row.kl.against == "old" else c.ref
+        assert ref is not None
+        kl = divergence(row.kl.estimator, c.live, ref, held(c.live - c.old)).masked_fill(~c.mask, 0.0)
         term, size = term - row.kl.beta * kl, size + row.kl.beta * (kl.abs() + 1)
     if row.entropy_coefficient:
         assert c.entropy is not None
@@ -194,6 +198,74 @@ def _geometric(part: Geometric, z: Tensor, a: Tensor, live: Tensor, mask: Tensor
     return means(kept, mask).exp() * a, (~above & ~below).double()
 
 
+def _moved(p: Tensor, before: Tensor) -> Tensor:
+    """Give the KL of two probabilities of one token against all others, before || now (DPPO)."""
+    rest, rest_before = 1 - p + 1e-8, 1 - before + 1e-8
+    return torch.xlogy(before, before / p) + (1 - before) * (rest_before / rest).log()
+
+
+def _probabilities(z: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the probability of the sampled token now and before; at most 1, whatever columns say."""
+    now = live.detach().clamp(max=0)
+    return now.exp(), (now - z.detach()).clamp(max=0).exp()
+
+
+def _probability_mask(part: Any, z: Tensor, a: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Give M sg[min(r, c)] A log pi, M by how far the token's probability has moved (DPPO)."""
+    p, before = _probabilities(z, live)
+    r = z.detach().exp()
+    weight = torch.minimum(r, torch.full_like(r, part.cap)) if part.cap else r
+    away = (p - before).abs() if isinstance(part, TotalVariation) else _moved(p, before)
+    stopped = ((a > 0) & (p > before) & (away > part.delta_high)) | ((a < 0) & (p < before) & (away > part.delta_low))
+    weight = torch.where(stopped, 0.0, weight)
+    return weight * a * live, weight / r
+
+
+def _quadratic(part: Quadratic, z: Tensor, a: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Give r A - |A| p_old (r - 1)^2 / (2 epsilon) (DRPO)."""
+    _, before = _probabilities(z, live)
+    value = z.exp() * a - a.abs() * before * torch.expm1(z) ** 2 / (2 * part.epsilon)
+    return value, (1 - torch.sign(a) * before * torch.expm1(z.detach()) / part.epsilon).clamp(0, 1)
+
+
+def _likelihood(weight: Tensor, z: Tensor, a: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+    """Give w A log pi, and the part of r A that w is."""
+    return weight * a * live, torch.minimum(weight / z.detach().exp(), torch.ones_like(weight))
+
+
+def _tapered(part: Tapered, z: Tensor, a: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Give sg[clip(r, low, high)] A log pi, bounds by the sign of A (TOPR eq 8)."""
+    low = torch.full_like(z, part.low_negative).masked_fill(a > 0, part.low_positive)
+    high = torch.full_like(z, part.high_negative).masked_fill(a > 0, part.high_positive)
+    return _likelihood(torch.maximum(low, torch.minimum(high, z.detach().exp())), z, a, live)
+
+
+def _gamma(part: GammaWeight, z: Tensor, a: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Give sg[W^k exp(lambda (1 - W))] A log pi (VESPO)."""
+    k = torch.full_like(z, part.k_negative).masked_fill(a >= 0, part.k_positive)
+    rate = torch.full_like(z, part.lambda_negative).masked_fill(a >= 0, part.lambda_positive)
+    w = z.detach().exp().clamp(1e-8, math.exp(20.0))
+    return _likelihood(w**k * (rate * (1 - w)).exp(), z, a, live)
+
+
+def _sequence_mask(part: OffPolicyMask, z: Tensor, a: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the clip, 0 for worse tokens of a completion that the policy has left (DeepSeek-V3.2)."""
+    value, passes = _clip(part, z, a, live, mask)
+    stays = ~((a < 0) & (means(-z.detach(), mask) > part.delta))
+    return torch.where(stays, value, 0.0), passes * stays
+
+
+def _future(part: FutureKL, z: Tensor, a: Tensor, live: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the clip times clip(exp(sum_(k>=t) gamma^(k-t) log r_k), low, high) (FIPO)."""
+    value, passes = _clip(part, z, a, live, mask)
+    place = mask.long().cumsum(1)
+    ahead = place[:, None, :] - place[:, :, None]
+    discount = 0.5 ** (ahead.double() / part.half_life) * (ahead >= 0) * mask[:, None, :]
+    f = held((discount * z.detach()[:, None, :]).sum(2)).exp()
+    weight = torch.where((z > math.log(part.far)) & (a < 0), f.clamp(part.low_far, 1), f.clamp(part.low, part.high))
+    return weight * value, (weight * passes).clamp(max=1)
+
+
 def _inside(part: Any, log_weight: Tensor) -> Tensor:
     """Find where floor <= exp(log_weight) <= cap, 1 or 0."""
     weight = held(log_weight).exp()
@@ -228,6 +300,13 @@ TRUSTS: Mapping[type, Callable[..., tuple[Tensor, Tensor]]] = {
     SoftGate: _soft,
     Cispo: _cispo,
     Geometric: _geometric,
+    TotalVariation: _probability_mask,
+    BinaryKL: _probability_mask,
+    Quadratic: _quadratic,
+    Tapered: _tapered,
+    GammaWeight: _gamma,
+    OffPolicyMask: _sequence_mask,
+    FutureKL: _future,
 }
 ESTIMATORS: Mapping[type, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     K1: lambda live, ref, z: held(live - ref),
