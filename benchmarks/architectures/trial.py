@@ -193,9 +193,10 @@ def own_logprobs(model: Any, prompt: tuple[int, ...], one: Completion) -> torch.
     return own[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0]
 
 
-def gap(ours: list[torch.Tensor], plain: list[torch.Tensor], read: list[int]) -> float:
-    """Return the largest difference, nats, over the first `read` tokens of each."""
-    return max(float((a - b)[:n].abs().max()) for a, b, n in zip(ours, plain, read, strict=True))
+def gap(ours: list[torch.Tensor], plain: list[torch.Tensor], read: list[int] | None = None) -> float:
+    """Return the largest difference, nats, over the first `read` tokens of each, or all."""
+    most = [len(one) for one in plain] if read is None else read
+    return max(float((a - b)[:n].abs().max()) for a, b, n in zip(ours, plain, most, strict=True))
 
 
 def batch_of(requests: list[Request], answers: list[tuple[Completion, ...]]) -> Batch:

@@ -6,6 +6,7 @@ docs/reference/algorithms.md is made here from the same rows (`make docs`).
 import dataclasses
 import json
 import re
+import textwrap
 from collections.abc import Mapping
 
 from groupwise.algorithms.algorithm import Algorithm
@@ -29,6 +30,8 @@ Made from the catalog by `make docs`; `groupwise explain NAME` prints one of the
 
 {notation}
 """
+#: Characters of a line of the page.
+WIDTH = 110
 SECTION = """
 ## {row.name}
 
@@ -84,11 +87,27 @@ def page() -> str:
     """Make docs/reference/algorithms.md."""
     sections = []
     for row in CATALOG.values():
-        cells = [(slot, f"`{part}`", equation.replace("|", "\\|")) for slot, part, equation in lines(row)]
+        said = [line for line in lines(row) if line[:2] not in (("entropy", "0"), ("passes", "1"))]
+        cells = [(slot, f"`{part}`", equation.replace("|", "\\|")) for slot, part, equation in said]
         table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
         others = "".join(f"\nWith the constants of {who}: {what}.\n" for who, what in dialects(row))
         sections.append(SECTION.format(row=row, objective=objective(row), table=table, dialects=others))
-    return PAGE.format(overview=overview(), notation=NOTATION) + "".join(sections)
+    return wrapped(PAGE.format(overview=overview(), notation=NOTATION) + "".join(sections))
+
+
+def wrapped(text: str) -> str:
+    """Break the lines of Markdown after 110 characters, but rows of tables; a line of code goes on further in."""
+    out: list[str] = []
+    for line in text.split("\n"):
+        inside = " " * (len(line) - len(line.lstrip()))
+        short = len(line) <= WIDTH or line.startswith("|")
+        further = inside + "    " if inside else ""
+        out += (
+            [line]
+            if short
+            else textwrap.wrap(line, WIDTH, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
+        )
+    return "\n".join(out)
 
 
 def objective(row: Algorithm) -> str:
