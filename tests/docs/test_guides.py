@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 import re
 import runpy
 import shlex
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import tomllib
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +18,12 @@ import groupwise
 from groupwise.cli.__main__ import main
 from groupwise.config import recipe
 from groupwise.config.recipe_files import assignment
+from groupwise.config.rewards import read_reward_weights
 from groupwise.config.usual import USUAL
+from groupwise.core.samples import Attempt, Sample
+from groupwise.rewards.pool.pool import Pool
+from groupwise.rewards.pool.work import Limits
+from tests.rewards.judge.server import chat, judge_server
 
 DOCS = Path(__file__).parents[2] / "docs"
 TRAINED = (
@@ -145,42 +146,18 @@ def test_the_table_of_usual_ranges_is_the_codes() -> None:
     assert asked.keys() - found.keys() == {"learner.beta1", "learner.beta2"}
 
 
-@contextlib.contextmanager
-def chat_server(words: str) -> Iterator[str]:
-    """Serve an endpoint that answers every question alike -> its address."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            body = json.dumps({"choices": [{"message": {"content": words}}]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1/chat/completions"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.mark.parametrize(("words", "score"), [("7", 0.7), (" 12\n", 1.0), ("good", None)])
-def test_the_judge_scores_what_its_model_says(tmp_path: Path, words: str, score: float | None) -> None:
-    ((_, text),) = (found for found in FILE.findall(page("howto/judge")) if found[0] == "my_judge.py")
-    (tmp_path / "my_judge.py").write_text(text)
-    spec = importlib.util.spec_from_file_location("my_judge", tmp_path / "my_judge.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    attempt = SimpleNamespace(sample=SimpleNamespace(prompt="2+2?"), completion="4")
-    with chat_server(words) as url:
-        judge = module.Judge(url=url)
-        assert module.asyncio.run(judge([attempt, attempt])) == [score, score]
-    assert module.asyncio.run(judge([attempt])) == [None]  # the server is gone
+def test_the_judge_of_its_page_scores_and_logs_what_the_page_says(tmp_path: Path) -> None:
+    text = page("howto/judge")
+    (block,) = (found for found in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[rewards.judge]" in found)
+    tables = tomllib.loads(block)["rewards"]
+    key = tmp_path / "key"
+    key.write_text("secret\n")
+    key.chmod(0o600)
+    answer = json.dumps({"reason": "Right.", "correct": 10, "clear": 6})
+    with judge_server(lambda body, number: chat(answer)) as served:
+        local = {"url": served.url, "key_file": str(key), "cache": str(tmp_path / "cache")}
+        reward = read_reward_weights({"judge": {**tables["judge"], **local}}, each=False).own["judge"]
+        with Pool({"judge": reward}, Limits(workers=1)) as pool:
+            (result,) = pool.wait(pool.submit("judge", [Attempt(Sample("one", "2+2?", "4"), "4")]))
+    assert result.value == pytest.approx((3 * 10 + 6) / 4 / 10)
+    assert result.columns.keys() - {"correct", "clear"} == set(re.findall(r"`judge\.(\w+)`", text))

@@ -13,6 +13,7 @@ from groupwise.core.numbers.measure import CORRECTNESS, REWARD
 from groupwise.core.samples import LEARNED, TASK, Reward
 from groupwise.core.settings import Settings, model_of, validated
 from groupwise.rewards.functions.form import KINDS, FromFile, User, with_file
+from groupwise.rewards.judge.judge import Judge
 from groupwise.rollout.collect import EvaluationSettings
 from groupwise.rollout.scoring import RewardWeights
 
@@ -105,11 +106,18 @@ def require_metric(key: str, metric: str, rewards: RewardWeights, has_answers: b
 
 
 def with_whole_paths(tables: Mapping[str, Any] | None, rewards: RewardWeights) -> dict[str, Any] | None:
-    """Name each reward's file from the root on, for a run is resumed from any folder."""
+    """Name each reward's files from the root on, for a run is resumed from any folder."""
     if tables is None:
         return None
-    uses = {name: reward.use for name, reward in rewards.own.items() if isinstance(reward, FromFile)}
-    return {name: {**table, "use": uses[name]} if name in uses else table for name, table in tables.items()}
+    return {name: {**table, **_whole_paths(rewards.own.get(name))} for name, table in tables.items()}
+
+
+def _whole_paths(reward: Reward | None) -> dict[str, str]:
+    if isinstance(reward, FromFile):
+        return {"use": reward.use}
+    if isinstance(reward, Judge):
+        return {"cache": reward.cache, **({"key_file": reward.key_file} if reward.key_file else {})}
+    return {}
 
 
 def describe_weights(rewards: RewardWeights) -> list[str]:

@@ -119,6 +119,19 @@ class Cause(StrEnum):
     TOO_LARGE = "too large"
     WRONG_LENGTH = "wrong length"
     WRONG_TYPE = "wrong type"
+    # Of a judge: its address, its reply, its answer by the schema.
+    UNREACHABLE = "unreachable"
+    REFUSED = "refused request"
+    NO_CHAT = "no chat completion"
+    REFUSAL = "refusal"
+    CUT_OFF = "cut off"
+    EMPTY = "empty answer"
+    NO_JSON = "no JSON"
+    SEVERAL = "several answers"
+    MISSING = "missing criterion"
+    UNKNOWN = "unknown criterion"
+    NOT_NUMBER = "not a number"
+    OUT_OF_RANGE = "out of range"
 
 
 @dataclass(frozen=True)

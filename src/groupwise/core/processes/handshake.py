@@ -57,12 +57,23 @@ class Caller(NamedTuple):
 
 def key_in(file: str) -> bytes:
     """Read a key that nobody else can read. Raises ValueError, in words and with the remedy, for any other file."""
-    path = shlex.quote(file)
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        key = private_content(file)
     except OSError as error:
         words = (error.strerror or str(error)).lower()
-        raise ValueError(f"{words}; a key is made by: (umask 077; openssl rand -hex 32 > {path})") from None
+        raise ValueError(
+            f"{words}; a key is made by: (umask 077; openssl rand -hex 32 > {shlex.quote(file)})"
+        ) from None
+    if not SHORTEST <= len(key) <= LONGEST:
+        raise ValueError(f"it holds {len(key)} bytes, where a key has {SHORTEST} to {LONGEST}")
+    return key
+
+
+def private_content(file: str) -> bytes:
+    """Read a short file that nobody else can read, without the space around it. Raises OSError where it cannot be
+    opened, and ValueError, in words and with the remedy, for any other file.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -70,13 +81,11 @@ def key_in(file: str) -> bytes:
         if status.st_uid not in (0, os.geteuid()):
             raise ValueError("it belongs to another user, who can change the key; make a copy of your own")
         if status.st_mode & 0o077:
+            path = shlex.quote(file)
             raise ValueError(f"others may read it, so it keeps nobody out; make it yours alone: chmod 600 {path}")
-        key = os.read(descriptor, LONGEST + 1).strip()
+        return os.read(descriptor, LONGEST + 1).strip()
     finally:
         os.close(descriptor)
-    if not SHORTEST <= len(key) <= LONGEST:
-        raise ValueError(f"it holds {len(key)} bytes, where a key has {SHORTEST} to {LONGEST}")
-    return key
 
 
 def name_and_key(token: str) -> tuple[str, bytes]:

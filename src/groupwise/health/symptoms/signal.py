@@ -36,6 +36,7 @@ MEND = {
     "memory": "a {what} that takes less memory, or a larger scoring.memory_mib",
     "crash": "a {what} that does not end its process",
     "nan": "a {what} that returns a finite number for every completion",
+    "unreachable": "a judge whose server runs, or fewer requests at once ({what})",
 }
 #: The place of faults that are an environment's; core.environment names it, and health imports nothing.
 ENVIRONMENT = "environment"

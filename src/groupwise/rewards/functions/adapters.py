@@ -262,6 +262,7 @@ class Bound:
 
     settings  passed by keyword with every call
     starts    what starts something of its own when it is called
+    probe     tries, before a run, what it asks elsewhere: (name of its table); raises UsageError
     """
 
     function: Callable[..., Any]
@@ -269,6 +270,7 @@ class Bound:
     where: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     starts: Starts | None = None
+    probe: Callable[[str], None] | None = None
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -348,6 +350,8 @@ class Bound:
         return await asyncio.gather(*(one(attempt) for attempt in attempts))
 
     def _result(self, value: object) -> ScoreResult:
+        if isinstance(value, ScoreResult):
+            return value
         if not (self.form.scored and isinstance(value, Mapping) and "score" in value):
             return score_result(value)
         others = logged({name: other for name, other in value.items() if name != "score"})

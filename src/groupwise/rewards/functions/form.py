@@ -12,6 +12,7 @@ from groupwise.core.errors import UsageError, nearest, one_line
 from groupwise.core.samples import Attempt, Reward
 from groupwise.core.task import ScoresLate, Starts, Task
 from groupwise.rewards.functions.adapters import SINGLE, Bound, bound
+from groupwise.rewards.judge.judge import Judge
 
 
 @dataclass(frozen=True)
@@ -240,4 +241,4 @@ class Repetition:
 
 #: The word a recipe uses -> the reward.
 FORMS: Mapping[str, type[Reward]] = {"format": Format, "tags": Tags, "repetition": Repetition}
-KINDS: Mapping[str, Any] = {"user": User, **FORMS}
+KINDS: Mapping[str, Any] = {"user": User, "judge": Judge, **FORMS}

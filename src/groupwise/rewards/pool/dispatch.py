@@ -321,12 +321,12 @@ class Dispatcher:
         elif slot.entries and self.single.get(slot.entries[0].name):
             self._put_back(slot.entries[1:])
             slot.entries = slot.entries[:1]
-            verdict = slot.verdict(self.limits.seconds)
+            verdict = slot.verdict(self._seconds(slot))
             if slot.late and isinstance(slot.entries[0].attempt, Conversation):
                 verdict = replace(verdict, columns={"seconds": self.limits.seconds})  # of a turn, what it cost
             self._answer(slot, [verdict])
         elif slot.entries:
-            self._failed(slot, slot.verdict(self.limits.seconds))
+            self._failed(slot, slot.verdict(self._seconds(slot)))
 
     def _starts_again(self, slot: Slot) -> bool:
         """Tell if a worker that is gone before it could score is started again; what hangs over it is replaced too."""
@@ -348,7 +348,12 @@ class Dispatcher:
         return error
 
     def _limit(self, slot: Slot) -> float:
-        return self.limits.load if slot.loading or not slot.ready else self.limits.seconds
+        return self.limits.load if slot.loading or not slot.ready else self._seconds(slot)
+
+    def _seconds(self, slot: Slot) -> float:
+        """Return the seconds of a call: the reward's own where it bounds what it waits for, else the limit's."""
+        reward = self.rewards.get(slot.entries[0].name) if slot.entries else None
+        return getattr(reward, "call_seconds", self.limits.seconds)
 
     def _running(self) -> list[Slot]:
         return [slot for slot in self.slots if (slot.busy or not slot.ready) and not slot.ending]

@@ -214,6 +214,8 @@ class Worker:
             if kind == "load":
                 for attempt in attempts:
                     bound.check(attempt.sample)
+                if bound.probe:
+                    bound.probe(f"rewards.{name}")
                 return {"results": [astuple(ScoreResult(detail=bound.description))]}
             if name in self.unstarted:
                 self.unstarted.pop(name).start_inside(partial(self.loading, name))
