@@ -336,6 +336,8 @@ def _watched(outcome: Outcome) -> str:
     if not outcome.replies:
         return "served nothing"
     status, body = outcome.replies[0]
+    if status == 200 and "shows the runs of" in outcome.out:  # a list of runs, which has no state of one
+        return ""
     if status == 200 and PAGE.decode() in body[:1000]:
         return (
             ""
