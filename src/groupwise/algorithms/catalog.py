@@ -23,6 +23,10 @@ from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, Sequenc
 from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 
+#: Keys that dialects share.
+DECOUPLED, UNCAPPED = ("advantage.kind", "gae-decoupled"), ("trust.cap", 0.0)
+WIDE = (("trust.delta_low", 0.2), ("trust.delta_high", 0.2))
+
 PPO = Algorithm(
     name="ppo",
     summary="PPO: a critic's advantages whitened over the batch, one clip, the KL in each token's reward, four passes.",
@@ -37,15 +41,10 @@ PPO = Algorithm(
     aggregate=TokenMean(),
     passes=4,
     dialects=(
-        Dialect("VC-PPO", (("advantage.kind", "gae-decoupled"),), "critic.warmup_steps trains the critic alone first"),
+        Dialect("VC-PPO", (DECOUPLED,), "critic.warmup_steps trains the critic alone first"),
         Dialect(
             "VAPO",
-            (
-                ("advantage.kind", "gae-decoupled"),
-                ("advantage.alpha", 0.05),
-                ("trust.epsilon_high", 0.28),
-                ("kl.beta", 0.0),
-            ),
+            (DECOUPLED, ("advantage.alpha", 0.05), ("trust.epsilon_high", 0.28), ("kl.beta", 0.0)),
             "adds a likelihood term on right completions, which is not here yet",
         ),
     ),
@@ -206,24 +205,13 @@ DPPO_TV = dataclasses.replace(
     aggregate=TokenMean(),
     dialects=(
         Dialect("verl, example", (("trust.cap", 10000.0),)),
-        Dialect("verl, defaults", (("trust.delta_low", 0.2), ("trust.delta_high", 0.2), ("trust.cap", 3.0))),
+        Dialect("verl, defaults", (*WIDE, ("trust.cap", 3.0))),
         Dialect(
             "prime-rl",
-            (
-                ("trust.delta_low", 0.2),
-                ("trust.delta_high", 0.2),
-                ("trust.cap", 0.0),
-                ("kl.estimator", "k2"),
-                ("kl.against", "old"),
-                ("kl.beta", 2e-3),
-            ),
+            (*WIDE, UNCAPPED, ("kl.estimator", "k2"), ("kl.against", "old"), ("kl.beta", 2e-3)),
             "1e-3 (log r)^2 on every token, which is 2e-3 k2; old is the engine's, without a pass of the learner",
         ),
-        Dialect(
-            "SkyRL",
-            (("trust.delta_low", 0.2), ("trust.delta_high", 0.2), ("trust.cap", 0.0)),
-            "the gradient goes through the ratio, which is the same gradient",
-        ),
+        Dialect("SkyRL", (*WIDE, UNCAPPED), "the gradient goes through the ratio, which is the same gradient"),
     ),
 )
 
@@ -232,7 +220,7 @@ DPPO_KL = dataclasses.replace(
     name="dppo-kl",
     summary="DPPO-KL: as dppo-tv, with the KL of this token against all others as the distance.",
     trust=BinaryKL(delta_low=0.05, delta_high=0.05, cap=20.0),
-    dialects=(Dialect("SkyRL", (("trust.cap", 0.0),)),),
+    dialects=(Dialect("SkyRL", (UNCAPPED,)),),
 )
 
 DRPO = dataclasses.replace(
@@ -387,33 +375,8 @@ OPD = dataclasses.replace(
 )
 
 ROWS = (
-    PPO,
-    REINFORCE,
-    RLOO,
-    REINFORCE_PP,
-    REINFORCE_PP_BASELINE,
-    GRPO,
-    GRPO_PROCESS,
-    DR_GRPO,
-    DAPO,
-    GSPO,
-    GSPO_TOKEN,
-    SAPO,
-    CISPO,
-    GMPO,
-    DPPO_TV,
-    DPPO_KL,
-    DRPO,
-    MAXRL,
-    DEEPSEEK_V32,
-    GDPO,
-    VESPO,
-    LUSPO,
-    TOPR,
-    FIPO,
-    DRO,
-    OPO,
-    REINFORCE_REJ,
-    OPD,
-)
+    PPO, REINFORCE, RLOO, REINFORCE_PP, REINFORCE_PP_BASELINE, GRPO, GRPO_PROCESS, DR_GRPO, DAPO, GSPO,
+    GSPO_TOKEN, SAPO, CISPO, GMPO, DPPO_TV, DPPO_KL, DRPO, MAXRL, DEEPSEEK_V32, GDPO, VESPO, LUSPO, TOPR, FIPO,
+    DRO, OPO, REINFORCE_REJ, OPD,
+)  # fmt: skip
 CATALOG: Mapping[str, Algorithm] = {row.name: row for row in ROWS}
