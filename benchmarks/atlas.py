@@ -19,7 +19,7 @@ from matplotlib.typing import LineStyleType
 from groupwise.algorithms.atlas import PROBABILITIES, weight
 from groupwise.algorithms.catalog import CATALOG
 
-COLUMNS, HIGHEST = 7, 2.5
+COLUMNS, HIGHEST = 7, 4.2
 #: Sign of the advantage -> how it compares with 0, and its line.
 SIGNS: dict[int, tuple[str, LineStyleType]] = {1: (">", "-"), -1: ("<", "--")}
 COLORS = ("#0072b2", "#d55e00", "#009e73")
@@ -34,9 +34,9 @@ def main(file: Path) -> None:
     for panel in panels.flat[len(CATALOG) :]:
         panel.set_visible(False)
     for panel, (name, row) in zip(panels.flat, CATALOG.items(), strict=False):
-        for p, color in zip(PROBABILITIES, COLORS, strict=True):
+        for p, color, thick in zip(PROBABILITIES, COLORS, (4.5, 2.6, 1.0), strict=True):
             for sign, (_, style) in SIGNS.items():
-                panel.plot(ratios, weight(row, ratios, sign, p), linestyle=style, color=color, linewidth=1.2)
+                panel.plot(ratios, weight(row, ratios, sign, p), linestyle=style, color=color, linewidth=thick)
         panel.set_title(name, fontsize=9)
         panel.set_xscale("log", base=2)
         panel.set_xticks([0.25, 0.5, 1, 2, 4], ["1/4", "1/2", "1", "2", "4"])

@@ -15,8 +15,8 @@ RATIOS = (0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 2.0, 4.0)
 PROBABILITIES = (0.01, 0.5, 0.99)
 #: What the gradient of a token is, in words, and where the numbers come from.
 HEAD = """\
-Weight w of a token, whose gradient is w A grad log pi, over r = pi_live / pi_old. Completions of one token with
-probability {p:g} now; empty where pi_old = {p:g} / r would be above 1. On policy every algorithm has w = 1."""
+Weight w of a token: its gradient is w A grad log pi. r = pi_live / pi_old, and pi_live = {p:g}.
+Completions have one token. Empty: pi_old = {p:g} / r would be above 1. On policy w = 1 everywhere."""
 
 PAGE = """\
 # Atlas: how much gradient each algorithm gives a token
@@ -25,9 +25,9 @@ Made by `make docs` from the catalog's parts; `groupwise explain --atlas` prints
 
 ![gradient weight over the ratio, a panel per algorithm, for better and worse tokens](../assets/atlas.png)
 
-Solid lines are for A > 0, dashed for A < 0; colors are the token's probability now (0.01, 0.5, 0.99). Completions
-have one token, so the ratio is the token's and the completion's alike. `python benchmarks/atlas.py
-docs/assets/atlas.png` draws it.
+Solid lines are for A > 0, dashed for A < 0; colors are the token's probability now (0.01, 0.5, 0.99).
+Completions have one token, so the ratio is the token's and the completion's alike.
+[Algorithms](algorithms.md) has the parts. Redraw: `python benchmarks/atlas.py docs/assets/atlas.png`.
 
 {tables}
 
@@ -56,7 +56,7 @@ def weight(row: Algorithm, ratio: Tensor, sign: int, p: float) -> Tensor:
     advantage = torch.full_like(old, float(sign))
     value = row.trust(row.ratio(live, old, mask), advantage, live, mask).value
     (gradient,) = torch.autograd.grad(value.sum(), live)
-    return torch.where(old <= 1e-12, sign * gradient, math.nan)[:, 0]
+    return torch.where(old <= 1e-12, sign * gradient + 0.0, math.nan)[:, 0]
 
 
 def table(p: float = 0.5, ratios: Sequence[float] = RATIOS) -> str:
