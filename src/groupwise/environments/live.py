@@ -110,6 +110,7 @@ class _OneByOne:
 class _Player:
     form = _OneByOne()
     asynchronous = False
+    probe = None
 
     def __init__(self, game: Game) -> None:
         self.description = game.description

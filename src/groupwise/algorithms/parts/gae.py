@@ -183,7 +183,9 @@ class DecoupledGAE(Discounted):
             lam = (1 - 1 / (self.alpha * votes.sum(-1).clamp(min=1).to(returns.dtype))).clamp(min=0.0)
         assert value is not None  # GAE has looked
         advantage, _ = token_gae(reward, value, votes, self.gamma, lam)
-        return whiten(advantage, votes) if self.whiten else advantage, returns
+        if self.whiten:
+            advantage = whiten(advantage, votes)
+        return advantage, returns
 
 
 @dataclass(frozen=True)
