@@ -320,7 +320,7 @@ def _shown(box: Path, shown: str) -> Path:
 
 def _reported(mutant: Mutant, outcome: Outcome, box: Path) -> str:
     out = option(mutant.words, "--out")
-    if "--text" in mutant.words:
+    if "--text" in mutant.words and out != "--text":
         return "" if "checks" in outcome.out else "exit code 0 and no text"
     if mutant.kind == "run" and out is None:
         out = f"{mutant.words[1]}/report.html"
