@@ -330,7 +330,7 @@ def test_seeds_that_are_two_or_agree_are_no_interval_anywhere():
 
 def test_two_runs_of_one_seed_each_are_told_apart_by_problems_alone():
     table = differences(grouped([member("grpo-0", 0.90), member("dapo-0", 0.95, recipe=DAPO)]))
-    assert table.rows[0][2] == "-0.089 to -0.009 (not paired, over)"
+    assert table.rows[0][2] == "-0.089 to -0.009 (not paired, over 100 problems)"
     assert table.rows[0][4].startswith("fell by 0.050 (95 % -0.089 to -0.009, not paired, over 100 problems)")
     assert "another seed may say otherwise" in table.rows[0][4]
     assert table.words == "", "nothing of Welch where there are no seeds to compare"

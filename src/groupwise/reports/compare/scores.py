@@ -1,7 +1,7 @@
 """Final scores of groups of runs, and what differs between them: tables with confidence intervals, each by its name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
 
@@ -216,7 +216,9 @@ def _difference(first: Group, second: Group) -> tuple[str, ...]:
         what, rows = _history(run).measured, _history(other).evaluated
         between = change_of(_history(run).evaluated[-1]["evaluation"], rows[-1]["evaluation"], what)
         words = f"{between}; over problems alone, another seed may say otherwise"
-        return name, f"{apart:+.3f}", _cell(between.interval, with_name=True), "none", words
+        found = between.interval
+        over = found and replace(found, name=f"{found.name} {between.problems:,} problems")
+        return name, f"{apart:+.3f}", _cell(over, with_name=True), "none", words
     enough = min(len(ones), len(others)) >= ENOUGH
     between = with_spread(welch(list(first_after.values()), list(second_after.values()))) if enough else None
     both = [seed for seed in first_after if seed in second_after]
