@@ -190,10 +190,11 @@ def test_a_judge_that_hangs_or_drips_is_unreachable_after_its_timeout_and_not_th
         while True:
             try:
                 one, _ = listening.accept()
-                one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")
-                while True:
-                    one.sendall(b" ")
-                    time.sleep(0.02)
+                with one:
+                    one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")
+                    while True:
+                        one.sendall(b" ")
+                        time.sleep(0.02)
             except OSError:
                 if listening.fileno() < 0:
                     return
