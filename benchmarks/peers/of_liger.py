@@ -47,7 +47,7 @@ def case(row: str, loss_type: str, settings: dict[str, Any] | None = None, **opt
     return Case(row, FUNCTION + loss_type + more, side(row, loss_type, **options), settings or {})
 
 
-LEVEL = {"importance_sampling_level": "sequence"}
+LEVEL: dict[str, Any] = {"importance_sampling_level": "sequence"}
 CASES = (
     case("grpo", "grpo", beta=0.04),
     Case("grpo", "LigerFusedLinearGRPOLoss", fused, {"kl.beta": 0.0}, kind=Kind(highest=-0.2),

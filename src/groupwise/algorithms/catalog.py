@@ -269,7 +269,7 @@ GDPO = dataclasses.replace(
     advantage=RewardZScore(),
     kl=KL(beta=0.0),
     aggregate=TokenMean(),
-    dialects=(Dialect("TRL, normalize_then_sum", (("advantage.whiten", False),), "whitens over completions instead"),),
+    dialects=(Dialect("TRL, normalize_then_sum", (), "whitens over completions instead of tokens"),),
 )
 
 VESPO = dataclasses.replace(
