@@ -229,7 +229,6 @@ class Symptom:
     name   the finding's, in words
     look   History with at least one row -> what there is to say, or None
     limit  when it speaks, with its thresholds
-    why    the reason for the thresholds
     live   a run also says it while it goes on, when it first becomes true
     early  it comes before a collapse, so that a run's guard acts on it
     """
@@ -237,16 +236,15 @@ class Symptom:
     name: str
     look: Callable[[History], Seen | None]
     limit: str
-    why: str
     live: bool
     early: bool
 
 
 def symptom(
-    limit: str, why: str, live: bool = True, early: bool = False, name: str = ""
+    limit: str, live: bool = True, early: bool = False, name: str = ""
 ) -> Callable[[Callable[[History], Seen | None]], Symptom]:
     """Make a Symptom of the function that looks for it; `name` is given if the function's own is not the finding's."""
-    return lambda look: Symptom(name or look.__name__.replace("_", " "), look, limit, why, live, early)
+    return lambda look: Symptom(name or look.__name__.replace("_", " "), look, limit, live, early)
 
 
 def numbers(name: str, rows: Iterable[Row]) -> list[float]:
