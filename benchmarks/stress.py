@@ -9,9 +9,9 @@ Generation is equal: so many steps, prompts and samples, one pass over a batch (
 one round of generation (also for the rows that would replace groups without signal). The learning rate of a cell is
 that of RATES with the largest area under the held-out curve on SWEEP_SEED, which is none of SEEDS; a tie goes to the
 smaller one. opd learns from one teacher a task: grpo's policy after TEACHER_STEPS, from the start of SWEEP_SEED.
-Runs go through one condition after the other, so that a condition is whole before the next begins, and a run that has
-its row is not run again. One that a check stopped is a row with the reason; one that crashed is a row with the error,
-and is tried again the next time.
+Runs go through one condition after the other, and in each through grpo's cell, then one algorithm after the other, so
+that a cell is whole before the next begins. A run that has its row is not run again. One that a check stopped is a row
+with the reason; one that crashed is a row with the error, and is tried again the next time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import subprocess
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -41,7 +41,7 @@ from groupwise.core.errors import RunError, UsageError
 from groupwise.core.files import jsonl
 from groupwise.health.watch import Watch
 from groupwise.journal.journal import read_metrics
-from stress_board import Board, Row, area, page, table
+from stress_board import BASELINE, Board, Row, area, page, table
 
 Settings = Mapping[str, object]
 
@@ -155,16 +155,17 @@ def picked(rows: Sequence[Row]) -> float | None:
 
 
 def wanted(rows: Sequence[Row], conditions: Sequence[str], algorithms: Sequence[str]) -> Iterator[Job]:
-    """Runs that have no row, in order: for each condition the sweeps of all algorithms, then seed after seed."""
+    """Runs without a row, in order: condition by condition, the baseline's cell first, its sweep before its seeds."""
     known = {tuple(r[name] for name in ("algorithm", "condition", "seed", "rate")) for r in rows if not r.get("error")}
-    refused = {(r["algorithm"], r["condition"]) for r in rows if r.get("refused")}
     for condition in conditions:
-        asked = [a for a in algorithms if (a, condition) not in refused]
-        jobs = [Job(a, condition, SWEEP_SEED, rate, True) for a in asked for rate in RATES]
-        cells = {a: [r for r in rows if (r["algorithm"], r["condition"]) == (a, condition)] for a in asked}
-        rates = {a: rate for a, own in cells.items() if (rate := picked(own)) is not None}
-        jobs += [Job(a, condition, seed, rates[a], False) for seed in SEEDS for a in asked if a in rates]
-        yield from (j for j in jobs if (j.algorithm, j.condition, j.seed, j.rate) not in known)
+        for algorithm in sorted(algorithms, key=lambda name: name != BASELINE):
+            cell = [r for r in rows if (r["algorithm"], r["condition"]) == (algorithm, condition)]
+            if any(r.get("refused") for r in cell):
+                continue
+            rate = picked(cell)
+            jobs = [Job(algorithm, condition, SWEEP_SEED, each, True) for each in RATES]
+            jobs += [Job(algorithm, condition, seed, rate, False) for seed in SEEDS if rate is not None]
+            yield from (j for j in jobs if (j.algorithm, j.condition, j.seed, j.rate) not in known)
 
 
 def keys(job: Job, runs: Path) -> dict[str, object]:
@@ -253,27 +254,31 @@ def board(rows: Sequence[Row]) -> Board:
 
 
 def run(
-    file: Path, conditions: Sequence[str], algorithms: Sequence[str], runs: Path, at_once: int, until: float
+    file: Path,
+    conditions: Sequence[str],
+    algorithms: Sequence[str],
+    runs: Path,
+    pool: Executor,
+    at_once: int,
+    until: float,
 ) -> None:
-    """Append a row for each run that has none, in processes that are used again, until a time; print each."""
+    """Append a row for each run that has none, so many at once, and begin none after a time; print each."""
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     made = {"commit": done.stdout.strip(), "torch": torch.__version__}
-    rows, tried = list(jsonl.rows(file)) if file.exists() else [], set[Job]()
-    with ProcessPoolExecutor(at_once, get_context("spawn")) as pool:
-        going: set[Future[Row]] = set()
-        while True:
-            left = (job for job in wanted(current(rows), conditions, algorithms) if job not in tried)
-            while len(going) < at_once and time.time() < until and (job := next(left, None)):
-                tried.add(job)
-                going.add(pool.submit(one, job, runs))
-            if not going:
-                return
-            ended, going = wait(going, return_when=FIRST_COMPLETED)
-            for future in ended:
-                rows.append({**future.result(), **made})
-                with file.open("a") as out:
-                    out.write(json.dumps(rows[-1]) + "\n")
-                print(line(rows[-1]), flush=True)
+    rows, tried, going = list(jsonl.rows(file)) if file.exists() else [], set[Job](), set[Future[Row]]()
+    while True:
+        left = (job for job in wanted(current(rows), conditions, algorithms) if job not in tried)
+        while len(going) < at_once and time.time() < until and (job := next(left, None)):
+            tried.add(job)
+            going.add(pool.submit(one, job, runs))
+        if not going:
+            return
+        ended, going = wait(going, return_when=FIRST_COMPLETED)
+        for future in ended:
+            rows.append({**future.result(), **made})
+            with file.open("a") as out:
+                out.write(json.dumps(rows[-1]) + "\n")
+            print(line(rows[-1]), flush=True)
 
 
 def line(row: Row) -> str:
@@ -299,11 +304,9 @@ def main(
         if unknown := [name for name in given.split(",") if name and name not in known]:
             raise typer.BadParameter(f"{', '.join(unknown)}: not known; there are {', '.join(known)}")
     if not only_table and write is None:
-        conditions, rows = (
-            only.split(",") if only else list(CONDITIONS),
-            algorithms.split(",") if algorithms else [*CATALOG],
-        )
-        run(file, conditions, rows, runs, at_once, time.time() + 60 * minutes)
+        cells = only.split(",") if only else [*CONDITIONS], algorithms.split(",") if algorithms else [*CATALOG]
+        with ProcessPoolExecutor(at_once, get_context("spawn")) as pool:
+            run(file, *cells, runs, pool, at_once, time.time() + 60 * minutes)
     made = board(list(jsonl.rows(file)) if file.exists() else [])
     if write is not None:
         write.write_text(page(write.read_text(encoding="utf-8"), made), encoding="utf-8")

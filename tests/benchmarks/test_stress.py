@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -132,24 +134,24 @@ def test_a_run_that_stopped_keeps_its_last_rate(board: ModuleType) -> None:
 
 
 def asked(stress: ModuleType, rows: list[dict[str, Any]], *conditions: str) -> list[Any]:
-    return list(stress.wanted(stress.current(rows), conditions or ("on-policy", "16-updates"), ("grpo", "dapo")))
+    return list(stress.wanted(stress.current(rows), conditions or ("on-policy", "16-updates"), ("dapo", "grpo")))
 
 
 def ended(stress: ModuleType, job: Any, **more: Any) -> dict[str, Any]:
     return {**row(job.algorithm, job.seed, (0.4, 0.5 + job.rate)), **job.key, **more}
 
 
-def test_runs_come_condition_by_condition_the_sweep_first_then_seed_by_seed(stress: ModuleType) -> None:
+def test_runs_come_condition_by_condition_the_baseline_first_each_cell_whole_before_the_next(
+    stress: ModuleType,
+) -> None:
     rows, order = list[dict[str, Any]](), []
     while jobs := asked(stress, rows):
         order.append(jobs[0])
         rows.append(ended(stress, jobs[0]))
-    told = [(job.condition, job.sweep, job.algorithm) for job in order]
-    assert len(told) == len({job.key.values().__str__() for job in order}) == 2 * 2 * (3 + 5)
-    assert [t[0] for t in told] == ["on-policy"] * 16 + ["16-updates"] * 16
-    assert [t[1] for t in told[:16]] == [True] * 6 + [False] * 10
-    assert [t[2] for t in told[6:16]] == ["grpo", "dapo"] * 5
-    assert {job.seed for job in order if not job.sweep} == set(stress.SEEDS)
+    cells = [("on-policy", "grpo"), ("on-policy", "dapo"), ("16-updates", "grpo"), ("16-updates", "dapo")]
+    assert [(job.condition, job.algorithm) for job in order] == [cell for cell in cells for _ in range(3 + 5)]
+    assert [job.sweep for job in order] == [*[True] * 3, *[False] * 5] * 4
+    assert [job.seed for job in order if not job.sweep] == [*stress.SEEDS] * 4
     assert {job.seed for job in order if job.sweep}.isdisjoint(stress.SEEDS)
     assert {job.rate for job in order if not job.sweep} == {max(stress.RATES)}, "planted as the best"
 
@@ -176,6 +178,44 @@ def test_generation_is_equal(stress: ModuleType) -> None:
         assert len({tuple(keys[name] for name in names) for keys in own}) == 1
     rounds = {job.algorithm for job in jobs if "algorithm.filter.max_rounds" in stress.keys(job, Path("runs"))}
     assert rounds == {name for name, made in stress.CATALOG.items() if made.filter.max_rounds > 1} | {"reinforce-rej"}
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_the_board_is_run_once_whole_and_goes_on_where_it_was_left(
+    stress: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    file, begun = tmp_path / "rows.jsonl", []
+
+    def one(job: Any, runs: Path) -> dict[str, Any]:
+        begun.append(job)
+        return ended(stress, job, cpu_seconds=1.0, seconds=1.0)
+
+    monkeypatch.setattr(stress, "one", one)
+    cells = (("on-policy",), ("grpo", "dapo"), tmp_path)
+    with ThreadPoolExecutor(at_once) as pool:
+        stress.run(file, *cells, pool, at_once, 0.0)
+        assert not begun, "its time is over"
+        stress.run(file, *cells, pool, at_once, math.inf)
+        assert len(begun) == len(set(begun)) == 2 * (3 + 5)
+        whole = file.read_text().splitlines()
+        file.write_text("\n".join(whole[:9]) + "\n")
+        stress.run(file, *cells, pool, at_once, math.inf)
+    assert len(begun) == 16 + 7
+    made = stress.board(list(jsonl.rows(file)))
+    assert [len(made.cell(name, "on-policy")) for name in ("grpo", "dapo")] == [5, 5]
+
+
+def test_the_tables_run_nothing(
+    stress: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stress, "run", None)
+    file, digest = tmp_path / "rows.jsonl", stress.CONDITIONS["16-updates"].digest
+    rows = planted({"dapo": 0.2, "gspo": 0.0}, condition="16-updates")
+    file.write_text("".join(json.dumps({**r, "digest": digest}) + "\n" for r in rows))
+    stress.main(file, only_table=True)
+    out = capsys.readouterr().out
+    assert re.search(r"^\| dapo \| 0\.001 \| 0\.\d+ \(0\.\d+ to 0\.\d+\) \| .* \| \+0\.\d+ \(", out, re.MULTILINE)
+    assert "`dapo` above by 0." in out
 
 
 SMALL = {"steps": 1, "prompts_per_step": 4, "samples_per_prompt": 2, "warm_start.steps": 0, "evaluation.problems": 2}
