@@ -142,7 +142,8 @@ def _policy_lines(plan: Plan) -> Iterator[str]:
         yield f"             {note}"
     if rows := recipe.supervised:
         mix = recipe.mix
-        weights = f"weights: reinforced {mix.reinforced:g}, distilled {mix.distilled:g}, supervised {mix.supervised:g}"
+        names = ("reinforced", *["distilled"] * (not recipe.reference.stays_start), "supervised")
+        weights = f"weights: {', '.join(f'{name} {getattr(mix, name):g}' for name in names)}"
         source = rows.path or "the task's demonstrations"
         yield f"supervised   {source}, {rows.rows_per_step} rows a step; {weights}"
     if recipe.supervised_alone:

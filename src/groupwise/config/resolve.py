@@ -25,6 +25,8 @@ from groupwise.training.start.initial_policy import TINY
 from groupwise.training.start.warm_start import WarmStart
 from groupwise.training.supervised import SupervisedSettings
 
+#: Tokens of the completions on which an engine that samples nothing else is tried.
+TRIED_TOKENS = 16
 #: The task of supervised rows alone, and the keys that such a run does not read, whatever its task.
 CHATS = "chats"
 SAMPLED = ("algorithm", "prompts_per_step", "samples_per_prompt", "updates_per_batch", "passes_per_batch", "logp_old")
@@ -127,6 +129,8 @@ def _mixed(recipe: Recipe) -> Recipe:
             f"mix.reinforced = {mix.reinforced:g}: nothing scores chats; set it to 0, or take another task"
         )
     whole = recipe.replace(mix=mix.replace(**weights), supervised=rows, task=task)
+    if task.get("name") == CHATS and "max_new_tokens" not in recipe.sampling.model_fields_set:
+        whole = whole.replace(sampling=recipe.sampling.replace(max_new_tokens=TRIED_TOKENS))
     if not whole.supervised_alone:
         return whole
     if not weights["supervised"]:

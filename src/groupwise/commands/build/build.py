@@ -186,7 +186,7 @@ def _asked(plan: Plan, around: Surroundings) -> tuple[Asked, Plan]:
         around.view.note(f"problems     {line}")
     rows = supervised_of(recipe, task, chat, policy)
     for line in () if rows is None else (rows.describe(), f"such as {shown(rows.train[0], policy.tokenizer)}"):
-        around.view.note(f"supervised   {line}")
+        around.say(f"supervised   {line}")
     if apart := rows_apart(recipe, policy.model.config, longest):
         note(f"learner      {apart}")
     memory = memory or memory_of(plan, without_memory(policy.model.config), longest, cards=around.cards)
