@@ -137,8 +137,10 @@ def _rewards() -> Iterator[KeySection]:
 
 def _algorithm() -> Iterator[KeySection]:
     bonus = Key("algorithm.entropy_coefficient", "number", "the row's", "", "weight of the entropy bonus; 0 is none")
+    words = "VAPO's mu, the weight of the log-likelihood of completions with a score above 0; 0 is none"
+    likelihood = Key("algorithm.likelihood_coefficient", "number", "the row's", "", words)
     row = _choice("algorithm.name", CATALOG, "", "the catalog's row, whose values are the defaults of all below")
-    yield KeySection("algorithm", "A row of parts: groupwise explain NAME shows its values.", (row, bonus))
+    yield KeySection("algorithm", "A row of parts: groupwise explain NAME shows its values.", (row, bonus, likelihood))
     for slot, kinds in KINDS.items():
         word = KIND_KEY.get(slot, "kind")
         part = _choice(f"algorithm.{slot}.{word}", kinds, "the row's", "which part stands there")
