@@ -414,6 +414,23 @@ def not_finite(mesh: Mesh) -> Measured:
     }
 
 
+def supervised(mesh: Mesh) -> Measured:
+    """A mix, supervised rows alone, and their log-probabilities: two updates over ranks beside one process."""
+    algo = groupwise.algorithm("dapo")
+    alone, over = learners(learner_of(), policy(), mesh)
+    minibatch, _ = annotated(alone, over, algo, bare_batch(rows=6))
+    rows = algo.weigh(dataclasses.replace(bare_batch(rows=5), weight=None))
+    results = [[x.update(each, algo, rows) for x in (alone, over)] for each in (minibatch, None)]
+    logp = [x.logprobs_now(rows, sampled=False) for x in (alone, over)]
+    return {
+        "losses": max(abs(a.supervised.loss - b.supervised.loss) for a, b in results),
+        "norms": max(abs(a.gradient_norm - b.gradient_norm) for a, b in results),
+        "weights": apart(weights(alone.model), weights(over.model)),
+        "own_distribution": float((logp[0] - alone.logprobs_now(rows))[rows.mask].abs().max()),
+        "logprobs": float((logp[0] - logp[1])[rows.mask].abs().max()),
+    }
+
+
 def rounded(mesh: Mesh) -> Measured:
     algo, model = groupwise.algorithm("dapo"), policy(torch.float32)
     moved(model)
@@ -498,6 +515,7 @@ def cases(folder: Path) -> Mapping[str, Callable[[Mesh], Measured]]:
         "critic": lambda mesh: critic(mesh, folder / "critic"),
         "reward model": reward_model,
         "not finite": not_finite,
+        "supervised": supervised,
         "rounded": rounded,
         "measured": measured,
         "held": held,

@@ -67,6 +67,13 @@ def test_the_rest_of_the_catalog_has_them_too(tmp_path):
             require(row, ROUNDING["float64"])
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_supervised_rows_over_ranks_are_those_of_one_process(seen, rank):
+    measured = seen[rank]["supervised"]
+    assert max(measured[name] for name in ("losses", "norms", "weights", "logprobs")) < 1e-8
+    assert measured["own_distribution"] > 1e-3, "the temperature of sampling has no part in it"
+
+
 @pytest.mark.parametrize("case", ["3 rows", "1 row", "padded rows", "supported"])
 def test_however_the_rows_are_run_and_dealt(seen, case):
     for rank in (0, 1):

@@ -44,8 +44,14 @@ PPO = Algorithm(
         Dialect("VC-PPO", (DECOUPLED,), "critic.warmup_steps trains the critic alone first"),
         Dialect(
             "VAPO",
-            (DECOUPLED, ("advantage.alpha", 0.05), ("trust.epsilon_high", 0.28), ("kl.beta", 0.0)),
-            "adds a likelihood term on right completions, which is not here yet",
+            (
+                DECOUPLED,
+                ("advantage.alpha", 0.05),
+                ("trust.epsilon_high", 0.28),
+                ("kl.beta", 0.0),
+                ("likelihood_coefficient", 0.1),
+            ),
+            "right completions are those with a score above 0",
         ),
     ),
 )

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.algorithm import COEFFICIENTS, Algorithm
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.own_parts import GROUP, offered_kinds, offered_part, own_part, require_part, slot_of
 from groupwise.algorithms.parts.advantage import (
@@ -138,10 +138,10 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None, files: Fi
             changed[slot] = _rebuild(slot, getattr(row, slot), values, files)
         elif slot == "kl":
             changed[slot] = _rebuild_kl(row.kl, values, files)
-        elif slot == "entropy_coefficient":
-            changed[slot] = _checked("algorithm.entropy_coefficient", values.get("", values), float)
+        elif slot in COEFFICIENTS:
+            changed[slot] = _checked(f"algorithm.{slot}", values.get("", values), float)
         else:
-            known = ["name", *KINDS, "kl", "entropy_coefficient"]
+            known = ["name", *KINDS, "kl", *COEFFICIENTS]
             raise UsageError(f"algorithm.{slot}: there is no such key; {nearest(slot, known)}")
     if "shaping" not in slots and getattr(changed.get("advantage"), "reads_steps", False):
         changed["shaping"] = row.shaping if row.shaping.reads_steps else Steps()
@@ -175,8 +175,7 @@ def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:
         values[slot] = {**_chosen_by(slot, type(part)), **_values(part)}
     kl = {"beta": row.kl.beta, "place": row.kl.place, "against": row.kl.against}
     values["kl"] = {**kl, **_chosen_by("kl", type(row.kl.estimator)), **_values(row.kl.estimator)}
-    values["entropy_coefficient"] = row.entropy_coefficient
-    return values
+    return {**values, **{name: getattr(row, name) for name in COEFFICIENTS}}
 
 
 def as_keys(row: Algorithm) -> dict[str, Any]:

@@ -150,8 +150,11 @@ def _rewards() -> Iterator[KeySection]:
 
 def _algorithm() -> Iterator[KeySection]:
     bonus = Key("algorithm.entropy_coefficient", "number", BY_NAME, "", "weight of the entropy bonus; 0 is none")
+    words = "VAPO's mu, the weight of the log-likelihood of completions with a score above 0; 0 is none"
+    likelihood = Key("algorithm.likelihood_coefficient", "number", BY_NAME, "", words)
     name = _choice("algorithm.name", CATALOG, "", "the algorithm, which sets the defaults of all keys below")
-    yield KeySection("algorithm", "The algorithm: groupwise explain NAME shows its parts and values.", (name, bonus))
+    title = "The algorithm: groupwise explain NAME shows its parts and values."
+    yield KeySection("algorithm", title, (name, bonus, likelihood))
     for slot, kinds in KINDS.items():
         word = KIND_KEY.get(slot, "kind")
         part = _choice(f"algorithm.{slot}.{word}", kinds, BY_NAME, "the part that does this")

@@ -57,8 +57,13 @@ def require_runnable(plan: Plan) -> None:
     _require(_of_time(plan.task, recipe.scoring.deadline))
     _require(of_turns(row, plan.task, rewards, learned))
     _require(_of_episodes(recipe, plan.task))
-    if not has_answers(plan.task):
+    if not has_answers(plan.task) and not recipe.supervised_alone:
         _require(_of_no_answers(recipe, rewards))
+    if recipe.supervised is not None and recipe.supervised.rows_per_step < recipe.updates_per_step:
+        rows, updates = recipe.supervised.rows_per_step, recipe.updates_per_step
+        raise UsageError(
+            f"supervised.rows_per_step = {rows}: a step has {updates} updates, each with a row; set it higher"
+        )
     require_metric("evaluation.metric", recipe.measure.metric, rewards, has_answers(plan.task), learned)
     if not isinstance(row.filter, KeepAll):
         require_metric("algorithm.filter.metric", row.filter.metric, rewards, has_answers(plan.task), learned)

@@ -240,6 +240,7 @@ class Batch:
     returns      [N,T] reward units
     correction   [N,T], engine-mismatch weight, 1 where absent
     weight       [N,T], the aggregation weight; made per minibatch, after the split
+    likelihood   [N,T], the weight of a token's log-likelihood, 1 in all over right completions; made with `weight`
     """
 
     tokens: Tensor
@@ -268,6 +269,7 @@ class Batch:
     returns: Tensor | None = None
     correction: Tensor | None = None
     weight: Tensor | None = None
+    likelihood: Tensor | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -319,6 +321,7 @@ class Evaluation:
     logged_total  {name: sum} of the same, a call's number counted once
     by_source     {name: its problems, avg_at_k, measured_mean and score_mean} of each source and each held-out
                   set with a name
+    supervised_loss  of held-out supervised rows, nats a token; None without any
     by_problem    {key: the share of its samples that pass, without a pass mark their mean} of each problem that has it
     """
 
@@ -337,11 +340,13 @@ class Evaluation:
     logged_total: dict[str, float] = field(default_factory=dict)
     by_source: dict[str, dict[str, float]] = field(default_factory=dict)
     by_problem: dict[str, float] = field(default_factory=dict)
+    supervised_loss: float | None = None
 
     @property
     def row(self) -> dict[str, Any]:
         """Row for files: everything but single problems, which are too many for a row of metrics."""
-        return {name: value for name, value in asdict(self).items() if name != "by_problem"}
+        unsaid = {"by_problem", *["supervised_loss"] * (self.supervised_loss is None)}
+        return {name: value for name, value in asdict(self).items() if name not in unsaid}
 
 
 @dataclass(frozen=True)
@@ -376,14 +381,24 @@ class UpdateRecord:
 
 
 @dataclass(frozen=True)
+class Supervised:
+    """Supervised rows of an update: the value minimised, the mean loss, nats a token, and how many tokens train."""
+
+    value: float
+    loss: float
+    tokens: int
+
+
+@dataclass(frozen=True)
 class UpdateResult:
     """One optimizer update of the policy: what it did, and what it saw.
 
-    loss           the minimised value, the routers' own losses included
+    loss           the minimised value, the routers' own losses included, supervised rows not
     gradient_norm  before it was scaled down
     learning_rate  of this update
     applied        whether the weights moved; False where loss or gradient was not finite
     seen           None where no row of the minibatch had a gradient: then nothing was run for the record either
+    supervised     None without supervised rows
     """
 
     loss: float
@@ -391,3 +406,4 @@ class UpdateResult:
     learning_rate: float
     applied: bool
     seen: UpdateRecord | None
+    supervised: Supervised | None = None

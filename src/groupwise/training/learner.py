@@ -11,12 +11,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from groupwise.algorithms.algorithm import Algorithm, LossOut
+from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.collate import collate, microbatches
 from groupwise.core.engine import WeightStream
 from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.prefixes import prefix_microbatches
-from groupwise.core.records import Batch, Group, UpdateRecord, UpdateResult
+from groupwise.core.records import Batch, Group, Supervised, UpdateRecord, UpdateResult
 from groupwise.core.settings import Changeable
 from groupwise.models.adapters.lora import Adapters, read_adapters, write_adapters
 from groupwise.models.adapters.settings import AdapterSettings
@@ -170,7 +170,8 @@ class Learner(TrainedModel):
         length = run.batch.length[index]
         parts = prefix_microbatches(run.keys[index], length, most) if self.packs else microbatches(length, most)
         for own, columns in self.dealt(run.batch, [index[part] for part in parts]):
-            yield Microbatch(run, own, columns, self.packs, self.windows, self.adjustment)
+            adjustment = self.adjustment if run.sampled else UNADJUSTED
+            yield Microbatch(run, own, columns, self.packs, self.windows, adjustment)
 
     def completion_logprobs(self, groups: Sequence[Group], pad: int) -> list[Tensor]:
         """Compute [tokens] nats of each completion in order, under the weights as they are.
@@ -184,11 +185,11 @@ class Learner(TrainedModel):
         batch = collate(scored, pad)
         return [row[inside] for row, inside in zip(self.logprobs_now(batch), batch.mask, strict=True)]
 
-    def logprobs_now(self, batch: Batch) -> Tensor:
-        """Compute [N,T] nats under the weights as they are, on the engine's experts where they are known."""
+    def logprobs_now(self, batch: Batch, sampled: bool = True) -> Tensor:
+        """Compute [N,T] nats under today's weights, on the engine's experts if known; `sampled` is as for a Pass."""
         known = self.routers and batch.routes_engine
-        run = Pass(self.model, batch, self.routers, replayed="routes_engine" if known else None)
-        with self.mesh.together(Verb.LOGPROBS, batch), torch.no_grad():
+        run = Pass(self.model, batch, self.routers, "routes_engine" if known else None, sampled=sampled)
+        with self.mesh.together(Verb.LOGPROBS, batch, sampled=sampled), torch.no_grad():
             return self._logprobs(run)
 
     def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord | None]:
@@ -222,25 +223,37 @@ class Learner(TrainedModel):
         return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routed)
 
     def run_microbatch(self, micro: Microbatch, algorithm: Algorithm, trains: bool) -> tuple[Tensor, Columns]:
-        """Run a microbatch, backward too if it trains -> its loss and what it saw, on the device, which is not waited
-        for.
-        """
+        """Run a microbatch, backward too if it trains -> its loss and what it saw, on the device, not waited for."""
         bonus = algorithm.entropy_coefficient != 0
         with torch.set_grad_enabled(trains), self._forward(micro, bonus) as (live, entropy):
-            out = self._objective(algorithm, micro.rows, live, entropy)
+            out = micro.objective(algorithm, live, entropy)
             value = micro.with_router_losses(out.value)
             if trains:
                 value.backward()
         others = dict(zip(OTHERS, (out.log_ratio, out.share, entropy, out.kl), strict=True))
         return value.detach(), {"logp_live": live, **others}
 
-    def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
-        """Make one optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
-        with self.mesh.together(Verb.UPDATE, minibatch, factor=self.optimizer.factor):
+    def supervise(self, rows: Batch) -> Supervised:
+        """Add the gradient of -(weight * logp_live).sum() over weighted rows that nothing sampled."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for micro in self._microbatches(Pass(self.model, rows, sampled=False), rows.mask.any(1)):
+            with self._forward(micro) as (live, _):
+                value = -(micro.rows.need("weight").to(live.dtype) * live).sum()
+                value.backward()
+            total += value.detach()
+        (value,) = self.mesh.sums([float(total)])
+        return Supervised(value, value / float(rows.need("weight").sum()), int(rows.mask.sum()))
+
+    def update(self, minibatch: Batch | None, algorithm: Algorithm, supervised: Batch | None = None) -> UpdateResult:
+        """Make one update on the sum of the losses of weighted rows, sampled and supervised; skipped if not finite."""
+        with self.mesh.together(Verb.UPDATE, minibatch, supervised, factor=self.optimizer.factor):
             rate = self.optimizer.begin()
-            loss, seen = self.gradients(minibatch, algorithm)
-            outcome = self.optimizer.finish(loss)
-        return UpdateResult(loss, outcome.gradient_norm, learning_rate=rate, applied=outcome.applied, seen=seen)
+            loss, seen = (0.0, None) if minibatch is None else self.gradients(minibatch, algorithm)
+            if seen is None and supervised is not None:  # a gradient of 0 lies in memory that parameters share
+                self.optimizer.adamw.zero_grad(set_to_none=True)
+            taught = None if supervised is None else self.supervise(supervised)
+            outcome = self.optimizer.finish(loss + (taught.value if taught else 0.0))
+        return UpdateResult(loss, outcome.gradient_norm, rate, outcome.applied, seen, taught)
 
     def weights(self) -> WeightStream:
         """Return every parameter by its name, as an engine takes them, gathered one at a time if they are in shards."""
@@ -309,29 +322,17 @@ class Learner(TrainedModel):
             saved = load_policy(folder).model.state_dict() if self.mesh.leads else {}
             set_unsharded_state(self.model, saved, self.mesh.tensors)
 
-    def _objective(self, algorithm: Algorithm, micro: Batch, live: Tensor, entropy: Tensor) -> LossOut:
-        old = live.detach() if micro.logp_old is None else micro.logp_old
-        return algorithm.objective(
-            micro.need("weight"),
-            live,
-            old,
-            micro.need("advantage"),
-            micro.mask,
-            logp_ref=micro.logp_ref,
-            correction=micro.correction,
-            entropy=entropy,
-        )
-
     @contextmanager
     def _forward(self, micro: Microbatch, entropy_gradient: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Run a microbatch, and its backward inside; yields its log-probabilities and entropies [n,T]."""
         run = micro.run
         logprobs = partial(
             layout_logprobs,
-            *(run.backbone, run.head, micro.layout, micro.read, self.temperature, entropy_gradient),
+            *(run.backbone, run.head, micro.layout, micro.read, self.temperature if run.sampled else 1.0),
+            entropy_gradient,
             chunk_elements=self.chunk_logits,
             held_elements=self.held_logits,
-            added=self.added,
+            added=self.added if run.sampled else None,
             change=run.change,
         )
         with reproducible(self.device, self.deterministic), self.fused.running(), ExitStack() as stack:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.errors import RunError
 from groupwise.core.numbers.transfer import columns_to_device, to_device
 from groupwise.core.records import Batch, RoutingRecord
@@ -39,6 +40,7 @@ class Pass:
     routers   of a mixture of experts; none for a model whose routes are not recorded
     replayed  the column of the batch with the routes to run on, `routes` or `routes_engine`; None: the routers choose
     losses    of RoutingSettings: those to add up; the load they read is counted once, over the batch's routes
+    sampled   whether the probabilities are those of sampling; else, of supervised rows, they are the model's own
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class Pass:
         routers: Sequence[Router] = (),
         replayed: str | None = None,
         losses: RouterLosses | None = None,
+        sampled: bool = True,
     ) -> None:
-        self.model, self.batch, self.routers = model, batch, routers
+        self.model, self.batch, self.routers, self.sampled = model, batch, routers, sampled
         (self.backbone, self.head), self.change = halves(model), logit_change(model)
         self.replayed = routes_to_replay(batch, replayed, routers) if replayed else None
         self.losses = losses or {}
@@ -153,6 +156,21 @@ class Microbatch:
         taken = used.chosen.flatten(0, 1)[self.places]
         own = taken if replay is None else replay.own_chosen.flatten(0, 1)[self.places]
         run.routed.append(Routed(self.index, self._laid.run.sum(1).tolist(), taken, own))
+
+    def objective(self, algorithm: Algorithm, live: Tensor, entropy: Tensor) -> LossOut:
+        """Compute the microbatch's part of the loss, of its live log-probabilities and entropies [n,T]."""
+        rows = self.rows
+        return algorithm.objective(
+            rows.need("weight"),
+            live,
+            live.detach() if rows.logp_old is None else rows.logp_old,
+            rows.need("advantage"),
+            rows.mask,
+            logp_ref=rows.logp_ref,
+            correction=rows.correction,
+            entropy=entropy,
+            likelihood=rows.likelihood,
+        )
 
     def with_router_losses(self, loss: Tensor) -> Tensor:
         """Add to the microbatch's loss its part of the routers' own, each the mean over layers.

@@ -120,6 +120,11 @@ class History:
         wrong = wrong or (isinstance(default, Mapping) and not isinstance(value, Mapping))
         return default if value is None or wrong else value
 
+    @property
+    def supervised_alone(self) -> bool:
+        """True if the run trains on supervised rows alone: its recipe has no algorithm."""
+        return self.setting("mix.reinforced", 1) == 0 and "algorithm" not in self.recipe
+
     def numbers(self, name: str, rows: Sequence[Row] | None = None) -> list[float]:
         """Gather the metric's numbers in `rows` (the recent ones by default), gaps left out."""
         return numbers(name, self.recent if rows is None else rows)

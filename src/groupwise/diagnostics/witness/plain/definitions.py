@@ -42,6 +42,7 @@ class Columns(NamedTuple):
     engine: Tensor | None = None
     entropy: Tensor | None = None
     correction: Tensor | None = None
+    likelihood: Tensor | None = None
 
     def exact(self) -> "Columns":
         """Return the columns in float64, 0 where masked."""
@@ -69,7 +70,8 @@ def loss_terms(row: Algorithm, given: Columns) -> Terms:
     z = log_ratio(row.ratio, c.live, c.old, c.mask)
     surrogate, share = trust(row.trust, z, c.advantage, c.live, c.mask)
     correct = correction(row, c.old, c.engine, c.mask) if c.correction is None else c.correction
-    term, size = correct * surrogate, (correct * surrogate).abs()
+    term = row.reinforced * correct * surrogate
+    size = term.abs()
     kl = None
     if row.kl.beta > 0 and row.kl.place == "loss":
         ref = c.old if row.kl.against == "old" else c.ref
@@ -80,7 +82,12 @@ def loss_terms(row: Algorithm, given: Columns) -> Terms:
         assert c.entropy is not None
         bonus = row.entropy_coefficient * c.entropy
         term, size = term + bonus, size + bonus.abs()
-    return Terms(-(c.weight * term).sum(), (c.weight.abs() * size).sum(), z, share, correct, kl)
+    value, total = -(c.weight * term).sum(), (c.weight.abs() * size).sum()
+    if row.likelihood_coefficient:
+        assert c.likelihood is not None
+        right = (row.likelihood_coefficient * c.likelihood * c.live).sum()
+        value, total = value - right, total + right.abs()
+    return Terms(value, total, z, share, correct, kl)
 
 
 def held(log_ratio: Tensor) -> Tensor:

@@ -104,6 +104,7 @@ def _of_loss(row: Algorithm, given: Columns) -> Iterator[Disagreement]:
         logp_ref=given.ref,
         correction=definitions.correction(row, exact.old, exact.engine, given.mask),
         entropy=given.entropy,
+        likelihood=given.likelihood,
     )
     again = given.live.clone().requires_grad_()
     terms = loss_terms(row, given._replace(live=again))
@@ -144,7 +145,7 @@ def made_up(row: Algorithm) -> Columns:
     columns = (draw(0.1, 1.0), old + far, old, advantage, old - draw(-1.5, 1.5), old - far[mixed], draw(0.0, 3.0))
     none = torch.tensor(math.nan, dtype=torch.float64)
     weight, live, old, advantage, ref, engine, entropy = (torch.where(mask, x, none) for x in columns)
-    return Columns(weight.nan_to_num(0.0), live, old, advantage, mask, ref, engine, entropy)
+    return Columns(weight.nan_to_num(0.0), live, old, advantage, mask, ref, engine, entropy, None, mask / mask.sum())
 
 
 def _bounds(part: Any) -> list[float]:
