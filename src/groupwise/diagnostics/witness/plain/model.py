@@ -116,7 +116,8 @@ class ModelReading(Reading):
             model, learner.temperature, learner.adjustment, routers(halves(model)[0]) if learner.routers else ()
         )
         trains = seen.step > self._waiting
-        self.policy = read_policy(plain, rows, whole, self._row, learner, trains, full, self._old_from_engine)
+        rounding = of_passes(self._limits.tolerance)
+        self.policy = read_policy(plain, rows, whole, self._row, learner, trains, full, self._old_from_engine, rounding)
         yield from self._compared(seen, self.policy)
         if full:
             yield from self._reference(plain, minibatch)
