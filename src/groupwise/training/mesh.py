@@ -40,6 +40,9 @@ T = TypeVar("T")
 DEADLINE = 600.0
 #: Days that a rank waits for what rank 0 says.
 FOREVER = 3650
+#: Entries of one broadcast. If a rank is killed while the system has taken a part of a message, gloo forgets the rest
+#: and rank 0 would wait DEADLINE for it; a message of this size is taken whole.
+PIECE = 1 << 20
 #: What torch reads before it makes a group over NCCL, and the value under which it ends what waits for a rank that is
 #: late, and not this process: the next sum over gloo says which rank it is.
 NCCL_ERRORS, ENDS_WORK = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
@@ -144,9 +147,9 @@ class Mesh:
             return value
         text = bytearray(json.dumps(value, default=str).encode()) if self.leads else bytearray()
         length = torch.tensor([len(text)])
-        dist.broadcast(length, 0, group=self.waiting)
+        self._spread(length)
         data = torch.frombuffer(text or bytearray(int(length)), dtype=torch.uint8)
-        dist.broadcast(data, 0, group=self.waiting)
+        self._spread(data)
         return json.loads(data.numpy().tobytes())
 
     def of_each(self, value: T) -> list[T]:
@@ -175,9 +178,14 @@ class Mesh:
             own = named[name] if self.leads else torch.empty(shape, dtype=_NAMED[dtype])
             data = own.detach().cpu().contiguous()
             if data.numel():
-                dist.broadcast(data.view(-1).view(torch.uint8), 0, group=self.waiting)
+                self._spread(data.view(-1).view(torch.uint8))
             arrived[name] = data
         return arrived
+
+    def _spread(self, data: Tensor) -> None:
+        """Overwrite a flat tensor with rank 0's, a piece after the other."""
+        for piece in data.split(PIECE):
+            dist.broadcast(piece, 0, group=self.waiting)
 
     def answering(self) -> AbstractContextManager[None]:
         """Let the ranks work together inside; a mesh with followers says in words which of them is lost."""

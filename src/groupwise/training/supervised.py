@@ -10,7 +10,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -29,7 +29,6 @@ from groupwise.models.chat.prompts import Chat
 from groupwise.models.chat.thinking import closed_behind
 from groupwise.models.load import prompt_ids, text_ids
 from groupwise.tasks.chats import Chats, Imitated
-from groupwise.training.learner import Learner
 
 #: Ids, and whether they train.
 Part = tuple[Sequence[int], bool]
@@ -66,6 +65,12 @@ class MixSettings(Settings):
     reinforced: float | None = Field(default=None, ge=0)
     distilled: float = Field(default=1.0, ge=0)
     supervised: float | None = Field(default=None, ge=0)
+
+
+class ReadsRows(Protocol):
+    """Learner, as far as the loss of held-out rows asks it."""
+
+    def logprobs_now(self, batch: Batch, sampled: bool = True) -> Tensor: ...
 
 
 class Encoded(NamedTuple):
@@ -110,7 +115,7 @@ class SupervisedRows:
         rows = [self.train[int(orders[place // count][place % count])] for place in places]
         return batch_of(rows, self.pad, self.weight)
 
-    def loss(self, learner: Learner) -> float | None:
+    def loss(self, learner: ReadsRows) -> float | None:
         """Measure the mean loss of the held-out rows under the learner's weights, nats a token; None without any."""
         total = tokens = 0.0
         for first in range(0, len(self.heldout), TOGETHER):
