@@ -363,7 +363,7 @@ def _batch(run: PlannedRun) -> dict[str, int]:
         return {"batch": 0, "columns": 0}
     shape = run.shape
     rows = shape.prompts * shape.samples
-    columns = rows * (shape.prompt + shape.completion) * COLUMNS
+    columns = rows * (shape.prompt + shape.completion) * (COLUMNS + 8 * shape.top)
     return {"batch": columns + rows * shape.completion * SAMPLED, "columns": columns}
 
 

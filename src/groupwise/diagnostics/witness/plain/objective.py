@@ -143,6 +143,7 @@ def columns_of(minibatch: Batch, recorded: UpdateRecord) -> Columns:
         ref=minibatch.logp_ref,
         engine=minibatch.logp_engine,
         entropy=recorded.entropy,
+        divergence=recorded.kl,
     )
 
 
