@@ -62,11 +62,13 @@ def test_what_lies_outside_the_top_is_one_id_or_nothing(mixture: float) -> None:
     p, q = (draw(seed, 5, 9).softmax(-1) for seed in (2, 3))
     p3, q3 = p[:, :3], q[:, :3]
     inside = TopK(3, mixture)(p3.log(), q3.log())
-    bucketed = (torch.cat([x, 1 - x.sum(-1, keepdim=True)], -1) for x in (p3, q3))
-    torch.testing.assert_close(inside, by_definition(*bucketed, mixture), rtol=1e-12, atol=1e-14)
-    renormalised = (x / x.sum(-1, keepdim=True) for x in (p3, q3))
+    bucketed = [torch.cat([x, 1 - x.sum(-1, keepdim=True)], -1) for x in (p3, q3)]
+    torch.testing.assert_close(inside, by_definition(bucketed[0], bucketed[1], mixture), rtol=1e-12, atol=1e-14)
+    renormalised = [x / x.sum(-1, keepdim=True) for x in (p3, q3)]
     without = TopK(3, mixture, tail=False)(p3.log(), q3.log())
-    torch.testing.assert_close(without, by_definition(*renormalised, mixture), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        without, by_definition(renormalised[0], renormalised[1], mixture), rtol=1e-12, atol=1e-14
+    )
     assert (inside <= Full(mixture)(p.log(), q.log()) + 1e-12).all()  # data processing
 
 
@@ -107,16 +109,16 @@ def test_chunks_of_the_head_are_plain_logits_value_and_gradient(part: Any, chang
         return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(1), part(mine, theirs)
 
     def chunked(rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        ways = {"chunk_elements": rows * 13, "added": added, "barred": barred, "temperature": 0.7}
+        ways: dict[str, Any] = {"chunk_elements": rows * 13, "added": added, "barred": barred, "temperature": 0.7}
         teacher = Teacher(frozen, other.weight.detach(), None, LogitChange(0.5), part)
-        given = {"among": top} if part.k else {"teacher": teacher}
+        given: dict[str, Any] = {"among": top} if part.k else {"teacher": teacher}
         out = token_logprobs(head, states, targets, entropy_gradient=True, change=change, **ways, **given)
         divergence = part(out.among, log_q.gather(1, top)) if part.k else out.divergence
         assert divergence is not None
         return out.logp, out.entropy, divergence
 
     def with_slopes(found: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        total = sum((up.roll(i) * x).sum() for i, x in enumerate(found))
+        total = torch.stack([up.roll(i) @ x for i, x in enumerate(found)]).sum()
         return [*found, *torch.autograd.grad(total, [states, *head.parameters()])]
 
     expected = with_slopes(plain())
@@ -131,11 +133,14 @@ def test_the_gradient_is_that_of_finite_differences(part: Any) -> None:
     head, other, frozen = nn.Linear(3, 6).double(), nn.Linear(3, 6).double(), draw(1, 4, 3)
     targets, top = torch.zeros(4, dtype=torch.long), (other(frozen) / 1.3).topk(part.k or 6).indices
     log_q = (other(frozen) / 1.3).log_softmax(-1).detach()
-    given = {"among": top} if part.k else {"teacher": Teacher(frozen, other.weight, other.bias, None, part)}
+    given: dict[str, Any] = {"teacher": Teacher(frozen, other.weight, other.bias, None, part)}
+    given = {"among": top} if part.k else given
 
     def divergence(states: Tensor) -> Tensor:
         out = token_logprobs(head, states, targets, 1.3, chunk_elements=12, **given)
-        return (part(out.among, log_q.gather(1, top)) if part.k else out.divergence).sum()
+        whole = part(out.among, log_q.gather(1, top)) if part.k else out.divergence
+        assert whole is not None
+        return whole.sum()
 
     states, step = draw(0, 4, 3), 1e-5
     (found,) = torch.autograd.grad(divergence(one := states.clone().requires_grad_()), one)

@@ -159,15 +159,16 @@ def _of_sampling(recipe: Recipe, row: Algorithm) -> Iterator[str]:
 
 
 def _of_distributions(recipe: Recipe, row: Algorithm) -> Iterator[str]:
-    """Refuse a divergence of whole distributions of which sampling left ids out, or whose teacher is away in updates."""
+    """Refuse a divergence of distributions of which sampling left ids out, or whose teacher is away in updates."""
     if row.kl.divergence is None:
         return
     name, sampling = describe(row.kl.divergence), recipe.sampling
     for key in TRUNCATIONS:
         if getattr(sampling, key) != Sampling.model_fields[key].default:
             yield (
-                f"algorithm.kl.estimator, {name}, with sampling.{key} = {getattr(sampling, key):g}: it compares whole "
-                f'distributions, and sampling leaves ids out; take sampling.{key} out, or set algorithm.kl.estimator = "k3"'
+                f"algorithm.kl.estimator, {name}, with sampling.{key} = {getattr(sampling, key):g}: it compares "
+                f"distributions of which sampling leaves ids out; take sampling.{key} out, or set "
+                'algorithm.kl.estimator = "k3"'
             )
     if recipe.reference.offload and not row.kl.top:
         yield (

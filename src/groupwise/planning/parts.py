@@ -36,7 +36,7 @@ from groupwise.planning.shard_groups import (
     update_bytes,
 )
 from groupwise.training.critic import CriticSettings
-from groupwise.training.learner import LearnerSettings
+from groupwise.training.learner_settings import LearnerSettings
 from groupwise.training.moments import moment_bytes, visiting_bytes
 from groupwise.training.optimizer import GIVEN_BACK, OptimizerSettings
 

@@ -139,7 +139,7 @@ class Learner(TrainedModel):
         found, most = Collected(shape, {"logp": self.precision}), Top(min(top, ids), ids)
         among = Collected(torch.Size((*shape, most.k)), {"ids": torch.int32, "among": self.precision})
         for micro in self._microbatches(run, self._read(run.batch)):
-            with self._forward(micro, among=most) as out:
+            with self._forward(micro, among=most if top else None) as out:
                 found.add(micro.index, {"logp": out.logp})
                 among.add(micro.index, {"ids": micro.read.spread(out.ids), "among": micro.read.spread(out.among)})
         return {name: self.mesh.joined(table) for name, table in {**found.tables(), **among.tables()}.items()}

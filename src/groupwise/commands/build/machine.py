@@ -42,7 +42,7 @@ from groupwise.planning.parts import planned_run
 from groupwise.planning.run_shape import RunShape
 from groupwise.rollout.segments import segments_of
 from groupwise.training.checkpoint import CHECKPOINTS, steps
-from groupwise.training.learner import LearnerSettings
+from groupwise.training.learner_settings import LearnerSettings
 from groupwise.training.optimizer import AUTO
 from groupwise.training.ranks.followers import GivenRanks
 from groupwise.training.settings import Guard

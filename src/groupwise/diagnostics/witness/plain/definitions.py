@@ -16,7 +16,7 @@ from torch import Tensor
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.divergence import BinaryKL, Quadratic, TotalVariation
-from groupwise.algorithms.parts.kl import K1, K2, K3, Full, K3Ratio, TopK
+from groupwise.algorithms.parts.kl import K1, K2, K3, K3Ratio, TopK
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
 from groupwise.algorithms.parts.off_policy import FutureKL, GammaWeight, OffPolicyMask, Tapered
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
@@ -115,7 +115,7 @@ def divergence(part: Any, live: Tensor, ref: Tensor, token_log_ratio: Tensor) ->
     return part(live, ref, token_log_ratio) if define is None else define(live, ref, token_log_ratio)
 
 
-def distance(part: Full | TopK, log_p: Tensor, log_q: Tensor) -> Tensor:
+def distance(part: Any, log_p: Tensor, log_q: Tensor) -> Tensor:
     """Compute the divergence of distributions [..., ids], nats: b KL(q || m) + (1 - b) KL(p || m), m = b q + (1 - b) p;
     at b = 1 KL(p || q), at b = 0 KL(q || p). Of the likeliest ids, the others are one more, or nothing.
     """
