@@ -198,7 +198,10 @@ def require_same(found: Found, expected: Found) -> None:
 
 
 def bare() -> Batch:
-    return dataclasses.replace(make_batch(), logp_old=None, logp_ref=None)
+    """Rows whose group shares a prompt and two sampled tokens, so that a packed pass computes these once."""
+    batch = make_batch()
+    batch.tokens[:, :6] = batch.tokens[4 * batch.group, :6]
+    return dataclasses.replace(batch, logp_old=None, logp_ref=None)
 
 
 def learned(learner: Learner, algo: Algorithm, batch: Batch) -> Found:
@@ -234,7 +237,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("part", [*map(Full, MIXTURES), TopK(4, 0.3), TopK(4, 0.0, tail=False)], ids=str)
+@pytest.mark.parametrize("part", [Full(0.3), Full(1.0), TopK(4, 0.3), TopK(4, 0.0, tail=False)], ids=str)
 def test_a_learner_has_the_gradient_of_whole_logits_however_rows_are_run(part: Any) -> None:
     policy, teacher = model(0), model(1, hidden_size=16, num_hidden_layers=1)
     expected = whole_logits(policy, teacher, part, bare(), algorithm(part))
@@ -247,7 +250,7 @@ def test_a_learner_has_the_gradient_of_whole_logits_however_rows_are_run(part: A
 
 def test_all_ids_of_the_teacher_are_the_whole_vocabulary() -> None:
     learner = Learner(model(0), model(1), LearnerSettings(), 0.8, 1)
-    for mixture in MIXTURES:
+    for mixture in (0.0, 0.5):
         require_same(*(learned(learner, algorithm(part), bare()) for part in (TopK(99, mixture), Full(mixture))))
 
 
