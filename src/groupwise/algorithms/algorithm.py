@@ -118,10 +118,10 @@ class Algorithm:
                 'ratio.level = "sequence-token" with a trust region per token'
             )
         self._require_credit_arrives()
-        if isinstance(self.shaping, NoReward) and not self.kl.in_reward:
+        if isinstance(self.shaping, NoReward) and not (self.kl.in_reward or self.kl.divergence):
             raise ValueError(
                 f"kl.place ({self.kl.place}, beta {self.kl.beta:g}) leaves nothing that trains, since shaping.kind "
-                '("none") gives no reward; take kl.place = "reward" with a beta above 0'
+                '("none") gives no reward; take kl.place = "reward" with a beta above 0, or kl.estimator = "full"'
             )
         if self.advantage.reads_steps and not self.advantage.by_turn and self.kl.in_reward:
             raise ValueError(
@@ -302,10 +302,12 @@ class Algorithm:
         logp_engine: Column | None = None,
         entropy: Column | None = None,
         right: Column | None = None,
+        divergence: Column | None = None,
     ) -> LossOut:
         """Compute an optimizer batch's loss. Log-probabilities [N,T] nats, advantage [N] or [N,T], mask [N,T] bool.
 
-        right  [N] bool, the right completions, for a likelihood term
+        right       [N] bool, the right completions, for a likelihood term
+        divergence  [N,T] nats, of kl.estimator "full" or "top-k", which need whole distributions
 
         Masked positions may hold anything; an all-masked batch gives value 0 and gradient 0. Columns are of any type of
         numbers, the mask bool or 0 and 1: what is returned is made in float32, or float64 if log-probabilities are,
@@ -319,12 +321,14 @@ class Algorithm:
             raise ValueError(f"mask has shape {tuple(inside.shape)}; [N,T] is due")
         old = numbers("logp_old", logp_old, live)
         advantage = _per_token(numbers("advantage", advantage, live), inside)
-        given = {"logp_ref": logp_ref, "logp_engine": logp_engine, "entropy": entropy}
+        given = {"logp_ref": logp_ref, "logp_engine": logp_engine, "entropy": entropy, "divergence": divergence}
         more = {name: None if one is None else numbers(name, one, live) for name, one in given.items()}
         columns = {"logp_live": live, "logp_old": old, "advantage": advantage, **more}
         _same_shape(inside, **columns)
-        reads_ref = self.kl.in_loss and self.kl.reads_reference
+        whole = self.kl.divergence is not None
+        reads_ref = self.kl.in_loss and self.kl.reads_reference and not whole
         read = {"logp_ref": reads_ref, "logp_engine": self.corrects, "entropy": self.entropy_coefficient}
+        read["divergence"] = whole
         for name, column in columns.items():
             if column is not None and read.get(name, True):
                 require_finite(name, column, inside, "finite numbers are due at every trained token", LARGEST)
@@ -345,10 +349,11 @@ class Algorithm:
         correction: Tensor | None = None,
         entropy: Tensor | None = None,
         likelihood: Tensor | None = None,
+        divergence: Tensor | None = None,
     ) -> LossOut:
         """Compute the loss under weights [N,T] made beforehand, so that parts of an optimizer batch add up to it."""
         _same_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
-        _same_shape(mask, weight=weight, correction=correction, likelihood=likelihood)
+        _same_shape(mask, weight=weight, correction=correction, likelihood=likelihood, divergence=divergence)
         live, old = keep(real(logp_live), mask), keep(real(logp_old), mask)
         advantage = keep(_per_token(advantage, mask).to(live.dtype), mask)
         log_ratio = call("ratio", self.ratio, live, old, mask)
@@ -356,7 +361,7 @@ class Algorithm:
         total = surrogate if correction is None else surrogate * keep(correction.to(live.dtype), mask)
         if self.reinforced != 1:
             total = self.reinforced * total
-        kl = self._kl(live, old, logp_ref, mask)
+        kl = self._kl(live, old, logp_ref, divergence, mask)
         if kl is not None:
             total = total - self.kl.beta * kl
         if self.entropy_coefficient:
@@ -380,9 +385,15 @@ class Algorithm:
         first, *others = (call(slot, part, logp_old, logp_engine, mask) for slot, part in parts)
         return first if not others else first * others[0]
 
-    def _kl(self, live: Tensor, old: Tensor, logp_ref: Tensor | None, mask: Tensor) -> Tensor | None:
+    def _kl(
+        self, live: Tensor, old: Tensor, logp_ref: Tensor | None, divergence: Tensor | None, mask: Tensor
+    ) -> Tensor | None:
         if not self.kl.in_loss:
             return None
+        if self.kl.divergence is not None:
+            if divergence is None:
+                raise ValueError(f"{self.name} has {self.kl.estimator} in its loss and needs divergence [N,T]")
+            return keep(real(divergence), mask)
         if self.kl.against == "old":
             return self.kl(live, old, bounded(live - old))
         if logp_ref is None:

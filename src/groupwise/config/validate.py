@@ -143,6 +143,7 @@ def _of_sampling(recipe: Recipe, row: Algorithm) -> Iterator[str]:
             "be the sampled ones; take it out, or set evaluation.repetition_penalty"
         )
     yield from _of_age(recipe, row)
+    yield from _of_distributions(recipe, row)
     unread = [key for key in TRUNCATIONS if getattr(evaluation, key) != Sampling.model_fields[key].default]
     if evaluation.temperature == 0 and unread:
         yield (
@@ -159,6 +160,25 @@ def _of_sampling(recipe: Recipe, row: Algorithm) -> Iterator[str]:
         yield (
             f"updates_per_batch = {recipe.updates_per_batch}: a batch of {recipe.prompts_per_step} groups cannot be "
             "split into more minibatches than that"
+        )
+
+
+def _of_distributions(recipe: Recipe, row: Algorithm) -> Iterator[str]:
+    """Refuse a divergence of distributions of which sampling left ids out, or whose teacher is away in updates."""
+    if row.kl.divergence is None:
+        return
+    name, sampling = describe(row.kl.divergence), recipe.sampling
+    for key in TRUNCATIONS:
+        if getattr(sampling, key) != Sampling.model_fields[key].default:
+            yield (
+                f"algorithm.kl.estimator, {name}, with sampling.{key} = {getattr(sampling, key):g}: it compares "
+                f"distributions of which sampling leaves ids out; take sampling.{key} out, or set "
+                'algorithm.kl.estimator = "k3"'
+            )
+    if recipe.reference.offload and not row.kl.top:
+        yield (
+            f"algorithm.kl.estimator, {name}, with reference.offload = true: every update runs the reference; take it "
+            'out, or set algorithm.kl.estimator = "top-k", which reads it once a batch'
         )
 
 
