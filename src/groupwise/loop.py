@@ -141,7 +141,7 @@ def annotate(run: Training, result: RolloutResult) -> Batch:
         reward_names=tuple(rewards.training) if rewards.each else (),
     )
     old = (settings.updates_per_step > 1 or algorithm.needs_old) and not settings.old_from_engine
-    batch = parts.learner.annotate(batch, old=old, ref=algorithm.needs_reference)
+    batch = parts.annotate(batch, result.groups, old)
     if settings.old_from_engine:
         batch = batch.add(logp_old=batch.logp_engine)
     if parts.critic is not None:

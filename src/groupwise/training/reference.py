@@ -28,17 +28,28 @@ class ReferenceSettings(Settings):
     every      steps between updates of the reference to the current policy; 0: never
     precision  precision of the reference's weights; "same": as the learner's master weights
     offload    keep a reference with weights of its own in host memory between batches; one GPU only
+    template   prompt of the reference, in the place of the last user message: text with {prompt}, {answer},
+               {completion}, {feedback}, {best} or {COLUMN}; "": the policy's prompt
+    by_source  references of the problems of a source, { SOURCE = "MODEL" }; `model` is that of all others
     """
 
     model: Annotated[Location, Fixed("the steps before were held near to another policy")] = START
     every: Changeable[int] = Field(default=0, ge=0, le=10**9)
     precision: Annotated[WeightPrecision, Fixed("the limits of the run's checks are those of this arithmetic")] = "same"
     offload: Changeable[bool] = False
+    template: str = ""
+    by_source: dict[str, Location] = Field(default_factory=dict)
 
     @property
     def stays_start(self) -> bool:
         """True if it is the policy that the run starts from, to the end."""
         return self.model == START and self.every == 0
+
+    @property
+    def apart(self) -> str:
+        """Keys by which logp_ref is not what one model says behind the policy's prompts, in words; "" if it is."""
+        keys = {"template": self.template, "by_source": self.by_source}
+        return " and ".join(f"reference.{key}" for key, value in keys.items() if value)
 
 
 class KeepsReference(Protocol):

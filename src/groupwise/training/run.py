@@ -30,6 +30,7 @@ from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
 from groupwise.training.settings import Guard, RunSettings
 from groupwise.training.state import Progress, Rollback, RunState, way_back
+from groupwise.training.teachers.teaching import Teaching
 
 #: Seconds that a stop takes without its being said.
 PATIENCE = 10.0
@@ -45,6 +46,7 @@ class Components:
     evaluate         samples the held-out problems, if there are any
     pad              the id that fills up rows
     other_reference  why the reference is not the starting policy, on purpose; "" if it is
+    teaching         computes logp_ref where that is not the learner's reference behind the policy's prompts
     """
 
     algorithm: Algorithm
@@ -60,6 +62,14 @@ class Components:
     state: RunState
     pad: int
     other_reference: str
+    teaching: Teaching | None = None
+
+    def annotate(self, batch: Batch, groups: Sequence[Group], old: bool) -> Batch:
+        """Add the frozen log-probabilities that something reads to the batch made of these groups."""
+        ref = self.algorithm.needs_reference
+        if self.teaching is None or not ref:
+            return self.learner.annotate(batch, old=old, ref=ref)
+        return self.learner.annotate(batch, old=old, ref=False).add(logp_ref=self.teaching(groups, batch))
 
 
 @dataclass
