@@ -193,7 +193,7 @@ def evaluate(run: Training) -> None:
             run.clock.phase("evaluate"),
             run.stop.leaving(when=parts.learner.mesh.alone or parts.rollout.judge is None),
         ):
-            evaluation, groups = parts.evaluate()
+            evaluation, groups = parts.evaluated(run.progress.step)
         run.output.evaluation(run.progress.step, evaluation, groups, run.clock.lap())
         witnessed(run, groups)
         run.progress.owes_evaluation = False

@@ -63,6 +63,21 @@ def test_teachers_by_source_teach_and_go_on_exactly(few, tmp_path: Path):
     assert weights_after(whole, 2) != weights_after(other, 2)
 
 
+def test_teachers_are_evaluated_once_beside_the_policy_and_change_nothing(few, tmp_path: Path):
+    """Each as `groupwise eval` finds it, on the same problems with the same random numbers."""
+    places = {name: str(tiny_policy(tmp_path / name, seed, layers=2)) for seed, name in enumerate(("one", "two"), 5)}
+    taught = {"reference.by_source": {"even": places["one"]}, "reference.model": places["two"], "evaluation.every": 1}
+    run = groupwise.train("quickstart", with_task({**few(), **taught})).folder
+    first, *later = [row["evaluation"] for row in read_metrics(run) if "evaluation" in row]
+    found = {name: row["measured_mean"] for name, row in first["teachers"].items()}
+    expected = [groupwise.evaluate(places[name], recipe=str(run)).evaluation.measured_mean for name in ("two", "one")]
+    assert found == dict(zip(("teacher", "even"), expected, strict=True))
+    assert not any("teachers" in row for row in later)
+    assert f"| teacher {expected[0]:.3f} | even {expected[1]:.3f}" in (run / "log.txt").read_text()
+    reinforced = groupwise.train("quickstart", with_task(few(algorithm__name="grpo", name="grpo"))).folder
+    assert not any("teachers" in row.get("evaluation", {}) for row in read_metrics(reinforced))
+
+
 def test_a_run_as_a_sources_teacher_is_pinned_and_copied(few):
     source = groupwise.train("quickstart", few(algorithm__name="grpo", name="source")).folder
     changes = {"reference.by_source": {"odd": str(source)}}

@@ -320,6 +320,7 @@ class Evaluation:
     by_source     {name: its problems, avg_at_k, measured_mean and score_mean} of each source and each held-out
                   set with a name
     by_problem    {key: the share of its samples that pass, without a pass mark their mean} of each problem that has it
+    teachers      {name: avg_at_k, measured_mean, length_mean} of each policy that teaches, before the first step
     """
 
     problems: int
@@ -337,11 +338,13 @@ class Evaluation:
     logged_total: dict[str, float] = field(default_factory=dict)
     by_source: dict[str, dict[str, float]] = field(default_factory=dict)
     by_problem: dict[str, float] = field(default_factory=dict)
+    teachers: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def row(self) -> dict[str, Any]:
-        """Row for files: everything but single problems, which are too many for a row of metrics."""
-        return {name: value for name, value in asdict(self).items() if name != "by_problem"}
+        """Row for files: everything but single problems, too many for a row of metrics, and teachers if none taught."""
+        left_out = {"by_problem", *["teachers"] * (not self.teachers)}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ And what a step of it says: its checks, what is wrong with it, what the machine 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Components:
     limits           what numerical noise may do to the checks' comparisons
     witness          reads each step a second time, by definitions of its own
     evaluate         samples the held-out problems, if there are any
+    rate_teachers    measures on them what teaches, if it can be sampled here
     pad              the id that fills up rows
     other_reference  why the reference is not the starting policy, on purpose; "" if it is
     teaching         computes logp_ref where that is not the learner's reference behind the policy's prompts
@@ -63,6 +64,13 @@ class Components:
     pad: int
     other_reference: str
     teaching: Teaching | None = None
+    rate_teachers: Callable[[], dict[str, dict[str, float]]] = dict
+
+    def evaluated(self, step: int) -> tuple[Evaluation, Sequence[Group]]:
+        """Sample the held-out problems, which there are; before the first step by the teachers too."""
+        assert self.evaluate is not None
+        evaluation, groups = self.evaluate()
+        return (evaluation if step else replace(evaluation, teachers=self.rate_teachers())), groups
 
     def annotate(self, batch: Batch, groups: Sequence[Group], old: bool) -> Batch:
         """Add the frozen log-probabilities that something reads to the batch made of these groups."""

@@ -35,7 +35,7 @@ from groupwise.commands.build.rollout import (
     selected,
     too_long,
 )
-from groupwise.commands.build.teachers import References, Taught, references_of, teaching_of
+from groupwise.commands.build.teachers import References, Taught, references_of, teacher_rates, teaching_of
 from groupwise.commands.build.witness import unheard, witness_of
 from groupwise.config.plan import OWN_START, Plan
 from groupwise.config.recipe_files import dump
@@ -259,6 +259,7 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
         state=_state(plan, policy, trained, reference),
         pad=policy.pad,
         other_reference=why,
+        rate_teachers=teacher_rates(beside.taught, beside.references, beside.scorer, around.say),
         teaching=teaching_of(beside.taught, beside.references, learner, around.say),
     )
     output = Output(

@@ -1,28 +1,40 @@
 """References of a run: the one that an algorithm reads, others by source, and the prompts that they read."""
 
 import copy
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
+import torch
 from torch import nn
 
+from groupwise.algorithms.parts.shaping import NoReward
 from groupwise.commands.build.policy import Note, named_model, start_device
-from groupwise.commands.build.rollout import TRIED_ROWS, too_long
+from groupwise.commands.build.rollout import TRIED_ROWS, evaluation_of, too_long
 from groupwise.config.plan import OWN_REFERENCE, Plan
 from groupwise.core.errors import UsageError, listed
 from groupwise.core.samples import Sample
-from groupwise.core.task import Streams
+from groupwise.core.task import PlaysTurns, Streams
+from groupwise.engines.make import make_engine
+from groupwise.engines.settings import EngineSettings
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.context import positions
 from groupwise.models.load import Policy, digest, load_policy, model_folder
+from groupwise.models.on_host import on_device
+from groupwise.rollout.scoring import Scorer
+from groupwise.rollout.segments import advance
 from groupwise.rollout.selection import DRAWN, LOOKED_AT, Selection
 from groupwise.training.learner import Learner
 from groupwise.training.reference import START, Reference, frozen
 from groupwise.training.settings import Guard
 from groupwise.training.teachers.prompts import TeacherPrompt
 from groupwise.training.teachers.teaching import Teaching, held, reference_of
+
+#: Measured values of teachers by name.
+Rates = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -108,6 +120,36 @@ def teaching_of(own: Taught, references: References, learner: Learner, say: Note
         masks_truncated=own.plan.algorithm.filter.mask_truncated,
         say=say,
     )
+
+
+def teacher_rates(own: Taught, references: References, scorer: Scorer, say: Note) -> Callable[[], Rates]:
+    """Return what measures on the held-out problems the policies that teach, each sampled by a local engine of its own
+    for that time; nothing if there is no teacher, or it is in shards, or a problem is an episode.
+    """
+    plan, recipe, reference = own.plan, own.plan.recipe, references.reference
+    models = dict(references.by_source)
+    if recipe.reference.model != START and reference is not None and reference.model is not None:
+        models = {"teacher": reference.model, **models}
+    taught = isinstance(plan.algorithm.shaping, NoReward) and recipe.learner.ranks == 1
+    if not taught or isinstance(plan.task, PlaysTurns):
+        return dict
+
+    def rate(model: nn.Module) -> dict[str, float]:
+        with on_device(model, torch.device(recipe.device)):
+            policy = dataclasses.replace(own.policy, model=model)
+            engine = make_engine(policy=policy, settings=EngineSettings(max_rows=recipe.engine.max_rows))
+        with closing(engine):
+            found, _ = evaluation_of(recipe, partial(advance, engine), scorer, own.selection, None)()
+        return {key: getattr(found, key) for key in ("avg_at_k", "measured_mean", "length_mean")}
+
+    def rates() -> Rates:
+        try:
+            return {name: rate(model) for name, model in models.items()}
+        except torch.OutOfMemoryError:
+            say("the teacher is not evaluated: beside the run's models the GPU has no room for its engine")
+            return {}
+
+    return rates
 
 
 def _copy(own: Taught, note: Note) -> Reference:
