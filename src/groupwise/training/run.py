@@ -77,7 +77,8 @@ class Components:
         ref = self.algorithm.needs_reference
         if self.teaching is None or not ref:
             return self.learner.annotate(batch, old=old, ref=ref)
-        return self.learner.annotate(batch, old=old, ref=False).add(logp_ref=self.teaching(groups, batch))
+        wait = self.teaching.begin(groups, batch)
+        return self.learner.annotate(batch, old=old, ref=False).add(logp_ref=wait())
 
 
 @dataclass

@@ -210,6 +210,8 @@ def _beside(plan: Plan, asked: Asked, around: Surroundings) -> Beside:
     around.journal.log(f"starting policy {start}")
     taught = Taught(plan, policy, asked.chat, asked.selection, start)
     references = references_of(taught, note)
+    if references.remote is not None:
+        around.started.callback(references.remote.close)
     scorer = scorer_of(plan.task, plan.rewards, policy, asked.chat, asked.pool, plan.algorithm.reads_steps)
     on_step = partial(around.on_step, "reward model")
     judge = reward_model(recipe, policy, asked.chat, scorer, folder, plan.cache, on_step, around.say)

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ from groupwise.rollout.selection import DRAWN, LOOKED_AT, Selection
 from groupwise.training.learner import Learner
 from groupwise.training.reference import START, Reference, frozen
 from groupwise.training.settings import Guard
+from groupwise.training.teachers.address import TeacherAtAddress, vocabulary_of
 from groupwise.training.teachers.prompts import TeacherPrompt
 from groupwise.training.teachers.teaching import Teaching, held, reference_of
 
@@ -76,10 +78,11 @@ class Taught:
 
 @dataclass(frozen=True)
 class References:
-    """References of a run, where its algorithm reads one, and those of the problems of a source."""
+    """References of a run, where its algorithm reads one, those of the problems of a source, and what is elsewhere."""
 
     reference: Reference | None
     by_source: Mapping[str, nn.Module]
+    remote: TeacherAtAddress | None = None
 
 
 def references_of(own: Taught, note: Note) -> References:
@@ -87,9 +90,12 @@ def references_of(own: Taught, note: Note) -> References:
     plan, settings = own.plan, own.plan.recipe.reference
     if not plan.algorithm.needs_reference:
         return References(None, {})
-    if settings.model == START and (wrong := too_long(plan.recipe, own.policy.model.config, own.longest)):
+    of_policy = settings.model == START and not settings.address
+    if of_policy and (wrong := too_long(plan.recipe, own.policy.model.config, own.longest)):
         raise UsageError(f"reference.template: {wrong}")  # the policy's own prompts have been looked at
     reference = _copy(own, note) if plan.copies_reference else Reference(None, own.start)
+    remote = _at_address(own, note) if settings.address else None
+    reference = reference if remote is None else Reference(None, remote.declared.digest)
     sources = {sample.source for sample in own.samples}
     others: dict[str, nn.Module] = {}
     for number, (source, model) in enumerate(sorted(settings.by_source.items()), 1):
@@ -102,7 +108,7 @@ def references_of(own: Taught, note: Note) -> References:
         note(f"reference    of {source}: policy {identity}")
         reference.digest += f" {identity}"
         others[source] = frozen(policy.model, settings)
-    return References(reference, others)
+    return References(reference, others, remote)
 
 
 def teaching_of(own: Taught, references: References, learner: Learner, say: Note) -> Teaching | None:
@@ -110,15 +116,17 @@ def teaching_of(own: Taught, references: References, learner: Learner, say: Note
     recipe, reference = own.plan.recipe, references.reference
     if reference is None or not recipe.reference.apart:
         return None
-    models = [own.policy.model if reference.model is None else reference.model, *references.by_source.values()]
+    remote, own_model = references.remote, own.policy.model if reference.model is None else reference.model
+    most = positions(own_model.config) if remote is None else remote.declared.positions
     return Teaching(
-        reader=reference_of(learner),
+        reader=reference_of(learner) if remote is None else remote.begin,
         by_source={source: held(learner, model) for source, model in references.by_source.items()},
         prompt=own.prompt,
-        positions=min(positions(model.config) for model in models),
+        positions=min([most, *(positions(model.config) for model in references.by_source.values())]),
         pad=own.policy.pad,
         masks_truncated=own.plan.algorithm.filter.mask_truncated,
         say=say,
+        **({} if remote is None else {"close": remote.close}),
     )
 
 
@@ -178,15 +186,37 @@ def _other_policy(own: Taught, key: str, named: str, place: Path, note: Note) ->
     embeddings = [p.model.get_input_embeddings().weight.shape[0] for p in (policy, other)]
     if policy.tokenizer.get_vocab() != other.tokenizer.get_vocab() or embeddings[1] < embeddings[0]:
         raise UsageError(f"{where}: its tokenizer is another than the policy's, whose tokens it is to read")
-    _require_template(own, other, where)
+    _require_template(own, other.tokenizer, where)
     if wrong := too_long(recipe, other.model.config, own.longest):
         raise UsageError(f"{where}: {wrong}")
     return other
 
 
-def _require_template(own: Taught, other: Policy, where: str) -> None:
+def _at_address(own: Taught, note: Note) -> TeacherAtAddress:
+    """Reach the teacher at the address of [reference]. Raises UsageError if it does not fit the policy."""
+    recipe, policy, where = own.plan.recipe, own.policy, f"reference.address = {own.plan.recipe.reference.address!r}"
+    remote = TeacherAtAddress(recipe.reference, recipe.sampling, policy.eos, note)
+    said, limit = remote.declared, recipe.sampling.max_new_tokens
+    note(f"reference    policy {said.digest} at {recipe.reference.address}")
+    embeddings = policy.model.get_input_embeddings().weight.shape[0]
+    tokenizer = copy.copy(policy.tokenizer)
+    tokenizer.chat_template = said.template
+    try:
+        if said.vocabulary != vocabulary_of(policy.tokenizer) or said.embeddings < embeddings:
+            raise UsageError(f"{where}: its tokenizer is another than the policy's, whose tokens it is to read")
+        _require_template(own, tokenizer, where)
+        if own.longest + limit > said.positions:
+            what = f"a prompt of {own.longest} tokens and sampling.max_new_tokens = {limit}"
+            raise UsageError(f"{where}: {what} are beyond its {said.positions} positions; lower max_new_tokens")
+    except BaseException:
+        remote.close()
+        raise
+    return remote
+
+
+def _require_template(own: Taught, tokenizer: Any, where: str) -> None:
     """Raise UsageError if the recipe's choice of a chat template is another one of the other policy."""
-    theirs = Chat(other.tokenizer, own.chat.settings, own.chat.tools)
+    theirs = Chat(tokenizer, own.chat.settings, own.chat.tools)
     if any(own.chat.text(sample) != theirs.text(sample) for sample in own.samples[:TRIED_ROWS]):
         raise UsageError(
             f"{where}: its chat template ({theirs.source}) is another than the policy's ({own.chat.source}), behind "

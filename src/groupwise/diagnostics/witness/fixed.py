@@ -87,9 +87,12 @@ class FixedReading(Reading):
             if self._rows is None:
                 self._rows = replace(batch.rows(range(min(FEW, len(batch)))), routes=None, routes_own=None)
                 self._rows = replace(self._rows, logp_ref=self._learner.reference_logprobs(self._rows))
-                return
+                if self._rows.logp_ref is not None:
+                    return
             again = self._learner.reference_logprobs(self._rows)
-        assert again is not None
+        if again is None:
+            yield Unmeasured(self._apart)  # what is at an address is not asked again
+            return
         about = "what the reference says of completions of an earlier step, which must stay"
         yield gap(about, again, self._rows.need("logp_ref"), self._rows.mask, lambda: None)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,9 @@ from groupwise.models.on_host import on_device
 from groupwise.training.learner import Learner
 from groupwise.training.teachers.prompts import TeacherPrompt
 
-#: Computes log-probabilities [N,T] nats of a batch's trained tokens, 0 elsewhere, without gradient.
-Reader = Callable[[Batch], Tensor]
+#: Begins to compute log-probabilities [N,T] nats of a batch's trained tokens, 0 elsewhere, without gradient; what it
+#: returns waits for them.
+Reader = Callable[[Batch], Callable[[], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Teaching:
     pad              id that fills up rows
     masks_truncated  whether completions that were cut off at the limit are not trained
     say              hears of rows that are too long
+    close            leaves what is at an address
     """
 
     reader: Reader
@@ -36,20 +39,31 @@ class Teaching:
     pad: int
     masks_truncated: bool
     say: Callable[[str], None]
+    close: Callable[[], None] = lambda: None
 
-    def __call__(self, groups: Sequence[Group], batch: Batch) -> Tensor:
-        """Compute logp_ref [N,T] nats of the batch that was made of these groups."""
+    def begin(self, groups: Sequence[Group], batch: Batch) -> Callable[[], Tensor]:
+        """Begin to compute logp_ref [N,T] nats of the batch that was made of these groups.
+
+        What is returned waits for it and, of teachers that are held here, computes it.
+        """
         seen = batch if self.prompt is None else self._behind_its_prompts(self.prompt, groups)
         sources = [group.prompt.sample.source for group in groups for _ in group.completions]
         owners = [source if source in self.by_source else "" for source in sources]
-        logp = torch.zeros(batch.mask.shape)
+        begun = list[tuple[Tensor, Batch, Callable[[], Tensor]]]()
         for owner in sorted({*owners}):
             rows = torch.tensor([one == owner for one in owners])
             part = seen if rows.all() else seen.rows(rows.nonzero()[:, 0])
-            read = self.by_source.get(owner, self.reader)(part)
-            logp = logp.to(read.dtype)
-            logp[batch.mask & rows[:, None]] = read[part.mask]
-        return logp
+            begun.append((rows, part, self.by_source.get(owner, self.reader)(part)))
+
+        def wait() -> Tensor:
+            logp = torch.zeros(batch.mask.shape)
+            for rows, part, read in begun:
+                found = read()
+                logp = logp.to(found.dtype)
+                logp[batch.mask & rows[:, None]] = found[part.mask]
+            return logp
+
+        return wait
 
     def _behind_its_prompts(self, prompt: TeacherPrompt, groups: Sequence[Group]) -> Batch:
         """Return the same completions behind the teachers' prompts; each is a group of its own."""
@@ -74,7 +88,7 @@ def reference_of(learner: Learner) -> Reader:
     def read(batch: Batch) -> Tensor:
         return learner.annotate(batch, old=False, ref=True, routed=False).need("logp_ref")
 
-    return read
+    return lambda batch: partial(read, batch)
 
 
 def held(learner: Learner, model: nn.Module) -> Reader:
@@ -84,4 +98,4 @@ def held(learner: Learner, model: nn.Module) -> Reader:
         with on_device(model, learner.device), torch.no_grad():
             return learner.logprobs(model, batch)
 
-    return read
+    return lambda batch: partial(read, batch)
