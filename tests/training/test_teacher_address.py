@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,11 @@ from groupwise.commands.train.train import resume
 from groupwise.core.collate import collate
 from groupwise.core.engine import Sampling
 from groupwise.core.errors import ProcessLost, RunError, UsageError
+from groupwise.core.processes.network import Address
 from groupwise.core.records import Batch, Completion, Support
+from groupwise.engines.outside import connection
+from groupwise.engines.outside import serving as outside_serving
+from groupwise.engines.outside.connection import reach_address
 from groupwise.engines.outside.process import EngineProcess
 from groupwise.engines.outside.wire import Message
 from groupwise.journal.journal import read_metrics
@@ -41,6 +45,7 @@ from tests.laws.test_teaching import made
 from tests.refusals import refused
 from tests.runs.test_run import assert_same_run
 from tests.runs.tiny_runs import cut_back, tiny_policy, tiny_run
+from tests.warm import warm_starts
 
 SAMPLING = Sampling(temperature=0.7, max_new_tokens=4)
 
@@ -61,7 +66,9 @@ def policy(teacher: Path) -> Policy:
 
 @pytest.fixture(scope="module")
 def there(teacher: Path) -> Iterator[Any]:
-    with serving(teacher) as there:
+    with pytest.MonkeyPatch.context() as patch, warm_starts(), serving(teacher) as there:
+        for module in (connection, outside_serving):  # the first process that is forked waits for its imports
+            patch.setattr(module, "PATIENCE", 120.0)
         yield there
 
 
@@ -79,6 +86,13 @@ def reached(there: Any, policy: Policy, sampling: Sampling = SAMPLING, **named: 
     return TeacherAtAddress(ReferenceSettings(address=address, **named), sampling, policy.eos, note)
 
 
+@pytest.fixture
+def remote(there: Any, policy: Policy) -> Iterator[TeacherAtAddress]:
+    remote = reached(there, policy)
+    yield remote
+    remote.close()
+
+
 def batch_of(policy: Policy, supported: bool = False) -> Batch:
     """More rows than a question has; with supports, of which a token's own id is always one."""
 
@@ -94,7 +108,7 @@ def batch_of(policy: Policy, supported: bool = False) -> Batch:
     return collate(groups, policy.pad)
 
 
-@pytest.mark.parametrize("change", [{}, {"logit_bias": {4: 1.5}}, {"top_k": 3}])
+@pytest.mark.parametrize("change", [{}, {"top_k": 3, "logit_bias": {4: 1.5}}])
 def test_it_says_what_the_teacher_held_here_says(there, policy: Policy, change: dict[str, Any]):
     sampling = Sampling(temperature=0.7, max_new_tokens=4, **change)
     adjustment = adjustment_of(sampling, policy.eos, policy.model.config.vocab_size)
@@ -116,44 +130,44 @@ def test_a_teacher_that_is_killed_is_reached_again_and_asked_the_same(there, pol
     assert [("its process is lost" in note, "asked the same" in note) for note in notes] == [(True, True)]
 
 
-def test_a_server_that_is_gone_is_one_line(teacher: Path, policy: Policy):
+def test_a_server_that_is_gone_is_one_line(there, teacher: Path, policy: Policy):
     notes: list[str] = []
     with serving(teacher) as gone:
-        remote = reached(gone, policy, note=notes.append, deadline=2.0)
+        remote = reached(gone, policy, note=notes.append)
+    remote._reach = reach_address(Address.of(gone.address), 1.0, None, "reference")
     with refused("it is lost, 3 times in a row: reference.address = ", ProcessLost):
         remote.begin(batch_of(policy))()
     remote.close()
 
 
-@pytest.mark.parametrize(
-    ("spoilt", "words"),
-    [
-        (lambda logp: logp[:-1], "for (64, 8) tokens"),
-        (lambda logp: logp.astype(np.float64), "torch.float64 of shape"),
-        (lambda logp: logp * np.nan, "numbers that are no log-probabilities of what was asked"),
-        (lambda logp: -logp, "numbers that are no log-probabilities of what was asked"),
-        (lambda logp: logp - 1, "numbers that are no log-probabilities of what was asked"),
-        (lambda logp: None, "KeyError"),
-    ],
-)
-def test_what_is_no_answer_is_one_line(there, policy: Policy, monkeypatch, spoilt, words: str):
-    remote, real = reached(there, policy), EngineProcess.ask
-
-    def ask(self: EngineProcess, *given: Any) -> Message:
-        logp = spoilt(real(self, *given).arrays["logp"])
-        return Message({}, {} if logp is None else {"logp": logp})
-
-    monkeypatch.setattr(EngineProcess, "ask", ask)
-    with refused(words, RunError):
-        remote.begin(batch_of(policy))()
-    remote.close()
+NO_NUMBERS = "numbers that are no log-probabilities of what was asked"
+SPOILT: list[tuple[Callable[[np.ndarray], np.ndarray | None], str]] = [
+    (lambda logp: logp[:-1], "torch.float32 of shape (63, 7) for (64, 7) tokens"),
+    (lambda logp: logp.astype(np.float64), "torch.float64 of shape (64, 7) for (64, 7) tokens"),
+    (lambda logp: logp * np.nan, NO_NUMBERS),
+    (lambda logp: -logp, NO_NUMBERS),
+    (lambda logp: logp - 1, NO_NUMBERS),
+    (lambda logp: None, "KeyError"),
+]
 
 
-def test_ids_that_the_teacher_does_not_have_are_refused_there(there, policy: Policy):
-    remote, batch = reached(there, policy), batch_of(policy)
+def test_what_is_no_answer_is_one_line(remote: TeacherAtAddress, policy: Policy, monkeypatch: pytest.MonkeyPatch):
+    real = EngineProcess.ask
+    for spoilt, words in SPOILT:
+
+        def ask(self: EngineProcess, *given: Any, spoilt: Any = spoilt) -> Message:
+            logp = spoilt(real(self, *given).arrays["logp"])
+            return Message({}, {} if logp is None else {"logp": logp})
+
+        monkeypatch.setattr(EngineProcess, "ask", ask)
+        with refused(words, RunError):
+            remote.begin(batch_of(policy))()
+
+
+def test_ids_that_the_teacher_does_not_have_are_refused_there(remote: TeacherAtAddress, policy: Policy):
+    batch = batch_of(policy)
     with refused("ids beyond the teacher's 15", RunError):
         remote.begin(dataclasses.replace(batch, tokens=batch.tokens + 12))()
-    remote.close()
 
 
 def test_what_serves_no_teacher_is_refused_in_one_line(there, teacher: Path, policy: Policy, tmp_path: Path):
