@@ -40,8 +40,8 @@ T = TypeVar("T")
 DEADLINE = 600.0
 #: Days that a rank waits for what rank 0 says.
 FOREVER = 3650
-#: Bytes of one broadcast, which a connection takes at once. If writing a message fails half-way, since the other end was
-#: killed, gloo forgets it, and rank 0 waits DEADLINE.
+#: Bytes of one broadcast, which a connection takes at once. If the other end is killed and writing a message fails
+#: half-way, gloo forgets it, and rank 0 waits DEADLINE.
 PIECE = 1 << 20
 #: What torch reads before it makes a group over NCCL, and the value under which it ends what waits for a rank that is
 #: late, and not this process: the next sum over gloo says which rank it is.
