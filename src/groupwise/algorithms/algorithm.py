@@ -31,6 +31,9 @@ from groupwise.core.numbers.inputs import (
 )
 from groupwise.core.records import Batch
 
+#: The fields of a row that are no parts, each the weight of a term.
+COEFFICIENTS = ("entropy_coefficient", "likelihood_coefficient")
+
 
 class LossOut(NamedTuple):
     """The answer of a loss.
@@ -65,6 +68,10 @@ class Dialect:
 class Algorithm:
     """A row of parts. loss = -(weight * (correction * surrogate - beta * kl + c * entropy)).sum()
 
+    With a likelihood coefficient mu it has - mu * logp_live besides, mean over the tokens of right completions (VAPO,
+    2504.05118); right are those whose score is above 0.
+
+    reinforced  factor on the surrogate, of `mixed`
     paper    where the row comes from
     summary  what it does, in one sentence
     watch    what to look at while it trains, and what good looks like
@@ -87,6 +94,8 @@ class Algorithm:
     mismatch: Mismatch = NoMismatch()
     rejection: Rejection = NoRejection()
     entropy_coefficient: float = 0.0
+    likelihood_coefficient: float = 0.0
+    reinforced: float = 1.0
     passes: int = 1
     summary: str = ""
     watch: str = ""
@@ -109,10 +118,10 @@ class Algorithm:
                 'ratio.level = "sequence-token" with a trust region per token'
             )
         self._require_credit_arrives()
-        if isinstance(self.shaping, NoReward) and not self.kl.in_reward:
+        if isinstance(self.shaping, NoReward) and not (self.kl.in_reward or self.kl.divergence):
             raise ValueError(
                 f"kl.place ({self.kl.place}, beta {self.kl.beta:g}) leaves nothing that trains, since shaping.kind "
-                '("none") gives no reward; take kl.place = "reward" with a beta above 0'
+                '("none") gives no reward; take kl.place = "reward" with a beta above 0, or kl.estimator = "full"'
             )
         if self.advantage.reads_steps and not self.advantage.by_turn and self.kl.in_reward:
             raise ValueError(
@@ -205,9 +214,22 @@ class Algorithm:
         states = (step_state,) if self.advantage.reads_states else ()
         return call("advantage", self.advantage, reward, value, mask, group, step_end, *states)
 
+    def mixed(self, reinforced: float, penalty: float) -> "Algorithm":
+        """Multiply surrogate, entropy bonus and likelihood term by `reinforced`, the KL term by `penalty`."""
+        if reinforced == penalty == 1:
+            return self
+        scaled = {name: reinforced * getattr(self, name) for name in COEFFICIENTS}
+        kl = dataclasses.replace(self.kl, beta=penalty * self.kl.beta)
+        return dataclasses.replace(self, reinforced=reinforced, kl=kl, **scaled)
+
     def weigh(self, minibatch: Batch) -> Batch:
-        """Add `weight` [N,T], made once for the optimizer batch."""
-        return minibatch.add(weight=self._weight(minibatch.mask))
+        """Add `weight` and, if it is read, `likelihood`, each [N,T] and made once for the optimizer batch."""
+        likelihood = self._likelihood(minibatch.score > 0, minibatch.mask) if self.likelihood_coefficient else None
+        return minibatch.add(weight=self._weight(minibatch.mask), likelihood=likelihood)
+
+    def _likelihood(self, right: Tensor, mask: Tensor) -> Tensor:
+        inside = mask & right[:, None]
+        return inside.double() / inside.sum().clamp(min=1)
 
     def _weight(self, mask: Tensor) -> Tensor:
         return call("aggregate", self.aggregate, mask, count(mask))
@@ -221,7 +243,8 @@ class Algorithm:
         weighted = minibatch.mask & (minibatch.need("weight") != 0)
         if self.kl.in_loss or self.entropy_coefficient:
             return weighted.any(1)
-        return (weighted & (minibatch.need("advantage") != 0)).any(1)
+        trained = weighted & (minibatch.need("advantage") != 0)
+        return (trained if minibatch.likelihood is None else trained | (minibatch.likelihood != 0)).any(1)
 
     def advantages(
         self,
@@ -278,14 +301,19 @@ class Algorithm:
         logp_ref: Column | None = None,
         logp_engine: Column | None = None,
         entropy: Column | None = None,
+        right: Column | None = None,
+        divergence: Column | None = None,
     ) -> LossOut:
         """Compute an optimizer batch's loss. Log-probabilities [N,T] nats, advantage [N] or [N,T], mask [N,T] bool.
+
+        right       [N] bool, the right completions, for a likelihood term
+        divergence  [N,T] nats, of kl.estimator "full" or "top-k", which need whole distributions
 
         Masked positions may hold anything; an all-masked batch gives value 0 and gradient 0. Columns are of any type of
         numbers, the mask bool or 0 and 1: what is returned is made in float32, or float64 if log-probabilities are,
         and the gradient arrives in logp_live's own type.
-        Raises ValueError if a KL term, a mismatch correction or an entropy bonus lacks its column, shapes differ, or
-        a trained token has a number that is not finite.
+        Raises ValueError if a KL term, a mismatch correction, an entropy bonus or a likelihood term lacks its column,
+        shapes differ, or a trained token has a number that is not finite.
         """
         live = numbers("logp_live", logp_live)
         inside = mask_of("mask", mask, live)
@@ -293,17 +321,22 @@ class Algorithm:
             raise ValueError(f"mask has shape {tuple(inside.shape)}; [N,T] is due")
         old = numbers("logp_old", logp_old, live)
         advantage = _per_token(numbers("advantage", advantage, live), inside)
-        given = {"logp_ref": logp_ref, "logp_engine": logp_engine, "entropy": entropy}
+        given = {"logp_ref": logp_ref, "logp_engine": logp_engine, "entropy": entropy, "divergence": divergence}
         more = {name: None if one is None else numbers(name, one, live) for name, one in given.items()}
         columns = {"logp_live": live, "logp_old": old, "advantage": advantage, **more}
         _same_shape(inside, **columns)
-        reads_ref = self.kl.in_loss and self.kl.reads_reference
+        whole = self.kl.divergence is not None
+        reads_ref = self.kl.in_loss and self.kl.reads_reference and not whole
         read = {"logp_ref": reads_ref, "logp_engine": self.corrects, "entropy": self.entropy_coefficient}
+        read["divergence"] = whole
         for name, column in columns.items():
             if column is not None and read.get(name, True):
                 require_finite(name, column, inside, "finite numbers are due at every trained token", LARGEST)
-        correction = self._correction(old, more.pop("logp_engine"), inside)
-        return self.objective(self._weight(inside), live, old, advantage, inside, correction=correction, **more)
+        more["correction"] = self._correction(old, more.pop("logp_engine"), inside)
+        if right is not None:
+            require_shape("right", one := mask_of("right", right, live), inside.shape[:1], "[N] of the mask:")
+            more["likelihood"] = self._likelihood(one, inside)
+        return self.objective(self._weight(inside), live, old, advantage, inside, **more)
 
     def objective(
         self,
@@ -315,16 +348,20 @@ class Algorithm:
         logp_ref: Tensor | None = None,
         correction: Tensor | None = None,
         entropy: Tensor | None = None,
+        likelihood: Tensor | None = None,
+        divergence: Tensor | None = None,
     ) -> LossOut:
         """Compute the loss under weights [N,T] made beforehand, so that parts of an optimizer batch add up to it."""
         _same_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
-        _same_shape(mask, weight=weight, correction=correction)
+        _same_shape(mask, weight=weight, correction=correction, likelihood=likelihood, divergence=divergence)
         live, old = keep(real(logp_live), mask), keep(real(logp_old), mask)
         advantage = keep(_per_token(advantage, mask).to(live.dtype), mask)
         log_ratio = call("ratio", self.ratio, live, old, mask)
         surrogate, share = call("trust", self.trust, log_ratio, advantage, live, mask)
         total = surrogate if correction is None else surrogate * keep(correction.to(live.dtype), mask)
-        kl = self._kl(live, old, logp_ref, mask)
+        if self.reinforced != 1:
+            total = self.reinforced * total
+        kl = self._kl(live, old, logp_ref, divergence, mask)
         if kl is not None:
             total = total - self.kl.beta * kl
         if self.entropy_coefficient:
@@ -332,6 +369,10 @@ class Algorithm:
                 raise ValueError("an entropy coefficient is set and needs the entropy column [N,T]")
             total = total + self.entropy_coefficient * keep(real(entropy), mask)
         value = -(weight.to(live.dtype) * total).sum()
+        if self.likelihood_coefficient:
+            if likelihood is None:
+                raise ValueError("a likelihood coefficient is set and needs which completions are right [N]")
+            value = value - self.likelihood_coefficient * (likelihood.to(live.dtype) * live).sum()
         return LossOut(value, share.detach(), log_ratio.detach(), None if kl is None else kl.detach())
 
     def _correction(self, logp_old: Tensor | None, logp_engine: Tensor | None, mask: Tensor) -> Tensor | None:
@@ -344,9 +385,15 @@ class Algorithm:
         first, *others = (call(slot, part, logp_old, logp_engine, mask) for slot, part in parts)
         return first if not others else first * others[0]
 
-    def _kl(self, live: Tensor, old: Tensor, logp_ref: Tensor | None, mask: Tensor) -> Tensor | None:
+    def _kl(
+        self, live: Tensor, old: Tensor, logp_ref: Tensor | None, divergence: Tensor | None, mask: Tensor
+    ) -> Tensor | None:
         if not self.kl.in_loss:
             return None
+        if self.kl.divergence is not None:
+            if divergence is None:
+                raise ValueError(f"{self.name} has {self.kl.estimator} in its loss and needs divergence [N,T]")
+            return keep(real(divergence), mask)
         if self.kl.against == "old":
             return self.kl(live, old, bounded(live - old))
         if logp_ref is None:

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from groupwise.algorithms.algorithm import COEFFICIENTS
 from groupwise.algorithms.settings import KINDS
 from groupwise.config.answers import first_ones, require_known
 from groupwise.config.recipe_files import find, named_table, set_key
@@ -50,7 +51,7 @@ def known_keys() -> dict[str, Any]:
 
 def algorithm_keys() -> list[str]:
     """List the keys that [algorithm] may hold."""
-    return ["name", "kl", "entropy_coefficient", *KINDS]
+    return ["name", "kl", *COEFFICIENTS, *KINDS]
 
 
 def _inside(kind: Any) -> dict[str, Any]:

@@ -40,8 +40,8 @@ T = TypeVar("T")
 DEADLINE = 600.0
 #: Days that a rank waits for what rank 0 says.
 FOREVER = 3650
-#: Bytes of one broadcast, which a connection takes at once. If the other end is killed and writing a message fails
-#: half-way, gloo forgets it, and rank 0 waits DEADLINE.
+#: Bytes of one broadcast, which a connection takes at once. If a rank is killed while a part of a message is written,
+#: gloo forgets the rest, and rank 0 would wait DEADLINE for it.
 PIECE = 1 << 20
 #: What torch reads before it makes a group over NCCL, and the value under which it ends what waits for a rank that is
 #: late, and not this process: the next sum over gloo says which rank it is.
@@ -74,10 +74,11 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """A verb, the batch that it works on if there is one, and what else it needs: what JSON can hold."""
+    """A verb, the batch and the supervised rows that it works on, if any, and what else it needs, as JSON can hold."""
 
     verb: Verb
     batch: Batch | None = None
+    supervised: Batch | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -190,22 +191,25 @@ class Mesh:
         """Let the ranks work together inside; a mesh with followers says in words which of them is lost."""
         return nullcontext()
 
-    def together(self, verb: Verb, batch: Batch | None = None, **others: Any) -> AbstractContextManager[None]:
+    def together(
+        self, verb: Verb, batch: Batch | None = None, supervised: Batch | None = None, **others: Any
+    ) -> AbstractContextManager[None]:
         """Let every rank do inside what the verb says: a mesh with followers tells them (ranks/followers.py)."""
         return nullcontext()
 
-    def tell(self, verb: Verb, batch: Batch | None = None, **others: Any) -> None:
+    def tell(self, verb: Verb, batch: Batch | None = None, supervised: Batch | None = None, **others: Any) -> None:
         """Say it to all other ranks, as rank 0; a path arrives as text."""
-        plain, tensors = (None, {}) if batch is None else columns_of(batch)
-        self.plain({"verb": verb, "others": others, "batch": plain})
-        if batch is not None:
-            self.tensors(tensors)
+        parts = [None if each is None else columns_of(each) for each in (batch, supervised)]
+        self.plain({"verb": verb, "others": others, "batches": [part and part[0] for part in parts]})
+        for part in parts:
+            if part is not None:
+                self.tensors(part[1])
 
     def hear(self) -> Message:
         """Wait, as another rank, for what rank 0 says next."""
         said = self.plain(None)
-        batch = None if said["batch"] is None else batch_of(said["batch"], self.tensors({}))
-        return Message(Verb(said["verb"]), batch, said["others"])
+        batches = [None if plain is None else batch_of(plain, self.tensors({})) for plain in said["batches"]]
+        return Message(Verb(said["verb"]), *batches, others=said["others"])
 
     def follow(self, verbs: Mapping[Verb, Callable[[Message], object]]) -> None:
         """Do, as another rank, what rank 0 says, until it says stop."""

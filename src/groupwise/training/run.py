@@ -5,7 +5,7 @@ And what a step of it says: its checks, what is wrong with it, what the machine 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from groupwise.core.engine import Engine
 from groupwise.core.machine.clock import BEFORE, LOST, Clock
 from groupwise.core.processes.stop import Stop
 from groupwise.core.records import Batch, Evaluation, Group
-from groupwise.core.stream import RolloutResult, Sampled
-from groupwise.diagnostics.checks import Check, Probe, no_older, not_asked, require_passed
+from groupwise.core.stream import RolloutResult, Sampled, StreamState
+from groupwise.diagnostics.checks import MOST_SKIPPED, Check, Probe, never_finite, no_older, not_asked, require_passed
 from groupwise.diagnostics.groups import in_words
 from groupwise.diagnostics.step import StepLog, check_table, timeline
 from groupwise.diagnostics.tolerance import Limits
@@ -30,6 +30,7 @@ from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
 from groupwise.training.settings import Guard, RunSettings
 from groupwise.training.state import Progress, Rollback, RunState, way_back
+from groupwise.training.supervised import SupervisedRows
 
 #: Seconds that a stop takes without its being said.
 PATIENCE = 10.0
@@ -42,7 +43,8 @@ class Components:
     batches          the rollout's, a step each
     limits           what numerical noise may do to the checks' comparisons
     witness          reads each step a second time, by definitions of its own
-    evaluate         samples the held-out problems, if there are any
+    evaluate         samples the held-out problems, if there are any, and measures held-out supervised rows
+    supervised       rows to imitate, if there are any
     pad              the id that fills up rows
     other_reference  why the reference is not the starting policy, on purpose; "" if it is
     """
@@ -60,6 +62,7 @@ class Components:
     state: RunState
     pad: int
     other_reference: str
+    supervised: SupervisedRows | None = None
 
 
 @dataclass
@@ -159,6 +162,31 @@ def say_how_long_a_stop_takes(run: Training, seconds: Mapping[str, float]) -> No
         )
 
 
+def taught(run: Training) -> Batch | None:
+    """Return the supervised rows of the next update of the policy; None if it has none."""
+    rows = run.components.supervised
+    return None if rows is None else rows.batch(run.components.learner.optimizer.updates)
+
+
+def renew_reference(run: Training) -> None:
+    """Make the policy of today the reference, after each step that the reference is renewed after."""
+    reference, step = run.components.state.reference, run.progress.step
+    if reference is not None and reference.renew(step, run.components.learner):
+        run.output.say(step, "the reference is the policy after this step")
+
+
+def require_finite(run: Training, applied: bool, stream: StreamState, updates: Mapping[str, int]) -> None:
+    """Count an update; after too many in a row that were skipped, stop the run. `stream` and `updates` are those of the
+    step's start, which is saved.
+    """
+    if run.progress.count(applied) < MOST_SKIPPED:
+        return
+    step, parts = run.progress.step, run.components
+    before = replace(run.progress, step=step - 1, skipped_in_a_row=0)
+    saved = parts.state.save(before, stream, run.clock.total, updates)
+    raise never_finite(step, saved, has_critic=parts.critic is not None)
+
+
 def believed(run: Training, log: StepLog, result: RolloutResult) -> list[Check]:
     """Make the step's checks; if one fails, again after measuring the noise of today's policy."""
     limits = run.components.limits
@@ -208,12 +236,14 @@ def witnessed(run: Training, groups: Sequence[Group]) -> None:
     require_passed(checks, step)
 
 
-def machine_work(run: Training, sampled: Sampled, checks: Sequence[Check]) -> dict[str, Any]:
+def machine_work(run: Training, checks: Sequence[Check] = (), sampled: Sampled | None = None) -> dict[str, Any]:
     """Return what the machine did in the step that has ended: who worked when, with which trouble, and what the witness
     read.
     """
     work = timeline(run.clock.take_extents(), beside=run.components.batches.take_extents())
     read = [check for check in checks if check.invariant in WITNESSED]
     witness = {"witness": check_table(read)} if read else {}
-    ahead = {} if sampled.ahead_seconds is None else {"ahead_seconds": round(sampled.ahead_seconds, 6)}
+    ahead = (
+        {} if sampled is None or sampled.ahead_seconds is None else {"ahead_seconds": round(sampled.ahead_seconds, 6)}
+    )
     return {"timeline": work, "engine_restarts": run.components.engine.restarts, **ahead, **witness}

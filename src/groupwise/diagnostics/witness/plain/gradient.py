@@ -134,7 +134,7 @@ class GradientReading(Reading):
             yield Unmeasured("the update was skipped")
             return
         keys = self._settings[0]
-        if found.whole and found.gradients:
+        if found.whole and found.gradients and update.supervised is None:  # whose gradient is added to this one
             if update.seen is not None:
                 yield _loss("the loss of an update", update.loss, found)
             passed = clip_factor(update.gradient_norm, keys.clip_norm)

@@ -135,7 +135,9 @@ def noise_of(row: Algorithm, rows: Batch, answer: Answer, off: float = DRIFT) ->
     """
     mask, weight = rows.mask, rows.need("weight").double()
     open_ = (1 - answer.logp.exp()).clamp(min=0)
-    pushed = weight * rows.need("advantage").double().abs()
+    pushed = row.reinforced * weight * rows.need("advantage").double().abs()
+    if rows.likelihood is not None:
+        pushed = pushed + row.likelihood_coefficient * rows.likelihood
     signal, rounding = pushed * open_, ROUNDING * pushed
     if row.kl.in_loss:
         drift = weight * row.kl.beta * (answer.logp - rows.need("logp_ref").double()).abs()
@@ -207,6 +209,7 @@ def _columns(part: Batch, answer: Answer, old_from_engine: bool) -> Columns:
         engine=part.logp_engine,
         entropy=answer.entropy,
         correction=part.correction,
+        likelihood=part.likelihood,
     )
 
 
