@@ -317,7 +317,7 @@ def main(
     if write is not None:
         write.write_text(page(write.read_text(encoding="utf-8"), made), encoding="utf-8")
         return
-    for condition in CONDITIONS:
+    for condition in (name for name in CONDITIONS if any(row["condition"] == name for row in made.rows)):
         print("\n".join([*table(made, condition), "", *made.sentences(condition), ""]))
 
 
