@@ -92,7 +92,7 @@ def test_a_completion_has_its_log_probabilities_behind_the_teachers_prompt(polic
     """By one forward a row of the model alone; the environment's tokens have none, and stand where they stood."""
     policy, learner, groups = policies[0], learner_of(policies), made(policies[0])
     batch = collate(groups, policy.pad)
-    found = rows_of(teaching(learner, policy, template)(groups, batch), batch)
+    found = rows_of(teaching(learner, policy, template).begin(groups, batch)(), batch)
     pairs = [
         (t, c) for group, own in zip(groups, texts, strict=True) for t, c in zip(own, group.completions, strict=True)
     ]
@@ -107,8 +107,8 @@ def test_a_template_of_the_prompt_alone_gives_the_bits_of_none(policies):
     policy, learner, groups = policies[0], learner_of(policies), made(policies[0])
     batch = collate(groups, policy.pad)
     plain = learner.annotate(batch, old=False, ref=True).need("logp_ref")
-    assert torch.equal(teaching(learner, policy, "{prompt}")(groups, batch), plain)
-    assert torch.equal(teaching(learner, policy)(groups, batch), plain)
+    assert torch.equal(teaching(learner, policy, "{prompt}").begin(groups, batch)(), plain)
+    assert torch.equal(teaching(learner, policy).begin(groups, batch)(), plain)
 
 
 @pytest.mark.parametrize("template", ["", "{answer}={prompt}"])
@@ -116,11 +116,13 @@ def test_two_teachers_of_a_mixed_batch_are_each_on_its_own_rows(policies, templa
     policy, learner, groups = policies[0], learner_of(policies), made(policies[0])
     other = copy.deepcopy(policies[2].model).eval()
     batch = collate(groups, policy.pad)
-    both = teaching(learner, policy, template, {"differences": held(learner, other)})(groups, batch)
+    both = teaching(learner, policy, template, {"differences": held(learner, other)}).begin(groups, batch)()
     for group, model in zip(groups, (learner.reference, other), strict=True):
         rows = batch.group == groups.index(group)
         alone = collate([group], policy.pad)
-        one = teaching(learner, policy, template, {group.prompt.sample.source: held(learner, model)})([group], alone)
+        one = teaching(learner, policy, template, {group.prompt.sample.source: held(learner, model)}).begin(
+            [group], alone
+        )()
         assert torch.equal(both[rows][batch.mask[rows]], one[alone.mask])
     assert both.any(1).all()
 
@@ -129,7 +131,7 @@ def test_a_row_beyond_the_teachers_positions_keeps_the_policys_prompt_and_that_i
     policy, learner, groups, said = policies[0], learner_of(policies), made(policies[0]), []
     batch = collate(groups, policy.pad)
     longest = max(len(g.prompt.tokens) + len(c.tokens) for g in groups for c in g.completions)
-    short = teaching(learner, policy, "{answer}={prompt}", positions=longest, say=said.append)(groups, batch)
+    short = teaching(learner, policy, "{answer}={prompt}", positions=longest, say=said.append).begin(groups, batch)()
     plain = learner.annotate(batch, old=False, ref=True).need("logp_ref")
     assert [torch.equal(a, b) for a, b in zip(short, plain, strict=True)] == [False, True, True, True]
     assert said == [

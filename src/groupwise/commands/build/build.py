@@ -20,7 +20,7 @@ from groupwise.commands.build.machine import (
     size_in_words,
     with_cuts,
 )
-from groupwise.commands.build.policy import base_policy, named_model, reward_model, value_model
+from groupwise.commands.build.policy import base_policy, named_model, other_policy, reward_model, value_model
 from groupwise.commands.build.rollout import (
     TRIED_ROWS,
     batches_of,
@@ -215,7 +215,7 @@ def _beside(plan: Plan, asked: Asked, around: Surroundings) -> Beside:
     recipe, policy, folder, note = plan.recipe, asked.policy, plan.folder, around.view.plan
     start = digest(policy.model)
     around.journal.log(f"starting policy {start}")
-    taught = Taught(plan, policy, asked.chat, asked.selection, start)
+    taught = Taught(plan, policy, asked.chat, asked.selection, start, load=partial(other_policy, recipe, note))
     references = references_of(taught, note)
     if references.remote is not None:
         around.started.callback(references.remote.close)

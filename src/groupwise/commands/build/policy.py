@@ -23,7 +23,7 @@ from groupwise.models.adapters.lora import Adapters, holds_adapters, read_adapte
 from groupwise.models.adapters.packed import round_base
 from groupwise.models.adapters.settings import adapted_weights
 from groupwise.models.chat.prompts import Chat
-from groupwise.models.load import Policy, load_policy, save_policy
+from groupwise.models.load import Policy, load_policy, model_folder, save_policy
 from groupwise.models.scalar_heads import (
     POLICY_START,
     REWARD_START,
@@ -194,6 +194,12 @@ def checkpoint_of(run: Path, step: int | None, note: Note) -> Path:
     if damage := checkpoint.damaged(checkpoint.folder_of(root, step)):
         raise UsageError(f"{checkpoint.folder_of(root, step)} is damaged ({damage}); take another step")
     return checkpoint.folder_of(root, step)
+
+
+def other_policy(recipe: Recipe, note: Note, model: str, own: Path) -> Policy:
+    """Load a policy that stands beside the run's own; a run's is copied once into `own`."""
+    folder = model_folder(named_model(model, own, note))
+    return load_policy(folder, device=start_device(recipe), in_files=bool(recipe.in_files))
 
 
 def value_model(critic: CriticSettings | None, policy: Policy, folder: Path, note: Note) -> nn.Module | None:

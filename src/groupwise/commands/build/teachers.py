@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from groupwise.algorithms.parts.shaping import NoReward
-from groupwise.commands.build.policy import Note, named_model, start_device
 from groupwise.commands.build.rollout import TRIED_ROWS, evaluation_of, too_long
 from groupwise.config.plan import OWN_REFERENCE, Plan
 from groupwise.core.errors import UsageError, listed
@@ -23,7 +22,7 @@ from groupwise.engines.make import make_engine
 from groupwise.engines.settings import EngineSettings
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.context import positions
-from groupwise.models.load import Policy, digest, load_policy, model_folder
+from groupwise.models.load import Policy, digest
 from groupwise.models.on_host import on_device
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.segments import advance
@@ -35,15 +34,18 @@ from groupwise.training.teachers.address import TeacherAtAddress, vocabulary_of
 from groupwise.training.teachers.prompts import TeacherPrompt
 from groupwise.training.teachers.teaching import Teaching, held, reference_of
 
+#: Says a line.
+Note = Callable[[str], None]
 #: Measured values of teachers by name.
 Rates = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Taught:
-    """What teachers have to fit: the policy, how problems are put to it, and which these are.
+    """Facts that teachers have to fit: the policy, how problems are put to it, and which these are.
 
     start  digest of the policy
+    load   loads the policy that a key names; a run's is copied to the folder first
     """
 
     plan: Plan
@@ -51,6 +53,7 @@ class Taught:
     chat: Chat
     selection: Selection
     start: str
+    load: Callable[[str, Path], Policy]
 
     @cached_property
     def samples(self) -> Sequence[Sample]:
@@ -103,7 +106,7 @@ def references_of(own: Taught, note: Note) -> References:
             known = listed(sorted(filter(None, sources)), most=8) or "its problems have none"
             raise UsageError(f"reference.by_source.{source}: no such source in the task; there are: {known}")
         place = plan.folder / f"{OWN_REFERENCE}-{number}"
-        policy = _other_policy(own, f"by_source.{source}", model, place, note)
+        policy = _other_policy(own, f"by_source.{source}", model, place)
         identity = digest(policy.model)
         note(f"reference    of {source}: policy {identity}")
         reference.digest += f" {identity}"
@@ -165,7 +168,7 @@ def _copy(own: Taught, note: Note) -> Reference:
     recipe, policy, settings = own.plan.recipe, own.policy, own.plan.recipe.reference
     source = policy
     if settings.model != START:
-        source = _other_policy(own, "model", settings.model, own.plan.folder / OWN_REFERENCE, note)
+        source = _other_policy(own, "model", settings.model, own.plan.folder / OWN_REFERENCE)
     shapes = [{name: p.shape for name, p in model.named_parameters()} for model in (policy.model, source.model)]
     if settings.every and shapes[0] != shapes[1]:
         what = f"reference.model = {settings.model!r}"
@@ -176,12 +179,9 @@ def _copy(own: Taught, note: Note) -> Reference:
     return Reference(model, identity, settings.every, returns=recipe.guard is Guard.ROLLBACK)
 
 
-def _other_policy(own: Taught, key: str, named: str, place: Path, note: Note) -> Policy:
-    """Load a policy that a key of [reference] names, before a cast; a run's is copied to `place`."""
-    recipe, policy = own.plan.recipe, own.policy
-    other = load_policy(
-        model_folder(named_model(named, place, note)), device=start_device(recipe), in_files=bool(recipe.in_files)
-    )
+def _other_policy(own: Taught, key: str, named: str, place: Path) -> Policy:
+    """Load a policy that a key of [reference] names, before a cast. Raises UsageError if it does not fit the policy."""
+    recipe, policy, other = own.plan.recipe, own.policy, own.load(named, place)
     where = f"reference.{key} = {named!r}"
     embeddings = [p.model.get_input_embeddings().weight.shape[0] for p in (policy, other)]
     if policy.tokenizer.get_vocab() != other.tokenizer.get_vocab() or embeddings[1] < embeddings[0]:

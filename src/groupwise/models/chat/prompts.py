@@ -204,7 +204,7 @@ class Chat:
 
     @property
     def source(self) -> str:
-        """Where the template is from, and the beginning of its hash."""
+        """Origin of the template, and the beginning of its hash."""
         if self.template is None:
             return "none, prompts are plain text"
         origin = "the tokenizer's own" if self.settings.template in (AUTO, TOKENIZER) else self.settings.template

@@ -29,7 +29,7 @@ COLUMNS = ("tokens", "mask", "length", "group", "score", "version", "logp_engine
 
 @dataclass(frozen=True)
 class Declared:
-    """What a teacher says of itself: hash of its vocabulary, ids that have embeddings, its tokenizer's chat template,
+    """Properties of a teacher: hash of its vocabulary, ids that have embeddings, its tokenizer's chat template,
     the most tokens it takes, and the digest of its weights.
     """
 
