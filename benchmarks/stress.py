@@ -188,7 +188,7 @@ def one(job: Job, runs: Path) -> Row:
             laid |= {"start": str(start(job.seed, runs)), "warm_start.steps": 0}
         if job.algorithm == "opd":
             laid["reference.model"] = str(teacher(condition, runs))
-        groupwise.train(condition.recipe, laid, quiet=True)
+        to_its_end(condition.recipe, laid)
     except UsageError as error:
         ended["refused"] = str(error)
     except RunError as error:
@@ -202,6 +202,12 @@ def one(job: Job, runs: Path) -> Row:
     if not ended.get("error"):
         shutil.rmtree(folder, ignore_errors=True)
     return row
+
+
+def to_its_end(recipe: str, laid: Settings) -> None:
+    """Train. One that a person asked to stop is no row: the board ends with it, and makes the run again."""
+    if not groupwise.train(recipe, laid, quiet=True).finished:
+        raise KeyboardInterrupt
 
 
 def told(folder: Path) -> Row:
@@ -224,7 +230,7 @@ def trained(recipe: str, laid: Settings, folder: Path) -> Path:
         if not (folder / "summary.json").exists():
             shutil.rmtree(folder, ignore_errors=True)
             own = {"name": folder.name, "runs": str(folder.parent), "evaluation.every": 0}
-            groupwise.train(recipe, {**COMMON, **laid, **own}, quiet=True)
+            to_its_end(recipe, {**COMMON, **laid, **own})
     return folder
 
 
@@ -311,7 +317,7 @@ def main(
     if write is not None:
         write.write_text(page(write.read_text(encoding="utf-8"), made), encoding="utf-8")
         return
-    for condition in CONDITIONS:
+    for condition in (name for name in CONDITIONS if any(row["condition"] == name for row in made.rows)):
         print("\n".join([*table(made, condition), "", *made.sentences(condition), ""]))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import groupwise
 from groupwise.core.errors import RunError
 from groupwise.core.files import jsonl
 
@@ -90,7 +91,10 @@ def test_luck_of_a_seed_that_both_share_cancels_and_a_difference_of_one_seed_is_
 
 
 def test_a_cell_without_all_its_seeds_is_in_no_sentence(said: Callable[..., str]) -> None:
-    assert "`dapo`" not in said(planted({"dapo": 0.2, "gspo": 0.0})[:9] + planted({"gspo": 0.0})[5:])
+    rows = planted({"dapo": 0.2, "gspo": 0.0})
+    assert "`dapo`" in said(rows)
+    assert "`dapo`" not in said([r for r in rows if (r["algorithm"], r["seed"]) != ("dapo", 4)])
+    assert said([r for r in rows if r["seed"] < 4]) == "", "nor where every cell lacks the same one"
 
 
 def test_a_condition_that_lowers_an_algorithm_is_said_against_the_one_it_is_like(said: Callable[..., str]) -> None:
@@ -230,6 +234,10 @@ def test_a_run_is_a_row_with_how_it_ended(stress: ModuleType, tmp_path: Path, mo
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("on-policy")]
     refused = stress.one(stress.Job("grpo-process", "long", 0, 1e-3, False), tmp_path)
     assert "step" in refused["refused"]
+
+    monkeypatch.setattr(stress.groupwise, "train", lambda *_, **__: groupwise.Run(tmp_path, {}, stopped_by=15))
+    with pytest.raises(KeyboardInterrupt):
+        stress.one(job, tmp_path)
 
     def raising(error: Exception) -> Callable[..., None]:
         def train(*_: Any, **__: Any) -> None:

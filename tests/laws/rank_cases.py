@@ -256,6 +256,29 @@ def experts(
     return {**same, **compared(alone, over, algo, minibatch), "losses": losses, "same_own": own}
 
 
+def distilled(mesh: Mesh, adapters: bool, **settings: Any) -> Measured:
+    """Divergences of whole distributions from a teacher: a model of its own, or the policy without its adapters."""
+    named = {f"kl.{name}": value for name, value in settings.items()}
+    algo = groupwise.algorithm("opd", {"kl.place": "loss", **named})
+    make = learner_of(reference=policy(tied=False))
+    if adapters:
+        own = LearnerSettings(tokens_per_microbatch=BUDGET)
+
+        def make(model: Any, over: Mesh) -> AdaptedLearner:
+            return AdaptedLearner(model, AdapterSettings(rank=3), 0, own, 0.8, 8, mesh=over)
+
+    alone, over = learners(make, policy(), mesh)
+    for learner in (alone, over):
+        if isinstance(learner, AdaptedLearner):
+            numbers = torch.Generator().manual_seed(1)
+            for matrix in learner.adapters.matrices.values():
+                set_unsharded(matrix, 0.2 * torch.randn(matrix.shape, generator=numbers, dtype=matrix.dtype))
+    one, other = (x.annotate(bare_batch(), old=True, ref=True, top=algo.kl.top) for x in (alone, over))
+    same = all(same_bits(getattr(one, n), getattr(other, n)) for n in ("ref_ids", "ref_top"))
+    minibatch = algo.weigh(algo.credit(other))
+    return {**same_columns(one, other), "same_top": same, **compared(alone, over, algo, minibatch)}
+
+
 def adapted(mesh: Mesh, folder: Path) -> Measured:
     """Adapters: reference, gradient, merged weights, and back from a checkpoint."""
     algo = groupwise.algorithm("grpo", {"kl.beta": 0.1})
@@ -510,6 +533,9 @@ def cases(folder: Path) -> Mapping[str, Callable[[Mesh], Measured]]:
         "supported": supported,
         "experts learner": lambda mesh: experts(mesh, ReplayFrom.LEARNER),
         "experts engine": lambda mesh: experts(mesh, ReplayFrom.ENGINE),
+        "distilled full": lambda mesh: distilled(mesh, False, estimator="full", mixture=0.3),
+        "distilled top": lambda mesh: distilled(mesh, False, estimator="top-k", k=4),
+        "distilled adapters": lambda mesh: distilled(mesh, True, estimator="full"),
         "adapted": lambda mesh: adapted(mesh, folder / "adapted"),
         "saved": lambda mesh: saved(mesh, folder / "saved"),
         "critic": lambda mesh: critic(mesh, folder / "critic"),

@@ -125,6 +125,13 @@ def test_adapters_train_alone_and_are_merged_to_the_bits_of_one_process(seen):
         assert seen[rank]["adapted"]["same_merged"]
 
 
+@pytest.mark.parametrize("case", ["distilled full", "distilled top", "distilled adapters"])
+def test_a_teacher_in_shards_teaches_what_it_teaches_in_one_process(seen, case):
+    for rank in (0, 1):
+        require(seen[rank][case])
+        assert seen[rank][case]["same_top"]
+
+
 @pytest.mark.parametrize("case", ["saved", "adapted"])
 def test_a_checkpoint_of_ranks_has_the_tensors_of_one_process_and_either_goes_back_into_either(seen, case):
     for rank in (0, 1):

@@ -21,13 +21,13 @@ TURNS: dict[str, Any] = {**LONG, "rollout.turn_tokens": 3}
 EXPERTS: dict[str, Any] = {"model": "tiny-moe", "steps": 20}
 IMITATES: dict[str, Any] = {
     "supervised.demonstrations": 64, "supervised.rows_per_step": 8, "supervised.held_out": 8.0, "mix.supervised": 0.5,
-    "evaluation.every": 4,
+    "evaluation.every": 500,
 }  # fmt: skip
 #: What each run has that others do not, and how often it is killed.
 RUNS: dict[str, tuple[dict[str, Any], int]] = {
     "dapo, short": ({"algorithm.name": "dapo", "steps": 8}, 2),
-    "mix, short": ({**IMITATES, "steps": 8}, 2),
-    "supervised alone": ({**IMITATES, "mix.reinforced": 0.0, "steps": 200, "checkpoint.every": 5}, 4),
+    "mix, short": ({**IMITATES, "steps": 24}, 2),
+    "supervised alone": ({**IMITATES, "mix.reinforced": 0.0, "steps": 1500, "checkpoint.every": 50}, 4),
     "grpo": (LONG, 10),
     "dapo": ({**LONG, "algorithm.name": "dapo"}, 10),
     "grpo, ahead": ({**LONG, "rollout.ahead": 1}, 10),

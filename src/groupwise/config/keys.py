@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from groupwise.algorithms import atlas, explain
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts.kl import KL
-from groupwise.algorithms.settings import AGAINST, ESTIMATORS, KIND_KEY, KINDS, PLACES
+from groupwise.algorithms.settings import AGAINST, DIVERGENCES, ESTIMATORS, KIND_KEY, KINDS, PLACES
 from groupwise.config.answers import ANSWERS
 from groupwise.config.described import Key, KeySection, page
 from groupwise.config.recipe import Recipe, algorithm_keys, is_section, known_keys, section_types
@@ -172,11 +172,13 @@ def _algorithm() -> Iterator[KeySection]:
         (
             _choice("algorithm.kl.against", AGAINST, BY_NAME, described["against"]),
             Key("algorithm.kl.beta", "number", BY_NAME, "at least 0", described["beta"]),
-            _choice("algorithm.kl.estimator", ESTIMATORS, BY_NAME, described["estimator"]),
+            _choice("algorithm.kl.estimator", (*ESTIMATORS, *DIVERGENCES), BY_NAME, described["estimator"]),
             _own_part("kl"),
             _choice("algorithm.kl.place", PLACES, BY_NAME, described["place"]),
         ),
     )
+    for name, kind in DIVERGENCES.items():
+        yield KeySection(f"algorithm.kl.{name}", _title(kind), tuple(_of_fields(kind, "algorithm.kl.")))
 
 
 def _own_part(slot: str) -> Key:

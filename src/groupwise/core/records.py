@@ -230,6 +230,7 @@ class Batch:
     routes_own   the same, what the routers would have chosen there, where the engine's experts were replayed
     logp_old     [N,T] nats, the learner's before the first update on this batch
     logp_ref     [N,T] nats, the frozen reference's
+    ref_ids, ref_top  [N,T,K] int32 and nats, the reference's K most likely ids in the token's place
     value        [N,T] reward units, the critic's
     step_score   [N,T] reward units, the task's score of the step that ends here, 0 elsewhere
     step_end     [N,T] bool, True where a step of a process reward ends; a step may well score 0
@@ -260,6 +261,8 @@ class Batch:
     routes_own: tuple[Tensor, ...] | None = None
     logp_old: Tensor | None = None
     logp_ref: Tensor | None = None
+    ref_ids: Tensor | None = None
+    ref_top: Tensor | None = None
     value: Tensor | None = None
     step_score: Tensor | None = None
     step_end: Tensor | None = None
@@ -297,7 +300,7 @@ class Batch:
         for column in dataclasses.fields(self):
             value = getattr(self, column.name)
             if isinstance(value, Tensor):
-                by_token = value.dim() == 2 and column.name != "reward_scores"
+                by_token = value.dim() > 1 and column.name != "reward_scores"
                 taken[column.name] = value[at, :width] if by_token else value[at]
             elif isinstance(value, tuple):
                 taken[column.name] = tuple(value[i] for i in at.tolist())
@@ -323,6 +326,7 @@ class Evaluation:
                   set with a name
     supervised_loss  of held-out supervised rows, nats a token; None without any
     by_problem    {key: the share of its samples that pass, without a pass mark their mean} of each problem that has it
+    teachers      {name: avg_at_k, measured_mean, length_mean} of each policy that teaches, before the first step
     """
 
     problems: int
@@ -341,12 +345,14 @@ class Evaluation:
     by_source: dict[str, dict[str, float]] = field(default_factory=dict)
     by_problem: dict[str, float] = field(default_factory=dict)
     supervised_loss: float | None = None
+    teachers: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def row(self) -> dict[str, Any]:
-        """Row for files: everything but single problems, which are too many for a row of metrics."""
-        unsaid = {"by_problem", *["supervised_loss"] * (self.supervised_loss is None)}
-        return {name: value for name, value in asdict(self).items() if name not in unsaid}
+        """Row for files: without single problems, too many for a row of metrics, and what a run has none of."""
+        left_out = {"by_problem", *["supervised_loss"] * (self.supervised_loss is None)}
+        left_out |= {*["teachers"] * (not self.teachers)}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ T = TypeVar("T")
 DEADLINE = 600.0
 #: Days that a rank waits for what rank 0 says.
 FOREVER = 3650
-#: Entries of one broadcast. If a rank is killed while the system has taken a part of a message, gloo forgets the rest
-#: and rank 0 would wait DEADLINE for it; a message of this size is taken whole.
+#: Bytes of one broadcast, which a connection takes at once. If a rank is killed while a part of a message is written,
+#: gloo forgets the rest, and rank 0 would wait DEADLINE for it.
 PIECE = 1 << 20
 #: What torch reads before it makes a group over NCCL, and the value under which it ends what waits for a rank that is
 #: late, and not this process: the next sum over gloo says which rank it is.

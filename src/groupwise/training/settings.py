@@ -21,7 +21,7 @@ from groupwise.rollout.collect import EvaluationSettings
 from groupwise.rollout.scoring import ScoringSettings
 from groupwise.training.checkpoint import CheckpointSettings
 from groupwise.training.critic import CriticSettings
-from groupwise.training.learner import LearnerSettings
+from groupwise.training.learner_settings import LearnerSettings
 from groupwise.training.reference import ReferenceSettings
 from groupwise.training.start.reward_model import PreferenceSettings
 from groupwise.training.start.warm_start import WarmStart

@@ -145,6 +145,7 @@ def columns_of(minibatch: Batch, recorded: UpdateRecord) -> Columns:
         engine=minibatch.logp_engine,
         entropy=recorded.entropy,
         likelihood=minibatch.likelihood,
+        divergence=recorded.kl,
     )
 
 
