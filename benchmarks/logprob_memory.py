@@ -32,7 +32,7 @@ def measure(backward: bool) -> None:
     targets = torch.randint(VOCABULARY, (TOKENS,))
     before, started = peak(), time.perf_counter()
     with torch.set_grad_enabled(backward):
-        logp, _ = token_logprobs(head, states, targets)
+        logp, *_ = token_logprobs(head, states, targets)
     if backward:
         logp.sum().backward()
     print(f"{peak() - before:.3f} {time.perf_counter() - started:.1f}")

@@ -23,7 +23,11 @@ TABS = {
 
 def on_config(config: Any) -> Any:
     """List the pages of each folder, so that a new page is in the navigation at once."""
-    config["nav"] = [{"Start": "index.md"}, *(tab for folder in TABS if (tab := pages(folder)))]
+    config["nav"] = [
+        {"Start": "index.md"},
+        {"Which algorithm": "which.md"},
+        *(tab for folder in TABS if (tab := pages(folder))),
+    ]
     return config
 
 

@@ -1,26 +1,30 @@
 """The whole method on one page: generate, train, load, save, evaluate, of objects that are built."""
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from groupwise.core.collate import collate, minibatches
+from groupwise.core.numbers.metrics import read
 from groupwise.core.numbers.seeds import stream
 from groupwise.core.processes.stop import Stopped
 from groupwise.core.records import Batch
 from groupwise.core.stream import RolloutResult
-from groupwise.diagnostics.checks import MOST_SKIPPED, collapse_ahead, never_finite, require_scores, require_signal
+from groupwise.diagnostics.checks import collapse_ahead, require_scores, require_signal
 from groupwise.diagnostics.groups import generation_metrics
 from groupwise.diagnostics.step import Expected, StepLog, step_row
+from groupwise.diagnostics.updates import supervised_update
 from groupwise.journal.per_token import PerToken
 from groupwise.training.run import (
     Training,
     believed,
     machine_work,
     probed,
+    renew_reference,
     report,
+    require_finite,
     say_how_long_a_stop_takes,
+    taught,
     witnessed,
 )
 from groupwise.training.settings import Guard, RunSettings
@@ -41,7 +45,7 @@ def train(run: Training) -> bool:
     first = run.progress.step + 1
     while run.progress.step < settings.steps:
         run.progress.step = step = run.progress.step + 1
-        row, machine = train_step(run)
+        row, machine = supervised_step(run) if settings.supervised_alone else train_step(run)
         run.output.step(row, machine)
         if step == first:
             say_how_long_a_stop_takes(run, row["seconds"])
@@ -66,9 +70,7 @@ def train(run: Training) -> bool:
 
 
 def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Make one step, prompts -> groups -> batch -> updates -> weights back to the engine; its rows of metrics.jsonl and
-    machine.jsonl.
-    """
+    """Make one step, prompts -> groups -> batch -> updates -> weights; its rows of metrics.jsonl and machine.jsonl."""
     parts, step, phase = run.components, run.progress.step, run.clock.phase
     stream_before, updates_before = parts.batches.state, parts.state.updates
     with phase("generate"):
@@ -97,10 +99,7 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
     columns = run.output.columns(batch)
     with phase("update"):
         for minibatch in map(parts.algorithm.weigh, passes(batch, run.settings, step)):
-            if run.progress.count(update(run, minibatch, log, columns)) >= MOST_SKIPPED:
-                before = dataclasses.replace(run.progress, step=step - 1, skipped_in_a_row=0)
-                saved = parts.state.save(before, stream_before, run.clock.total, updates_before)
-                raise never_finite(step, saved, has_critic=parts.critic is not None)
+            require_finite(run, update(run, minibatch, log, columns), stream_before, updates_before)
     with phase("check"):
         checks = believed(run, log, result)
     if parts.batches.sampling:
@@ -118,14 +117,16 @@ def train_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         metrics = log.metrics(generation, parts.limits.tolerance)
     if run.settings.guard is Guard.ROLLBACK:
         metrics["rollbacks"] = len(run.progress.rollbacks)
-    return step_row(step, metrics, checks, run.end_step()), machine_work(run, sampled, checks)
+    return step_row(step, metrics, checks, run.end_step()), machine_work(run, checks, sampled)
 
 
-def renew_reference(run: Training) -> None:
-    """Make the policy of today the reference, after each step that the reference is renewed after."""
-    reference, step = run.components.state.reference, run.progress.step
-    if reference is not None and reference.renew(step, run.components.learner):
-        run.output.say(step, "the reference is the policy after this step")
+def supervised_step(run: Training) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Make one step of supervised rows alone, rows -> update; its rows of metrics.jsonl and machine.jsonl."""
+    parts, step, updates_before = run.components, run.progress.step, run.components.state.updates
+    with run.clock.phase("update"):
+        result = parts.learner.update(None, parts.algorithm, taught(run))
+    require_finite(run, result.applied, parts.batches.state, updates_before)
+    return step_row(step, read(supervised_update(result)), [], run.end_step()), machine_work(run)
 
 
 def annotate(run: Training, result: RolloutResult) -> Batch:
@@ -168,7 +169,7 @@ def update(run: Training, minibatch: Batch, log: StepLog, columns: PerToken) -> 
     if run.progress.step <= run.settings.waiting_steps:
         log.policy_waited()
         return applied
-    result = parts.learner.update(minibatch, parts.algorithm)
+    result = parts.learner.update(minibatch, parts.algorithm, taught(run))
     with run.clock.phase("check"):
         parts.witness.updated(minibatch, result)
     with run.clock.phase("journal"):
@@ -179,7 +180,7 @@ def update(run: Training, minibatch: Batch, log: StepLog, columns: PerToken) -> 
 
 
 def evaluate(run: Training) -> None:
-    """Sample the held-out problems under the engine's current weights, if the run has any.
+    """Sample the held-out problems under the engine's current weights, and measure held-out rows, if the run has any.
 
     An evaluation is left when a person asks to stop, and made again when the run is resumed; ranks that score together
     cannot be left in the middle of it.
@@ -191,7 +192,7 @@ def evaluate(run: Training) -> None:
     with suppress(Stopped):
         with (
             run.clock.phase("evaluate"),
-            run.stop.leaving(when=parts.learner.mesh.alone or parts.rollout.judge is None),
+            run.stop.leaving(when=parts.learner.mesh.alone or not (parts.rollout.judge or parts.supervised)),
         ):
             evaluation, groups = parts.evaluated(run.progress.step)
         run.output.evaluation(run.progress.step, evaluation, groups, run.clock.lap())

@@ -66,11 +66,12 @@ def old_less_live(logp_live: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
 
 def entropy_at_one(
     ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: logprobs.Scoring
-) -> tuple[Tensor, Tensor]:
-    logp, entropy = _forward(ctx, states, weight, bias, targets, how)
+) -> tuple[Tensor | None, ...]:
+    logp, entropy, *rest = _forward(ctx, states, weight, bias, targets, how)
+    assert entropy is not None
     logits = states @ weight.T if bias is None else states @ weight.T + bias
     log_p = logits.log_softmax(-1)
-    return logp, entropy.copy_(-(log_p.exp() * log_p).sum(-1))
+    return logp, entropy.copy_(-(log_p.exp() * log_p).sum(-1)), *rest
 
 
 BUGS: Mapping[str, Bug] = {

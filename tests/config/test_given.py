@@ -52,6 +52,8 @@ def test_an_algorithm_that_nobody_changed_is_its_name(name: str) -> None:
         ("grpo", {"trust.kind": "soft", "trust.tau_negative": 1.1, "mismatch.kind": "tis"}),
         ("dapo", {"filter.max_rounds": 3, "shaping.overlong_cache": 0.0, "entropy_coefficient": 0.01}),
         ("gspo", {"kl.estimator": "k1", "kl.beta": 0.1, "kl.place": "reward"}),
+        ("grpo", {"kl.estimator": "top-k", "kl.k": 9, "kl.tail": False}),
+        ("grpo", {"kl.estimator": "full", "kl.mixture": 0.5, "kl.beta": 0.1}),
         ("ppo", {"advantage.lam": 0.9, "mismatch.kind": "none"}),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 
 import groupwise
 from groupwise.algorithms.parts.trust import Clip
-from groupwise.algorithms.settings import ESTIMATORS, KIND_KEY, KINDS, algorithm
+from groupwise.algorithms.settings import DIVERGENCES, ESTIMATORS, KIND_KEY, KINDS, algorithm
 from groupwise.config import given, recipe, recipe_files
 from groupwise.config.recipe import Recipe
 from groupwise.core.errors import UsageError, nearest
@@ -41,7 +41,7 @@ def numeric(model: type[Settings], kind: type, path: str = "") -> Iterator[str]:
 #: (slot, kind, field) of every number that a part takes.
 NUMBERS = [
     (slot, name, f.name)
-    for slot, kinds in KINDS.items()
+    for slot, kinds in (*KINDS.items(), ("kl", DIVERGENCES))
     for name, part in kinds.items()
     for f in dataclasses.fields(part)
     if f.type in (int, float)

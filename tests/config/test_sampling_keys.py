@@ -38,6 +38,22 @@ from tests.config.made import plan, refusal
         ({"sampling.min_new_tokens": 65}, "sampling.min_new_tokens = 65: more than sampling.max_new_tokens = 64"),
         ({"evaluation.min_new_tokens": 65}, "evaluation.min_new_tokens = 65: more than sampling.max_new_tokens = 64"),
         ({"sampling.repetition_penalty": 1.2}, "sampling.repetition_penalty = 1.2: it changes each token's .* learner"),
+        (
+            {"algorithm.kl.estimator": "full", "sampling.top_p": 0.9},
+            "kl.estimator, full.*, with sampling.top_p = 0.9: it",
+        ),
+        (
+            {"algorithm.kl.estimator": "top-k", "sampling.min_p": 0.1},
+            "kl.estimator, top-k.*, with sampling.min_p = 0.1",
+        ),
+        (
+            {"algorithm.kl.estimator": "full", "reference.template": "{prompt}"},
+            "kl.estimator, full.*, with reference.template: such a teacher gives",
+        ),
+        (
+            {"algorithm.kl.estimator": "full", "reference.offload": True},
+            "kl.estimator, full.* every update runs the ref",
+        ),
         ({"evaluation.temperature": 0, "evaluation.min_p": 0.1}, "evaluation.min_p = 0.1: evaluation.temperature = 0"),
         ({"evaluation.temperature": 0.0, "evaluation.top_k": 3}, "evaluation.top_k = 3: evaluation.temperature = 0 "),
     ],

@@ -15,6 +15,7 @@ import pytest
 from groupwise.cli.__main__ import main
 from groupwise.config import recipe
 from groupwise.config.recipe_files import assignment
+from groupwise.config.rewards import read_reward_weights
 from tests.docs.pages import PAGES, ROOT, Block, first_example
 
 #: Page -> "check": its commands are read and its recipes checked, nothing trains; or "shown": what it names is there.
@@ -90,7 +91,7 @@ def run(example: list[Block], folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert ours, "only groupwise's own commands are run here"
         assert groupwise(brief(ours[0]), monkeypatch) == 0
     elif last.kind == "toml":
-        recipe_of(last.text)
+        read_rewards(recipe_of(last.text), folder)
     elif not last.name:
         if ">>> " in last.text:
             parsed = doctest.DocTestParser().get_doctest(last.text, {}, "example", None, 0)
@@ -103,6 +104,15 @@ def recipe_of(text: str) -> recipe.Recipe:
     """A recipe, or a part of one in a recipe that needs nothing else."""
     rest = {"name": "part", "steps": 1, "task": {"name": "arithmetic"}, "algorithm": {"name": "grpo"}}
     return recipe.parse({**rest, **tomllib.loads(text)}, "the page")
+
+
+def read_rewards(page: recipe.Recipe, folder: Path) -> None:
+    """Read the tables of rewards, which a recipe nests as they are; the reader's own functions are stood in for."""
+    for table in (page.rewards or {}).values():
+        file, _, name = str(table.get("use", "")).partition(".py:")
+        if name:
+            (folder / f"{file}.py").write_text(f"def {name}(sample, completion):\n    return 0.0\n")
+    read_reward_weights(page.rewards, each=False)
 
 
 def check(example: list[Block]) -> None:
@@ -151,9 +161,10 @@ def test_every_reason_is_of_a_page_that_has_an_example() -> None:
         "# A\n\n    groupwise train quickstart --set step=1\n",
         "```python\n# mine.py\nx = 1\n```\n\n```toml\n# mine.toml\nsteps = 1\n```\n\n    groupwise check mine.toml\n",
         "# A\n\n    [sampling]\n    temprature = 1.0\n",
+        '# A\n\n    [rewards.mine]\n    usee = "mine.py:exact"\n',
         "```python\nimport groupwise.nothing\n```\n",
     ],
-    ids=["option", "key", "recipe", "section", "code"],
+    ids=["option", "key", "recipe", "section", "reward", "code"],
 )
 def test_a_wrong_example_is_seen(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -190,6 +190,26 @@ def test_one_that_hangs_costs_no_time_and_bounded_room(where, tmp_path):
     )
 
 
+def test_one_that_dies_in_the_middle_of_a_run_is_told_once_while_the_run_goes_on(tmp_path):
+    """A library tries again and again for minutes to reach a server that is gone."""
+    made, log = Told(hangs="evaluation"), []
+    sender = Sender(made, log.append, patience=0.2)
+    sender.start(tracked(tmp_path))
+    for row in (*STEPS, EVALUATION):
+        sender.metrics(row)
+    until = time.monotonic() + 60
+    while len(log) < 2 and time.monotonic() < until:
+        sender.metrics(STEPS[0])
+        time.sleep(0.01)
+    assert log[1] == "tracker Told: has not answered for 0.2 s; its rows wait, and the run goes on"
+    time.sleep(0.3)
+    sender.metrics(STEPS[1])
+    made.let_go.set()
+    sender.close(SUMMARY)
+    assert log[2:] == []
+    assert made.seen[-1] == ("close", SUMMARY)
+
+
 def test_one_that_goes_on_gets_what_waited_and_the_log_says_how_much_it_never_got(tmp_path):
     made, log = Told(hangs="step"), []
     sender = Sender(made, log.append, room=4, patience=60)

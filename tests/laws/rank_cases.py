@@ -256,6 +256,29 @@ def experts(
     return {**same, **compared(alone, over, algo, minibatch), "losses": losses, "same_own": own}
 
 
+def distilled(mesh: Mesh, adapters: bool, **settings: Any) -> Measured:
+    """Divergences of whole distributions from a teacher: a model of its own, or the policy without its adapters."""
+    named = {f"kl.{name}": value for name, value in settings.items()}
+    algo = groupwise.algorithm("opd", {"kl.place": "loss", **named})
+    make = learner_of(reference=policy(tied=False))
+    if adapters:
+        own = LearnerSettings(tokens_per_microbatch=BUDGET)
+
+        def make(model: Any, over: Mesh) -> AdaptedLearner:
+            return AdaptedLearner(model, AdapterSettings(rank=3), 0, own, 0.8, 8, mesh=over)
+
+    alone, over = learners(make, policy(), mesh)
+    for learner in (alone, over):
+        if isinstance(learner, AdaptedLearner):
+            numbers = torch.Generator().manual_seed(1)
+            for matrix in learner.adapters.matrices.values():
+                set_unsharded(matrix, 0.2 * torch.randn(matrix.shape, generator=numbers, dtype=matrix.dtype))
+    one, other = (x.annotate(bare_batch(), old=True, ref=True, top=algo.kl.top) for x in (alone, over))
+    same = all(same_bits(getattr(one, n), getattr(other, n)) for n in ("ref_ids", "ref_top"))
+    minibatch = algo.weigh(algo.credit(other))
+    return {**same_columns(one, other), "same_top": same, **compared(alone, over, algo, minibatch)}
+
+
 def adapted(mesh: Mesh, folder: Path) -> Measured:
     """Adapters: reference, gradient, merged weights, and back from a checkpoint."""
     algo = groupwise.algorithm("grpo", {"kl.beta": 0.1})
@@ -414,6 +437,23 @@ def not_finite(mesh: Mesh) -> Measured:
     }
 
 
+def supervised(mesh: Mesh) -> Measured:
+    """A mix, supervised rows alone, and their log-probabilities: two updates over ranks beside one process."""
+    algo = groupwise.algorithm("dapo")
+    alone, over = learners(learner_of(), policy(), mesh)
+    minibatch, _ = annotated(alone, over, algo, bare_batch(rows=6))
+    rows = algo.weigh(dataclasses.replace(bare_batch(rows=5), weight=None))
+    results = [[x.update(each, algo, rows) for x in (alone, over)] for each in (minibatch, None)]
+    logp = [x.logprobs_now(rows, sampled=False) for x in (alone, over)]
+    return {
+        "losses": max(abs(a.supervised.loss - b.supervised.loss) for a, b in results),
+        "norms": max(abs(a.gradient_norm - b.gradient_norm) for a, b in results),
+        "weights": apart(weights(alone.model), weights(over.model)),
+        "own_distribution": float((logp[0] - alone.logprobs_now(rows))[rows.mask].abs().max()),
+        "logprobs": float((logp[0] - logp[1])[rows.mask].abs().max()),
+    }
+
+
 def rounded(mesh: Mesh) -> Measured:
     algo, model = groupwise.algorithm("dapo"), policy(torch.float32)
     moved(model)
@@ -493,11 +533,15 @@ def cases(folder: Path) -> Mapping[str, Callable[[Mesh], Measured]]:
         "supported": supported,
         "experts learner": lambda mesh: experts(mesh, ReplayFrom.LEARNER),
         "experts engine": lambda mesh: experts(mesh, ReplayFrom.ENGINE),
+        "distilled full": lambda mesh: distilled(mesh, False, estimator="full", mixture=0.3),
+        "distilled top": lambda mesh: distilled(mesh, False, estimator="top-k", k=4),
+        "distilled adapters": lambda mesh: distilled(mesh, True, estimator="full"),
         "adapted": lambda mesh: adapted(mesh, folder / "adapted"),
         "saved": lambda mesh: saved(mesh, folder / "saved"),
         "critic": lambda mesh: critic(mesh, folder / "critic"),
         "reward model": reward_model,
         "not finite": not_finite,
+        "supervised": supervised,
         "rounded": rounded,
         "measured": measured,
         "held": held,

@@ -67,6 +67,13 @@ def test_the_rest_of_the_catalog_has_them_too(tmp_path):
             require(row, ROUNDING["float64"])
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_supervised_rows_over_ranks_are_those_of_one_process(seen, rank):
+    measured = seen[rank]["supervised"]
+    assert max(measured[name] for name in ("losses", "norms", "weights", "logprobs")) < 1e-8
+    assert measured["own_distribution"] > 1e-3, "the temperature of sampling has no part in it"
+
+
 @pytest.mark.parametrize("case", ["3 rows", "1 row", "padded rows", "supported"])
 def test_however_the_rows_are_run_and_dealt(seen, case):
     for rank in (0, 1):
@@ -116,6 +123,13 @@ def test_adapters_train_alone_and_are_merged_to_the_bits_of_one_process(seen):
     for rank in (0, 1):
         require(seen[rank]["adapted"], ROUNDING["float32"])
         assert seen[rank]["adapted"]["same_merged"]
+
+
+@pytest.mark.parametrize("case", ["distilled full", "distilled top", "distilled adapters"])
+def test_a_teacher_in_shards_teaches_what_it_teaches_in_one_process(seen, case):
+    for rank in (0, 1):
+        require(seen[rank][case])
+        assert seen[rank][case]["same_top"]
 
 
 @pytest.mark.parametrize("case", ["saved", "adapted"])

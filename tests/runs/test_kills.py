@@ -19,9 +19,15 @@ from tests.runs.tiny_runs import laid_over
 LONG: dict[str, Any] = {"steps": 40, "prompts_per_step": 16}
 TURNS: dict[str, Any] = {**LONG, "rollout.turn_tokens": 3}
 EXPERTS: dict[str, Any] = {"model": "tiny-moe", "steps": 20}
+IMITATES: dict[str, Any] = {
+    "supervised.demonstrations": 64, "supervised.rows_per_step": 8, "supervised.held_out": 8.0, "mix.supervised": 0.5,
+    "evaluation.every": 500,
+}  # fmt: skip
 #: What each run has that others do not, and how often it is killed.
 RUNS: dict[str, tuple[dict[str, Any], int]] = {
     "dapo, short": ({"algorithm.name": "dapo", "steps": 8}, 2),
+    "mix, short": ({**IMITATES, "steps": 24}, 2),
+    "supervised alone": ({**IMITATES, "mix.reinforced": 0.0, "steps": 1500, "checkpoint.every": 50}, 4),
     "grpo": (LONG, 10),
     "dapo": ({**LONG, "algorithm.name": "dapo"}, 10),
     "grpo, ahead": ({**LONG, "rollout.ahead": 1}, 10),
@@ -57,7 +63,9 @@ def kill_again_and_again(changes: dict[str, Any], kills: int, seed: int) -> Path
     return folder
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "dapo, short" else pytest.mark.slow) for n in RUNS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n.endswith(", short") else pytest.mark.slow) for n in RUNS]
+)
 def test_kills_and_resumes_give_the_same_bits(name: str, small: Any, tmp_path: Path) -> None:
     changes, kills = RUNS[name]
     if changes.get("model") == "EXPERTS":

@@ -23,7 +23,7 @@ def whole_batch() -> Batch:
     column = torch.arange(few.tokens.numel(), dtype=torch.float64).view(few.tokens.shape)
     support = Support(torch.tensor([3, 5, 8], dtype=torch.int32), torch.tensor([0, 1, 3]))
     routes = tuple(torch.full((n, 2, 1), n, dtype=torch.uint8) for n in (4, 1, 6))
-    by_token = ("step_score", "value", "reward", "advantage", "returns", "correction", "weight")
+    by_token = ("step_score", "value", "reward", "advantage", "returns", "correction", "weight", "likelihood")
     return dataclasses.replace(
         few,
         **dict.fromkeys(by_token, column),
@@ -31,6 +31,8 @@ def whole_batch() -> Batch:
         read_from=few.tokens,
         step_state=few.tokens,
         step_end=few.mask,
+        ref_ids=few.tokens[..., None].int(),
+        ref_top=column[..., None],
         row=torch.arange(3),
         reward_scores=torch.tensor([[1.0], [float("nan")], [-0.0]]),
         support=(support, None, support),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from groupwise.core.errors import UsageError
-from groupwise.training.mesh import ALONE, ENDS_WORK, INTERFACES, NCCL_ERRORS, connect, rendezvous
+from groupwise.training.mesh import ALONE, ENDS_WORK, INTERFACES, NCCL_ERRORS, PIECE, Mesh, connect, rendezvous
 from tests import two_ranks
 from tests.training.rank_acts import DEADLINE, TENSORS
 
@@ -51,6 +52,24 @@ def test_what_two_ranks_do_together_is_one_thing_on_both_to_the_bit(ranks, act):
 
 def test_a_rank_that_does_not_come_is_waited_for_until_the_deadline(ranks):
     assert DEADLINE <= ranks[0]["late"] < DEADLINE + 1.4
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_rank_killed_in_the_middle_of_a_message_is_noticed_within_seconds(attempt: int, tmp_path: Path):
+    """gloo forgets a message if writing it fails half-way, and waits for it; by chance about one in three does."""
+    done = two_ranks.ran("tests.training.rank_killed", [str(tmp_path)], seconds=60)
+    assert [d.returncode for d in done] == [0, -signal.SIGKILL], done[0].stdout[-3000:]
+    waited = (tmp_path / "waited").read_text()
+    assert float(waited.split(" s: ")[0]) < 10, waited
+
+
+def test_no_message_is_larger_than_what_a_connection_takes_at_once(monkeypatch: pytest.MonkeyPatch):
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(dist, "broadcast", lambda piece, source, group: sent.append(piece))
+    data = torch.arange(2 * PIECE + 3, dtype=torch.int32)
+    Mesh(rank=0, size=2).tensors({"x": data})
+    assert max(len(piece) for piece in sent) == PIECE
+    assert torch.equal(torch.cat(sent[2:]), data.view(torch.uint8))
 
 
 def test_a_process_by_itself_sends_nothing():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from groupwise.algorithms.calls import call
 from groupwise.algorithms.parts import Part
-from groupwise.algorithms.parts.advantage import Advantage
+from groupwise.algorithms.parts.advantage import Advantage, require_binary, unwhitened
 from groupwise.algorithms.parts.aggregate import Aggregate, count
 from groupwise.algorithms.parts.filters import Filter, KeepAll
 from groupwise.algorithms.parts.kl import KL
@@ -19,17 +19,22 @@ from groupwise.algorithms.parts.ratio import Ratio, TokenRatio, bounded
 from groupwise.algorithms.parts.rejection import NoRejection, Rejection
 from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Shaping, at_last_token, sampled_kl
 from groupwise.algorithms.parts.trust import Trust
-from groupwise.core.masked import keep, real, row_sum, whiten
+from groupwise.core.masked import keep, real, whiten
 from groupwise.core.numbers.inputs import (
     LARGEST,
     Column,
     mask_of,
     numbers,
+    per_token,
     require_finite,
+    require_mask_shape,
     require_shape,
     whole_numbers,
 )
 from groupwise.core.records import Batch
+
+#: The fields of a row that are no parts, each the weight of a term.
+COEFFICIENTS = ("entropy_coefficient", "likelihood_coefficient")
 
 
 class LossOut(NamedTuple):
@@ -65,6 +70,10 @@ class Dialect:
 class Algorithm:
     """A row of parts. loss = -(weight * (correction * surrogate - beta * kl + c * entropy)).sum()
 
+    With a likelihood coefficient mu it has - mu * logp_live besides, mean over the tokens of right completions (VAPO,
+    2504.05118); right are those whose score is above 0.
+
+    reinforced  factor on the surrogate, of `mixed`
     paper    where the row comes from
     summary  what it does, in one sentence
     watch    what to look at while it trains, and what good looks like
@@ -87,6 +96,8 @@ class Algorithm:
     mismatch: Mismatch = NoMismatch()
     rejection: Rejection = NoRejection()
     entropy_coefficient: float = 0.0
+    likelihood_coefficient: float = 0.0
+    reinforced: float = 1.0
     passes: int = 1
     summary: str = ""
     watch: str = ""
@@ -109,10 +120,10 @@ class Algorithm:
                 'ratio.level = "sequence-token" with a trust region per token'
             )
         self._require_credit_arrives()
-        if isinstance(self.shaping, NoReward) and not self.kl.in_reward:
+        if isinstance(self.shaping, NoReward) and not (self.kl.in_reward or self.kl.divergence):
             raise ValueError(
                 f"kl.place ({self.kl.place}, beta {self.kl.beta:g}) leaves nothing that trains, since shaping.kind "
-                '("none") gives no reward; take kl.place = "reward" with a beta above 0'
+                '("none") gives no reward; take kl.place = "reward" with a beta above 0, or kl.estimator = "full"'
             )
         if self.advantage.reads_steps and not self.advantage.by_turn and self.kl.in_reward:
             raise ValueError(
@@ -180,7 +191,7 @@ class Algorithm:
             advantage, returns = self._advantage(reward, **given)
         else:
             scored = [dataclasses.replace(batch, score=score) for score in batch.need("reward_scores").unbind(1)]
-            alone = dataclasses.replace(self, advantage=_unwhitened(self.advantage))
+            alone = dataclasses.replace(self, advantage=unwhitened(self.advantage))
             each = [alone._advantage(call("shaping", self.shaping, one), **given) for one in scored]
             advantage, returns = (
                 torch.stack([w * column for w, column in zip(weights, columns, strict=True)]).sum(0)
@@ -205,9 +216,22 @@ class Algorithm:
         states = (step_state,) if self.advantage.reads_states else ()
         return call("advantage", self.advantage, reward, value, mask, group, step_end, *states)
 
+    def mixed(self, reinforced: float, penalty: float) -> "Algorithm":
+        """Multiply surrogate, entropy bonus and likelihood term by `reinforced`, the KL term by `penalty`."""
+        if reinforced == penalty == 1:
+            return self
+        scaled = {name: reinforced * getattr(self, name) for name in COEFFICIENTS}
+        kl = dataclasses.replace(self.kl, beta=penalty * self.kl.beta)
+        return dataclasses.replace(self, reinforced=reinforced, kl=kl, **scaled)
+
     def weigh(self, minibatch: Batch) -> Batch:
-        """Add `weight` [N,T], made once for the optimizer batch."""
-        return minibatch.add(weight=self._weight(minibatch.mask))
+        """Add `weight` and, if it is read, `likelihood`, each [N,T] and made once for the optimizer batch."""
+        likelihood = self._likelihood(minibatch.score > 0, minibatch.mask) if self.likelihood_coefficient else None
+        return minibatch.add(weight=self._weight(minibatch.mask), likelihood=likelihood)
+
+    def _likelihood(self, right: Tensor, mask: Tensor) -> Tensor:
+        inside = mask & right[:, None]
+        return inside.double() / inside.sum().clamp(min=1)
 
     def _weight(self, mask: Tensor) -> Tensor:
         return call("aggregate", self.aggregate, mask, count(mask))
@@ -221,7 +245,8 @@ class Algorithm:
         weighted = minibatch.mask & (minibatch.need("weight") != 0)
         if self.kl.in_loss or self.entropy_coefficient:
             return weighted.any(1)
-        return (weighted & (minibatch.need("advantage") != 0)).any(1)
+        trained = weighted & (minibatch.need("advantage") != 0)
+        return (trained if minibatch.likelihood is None else trained | (minibatch.likelihood != 0)).any(1)
 
     def advantages(
         self,
@@ -249,14 +274,14 @@ class Algorithm:
         if rewards.dim() not in (1, 2):
             raise ValueError(f"rewards has shape {tuple(rewards.shape)}; [N], or [N,T] per token, is due")
         require_shape("groups", groups, rewards.shape[:1], "an id for each reward [N]:")
-        per_token = rewards if rewards.dim() == 2 else rewards[:, None]
-        inside = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask_of("mask", mask, rewards)
+        each = rewards if rewards.dim() == 2 else rewards[:, None]
+        inside = torch.ones_like(each, dtype=torch.bool) if mask is None else mask_of("mask", mask, rewards)
         due = rewards.shape if rewards.dim() == 2 else (*rewards.shape, *inside.shape[-1:])
         require_shape("mask", inside, torch.Size(due), "[N,T] of the rewards:")
         voting = (inside if rewards.dim() == 2 else inside.any(-1)) & ~rewards.isnan()
         require_finite("rewards", rewards, voting, "finite numbers are due, or NaN where there is no reward", LARGEST)
         if rewards.dim() == 1:
-            per_token = at_last_token(rewards, inside)
+            each = at_last_token(rewards, inside)
         if self.advantage.reads_steps and step_end is None:
             raise ValueError(f"{self.name}: its advantages read where steps end; give step_end [N,T], True there")
         ends = None if step_end is None else mask_of("step_end", step_end, rewards)
@@ -264,7 +289,7 @@ class Algorithm:
         for name, column in (("step_end", ends), ("step_state", states)):
             if column is not None:
                 require_shape(name, column, inside.shape, "[N,T] of the mask:")
-        advantage, _ = self._advantage(per_token, None, inside, groups, ends, states)
+        advantage, _ = self._advantage(each, None, inside, groups, ends, states)
         if rewards.dim() == 2:
             return advantage
         return at_last_token(advantage.new_ones(len(advantage)), inside).mul(advantage).sum(-1)
@@ -278,32 +303,42 @@ class Algorithm:
         logp_ref: Column | None = None,
         logp_engine: Column | None = None,
         entropy: Column | None = None,
+        right: Column | None = None,
+        divergence: Column | None = None,
     ) -> LossOut:
         """Compute an optimizer batch's loss. Log-probabilities [N,T] nats, advantage [N] or [N,T], mask [N,T] bool.
+
+        right       [N] bool, the right completions, for a likelihood term
+        divergence  [N,T] nats, of kl.estimator "full" or "top-k", which need whole distributions
 
         Masked positions may hold anything; an all-masked batch gives value 0 and gradient 0. Columns are of any type of
         numbers, the mask bool or 0 and 1: what is returned is made in float32, or float64 if log-probabilities are,
         and the gradient arrives in logp_live's own type.
-        Raises ValueError if a KL term, a mismatch correction or an entropy bonus lacks its column, shapes differ, or
-        a trained token has a number that is not finite.
+        Raises ValueError if a KL term, a mismatch correction, an entropy bonus or a likelihood term lacks its column,
+        shapes differ, or a trained token has a number that is not finite.
         """
         live = numbers("logp_live", logp_live)
         inside = mask_of("mask", mask, live)
         if inside.dim() != 2:
             raise ValueError(f"mask has shape {tuple(inside.shape)}; [N,T] is due")
         old = numbers("logp_old", logp_old, live)
-        advantage = _per_token(numbers("advantage", advantage, live), inside)
-        given = {"logp_ref": logp_ref, "logp_engine": logp_engine, "entropy": entropy}
+        advantage = per_token(numbers("advantage", advantage, live), inside)
+        given = {"logp_ref": logp_ref, "logp_engine": logp_engine, "entropy": entropy, "divergence": divergence}
         more = {name: None if one is None else numbers(name, one, live) for name, one in given.items()}
         columns = {"logp_live": live, "logp_old": old, "advantage": advantage, **more}
-        _same_shape(inside, **columns)
-        reads_ref = self.kl.in_loss and self.kl.reads_reference
-        read = {"logp_ref": reads_ref, "logp_engine": self.corrects, "entropy": self.entropy_coefficient}
+        require_mask_shape(inside, **columns)
+        whole = self.kl.divergence is not None
+        reads_ref = self.kl.in_loss and self.kl.reads_reference and not whole
+        read = {"logp_ref": reads_ref, "divergence": whole, "logp_engine": self.corrects}
+        read["entropy"] = bool(self.entropy_coefficient)
         for name, column in columns.items():
             if column is not None and read.get(name, True):
                 require_finite(name, column, inside, "finite numbers are due at every trained token", LARGEST)
-        correction = self._correction(old, more.pop("logp_engine"), inside)
-        return self.objective(self._weight(inside), live, old, advantage, inside, correction=correction, **more)
+        more["correction"] = self._correction(old, more.pop("logp_engine"), inside)
+        if right is not None:
+            require_shape("right", one := mask_of("right", right, live), inside.shape[:1], "[N] of the mask:")
+            more["likelihood"] = self._likelihood(one, inside)
+        return self.objective(self._weight(inside), live, old, advantage, inside, **more)
 
     def objective(
         self,
@@ -315,16 +350,20 @@ class Algorithm:
         logp_ref: Tensor | None = None,
         correction: Tensor | None = None,
         entropy: Tensor | None = None,
+        likelihood: Tensor | None = None,
+        divergence: Tensor | None = None,
     ) -> LossOut:
         """Compute the loss under weights [N,T] made beforehand, so that parts of an optimizer batch add up to it."""
-        _same_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
-        _same_shape(mask, weight=weight, correction=correction)
+        require_mask_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
+        require_mask_shape(mask, weight=weight, correction=correction, likelihood=likelihood, divergence=divergence)
         live, old = keep(real(logp_live), mask), keep(real(logp_old), mask)
-        advantage = keep(_per_token(advantage, mask).to(live.dtype), mask)
+        advantage = keep(per_token(advantage, mask).to(live.dtype), mask)
         log_ratio = call("ratio", self.ratio, live, old, mask)
         surrogate, share = call("trust", self.trust, log_ratio, advantage, live, mask)
         total = surrogate if correction is None else surrogate * keep(correction.to(live.dtype), mask)
-        kl = self._kl(live, old, logp_ref, mask)
+        if self.reinforced != 1:
+            total = self.reinforced * total
+        kl = self._kl(live, old, logp_ref, divergence, mask)
         if kl is not None:
             total = total - self.kl.beta * kl
         if self.entropy_coefficient:
@@ -332,6 +371,10 @@ class Algorithm:
                 raise ValueError("an entropy coefficient is set and needs the entropy column [N,T]")
             total = total + self.entropy_coefficient * keep(real(entropy), mask)
         value = -(weight.to(live.dtype) * total).sum()
+        if self.likelihood_coefficient:
+            if likelihood is None:
+                raise ValueError("a likelihood coefficient is set and needs which completions are right [N]")
+            value = value - self.likelihood_coefficient * (likelihood.to(live.dtype) * live).sum()
         return LossOut(value, share.detach(), log_ratio.detach(), None if kl is None else kl.detach())
 
     def _correction(self, logp_old: Tensor | None, logp_engine: Tensor | None, mask: Tensor) -> Tensor | None:
@@ -344,41 +387,17 @@ class Algorithm:
         first, *others = (call(slot, part, logp_old, logp_engine, mask) for slot, part in parts)
         return first if not others else first * others[0]
 
-    def _kl(self, live: Tensor, old: Tensor, logp_ref: Tensor | None, mask: Tensor) -> Tensor | None:
+    def _kl(
+        self, live: Tensor, old: Tensor, logp_ref: Tensor | None, divergence: Tensor | None, mask: Tensor
+    ) -> Tensor | None:
         if not self.kl.in_loss:
             return None
+        if self.kl.divergence is not None:
+            if divergence is None:
+                raise ValueError(f"{self.name} has {self.kl.estimator} in its loss and needs divergence [N,T]")
+            return keep(real(divergence), mask)
         if self.kl.against == "old":
             return self.kl(live, old, bounded(live - old))
         if logp_ref is None:
             raise ValueError(f"{self.name} has a KL term in its loss (beta {self.kl.beta}) and needs logp_ref")
         return self.kl(live, keep(real(logp_ref), mask), bounded(live - old))
-
-
-def _unwhitened(part: Advantage) -> Advantage:
-    """Return the part without its whitening if it credits rewards one by one: it is their sum that is whitened."""
-    return dataclasses.replace(part, whiten=False) if part.by_reward else part  # type: ignore[type-var, call-arg]
-
-
-def require_binary(reward: Tensor, mask: Tensor, describe: str) -> None:
-    """Raise ValueError if a completion's reward is not 0 or 1. NaN, which has no vote, is let through."""
-    total = row_sum(real(reward), mask)
-    other = (total != 0) & (total != 1) & ~total.isnan()
-    if other.any():
-        raise ValueError(
-            f"advantage.kind ({describe}) is for rewards of 0 and 1, and there is one of {float(total[other][0]):g}; "
-            'take advantage.kind = "group-mean", or a reward that is 0 or 1'
-        )
-
-
-def _per_token(advantage: Tensor, mask: Tensor) -> Tensor:
-    if advantage.shape == mask.shape:
-        return advantage
-    if advantage.shape != mask.shape[:1]:
-        raise ValueError(f"advantage has shape {tuple(advantage.shape)}; expected [N] or [N,T] of {tuple(mask.shape)}")
-    return advantage[:, None].expand(mask.shape)
-
-
-def _same_shape(mask: Tensor, **columns: Tensor | None) -> None:
-    for name, column in columns.items():
-        if column is not None and column.shape != mask.shape:
-            raise ValueError(f"{name} has shape {tuple(column.shape)}, the mask {tuple(mask.shape)}")

@@ -26,6 +26,7 @@ from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, So
 #: Keys that dialects share.
 DECOUPLED, UNCAPPED = ("advantage.kind", "gae-decoupled"), ("trust.cap", 0.0)
 WIDE = (("trust.delta_low", 0.2), ("trust.delta_high", 0.2))
+TOP = (("kl.place", "loss"), ("kl.estimator", "top-k"))
 
 PPO = Algorithm(
     name="ppo",
@@ -44,8 +45,14 @@ PPO = Algorithm(
         Dialect("VC-PPO", (DECOUPLED,), "critic.warmup_steps trains the critic alone first"),
         Dialect(
             "VAPO",
-            (DECOUPLED, ("advantage.alpha", 0.05), ("trust.epsilon_high", 0.28), ("kl.beta", 0.0)),
-            "adds a likelihood term on right completions, which is not here yet",
+            (
+                DECOUPLED,
+                ("advantage.alpha", 0.05),
+                ("trust.epsilon_high", 0.28),
+                ("kl.beta", 0.0),
+                ("likelihood_coefficient", 0.1),
+            ),
+            "right completions are those with a score above 0",
         ),
     ),
 )
@@ -269,7 +276,7 @@ GDPO = dataclasses.replace(
     advantage=RewardZScore(),
     kl=KL(beta=0.0),
     aggregate=TokenMean(),
-    dialects=(Dialect("TRL, normalize_then_sum", (("advantage.whiten", False),), "whitens over completions instead"),),
+    dialects=(Dialect("TRL, normalize_then_sum", (), "whitens over completions instead of tokens"),),
 )
 
 VESPO = dataclasses.replace(
@@ -369,6 +376,21 @@ OPD = dataclasses.replace(
             "prime-rl",
             (("trust.delta_high", 1.0),),
             "stops a token that became less likely by 0.2 whatever its advantage, and adds 1e-3 (log r)^2",
+        ),
+        Dialect(
+            "TRL, GKD",
+            (("kl.place", "loss"), ("kl.estimator", "full"), ("kl.mixture", 1.0)),
+            "mixture is its beta, 1.0 in its trainer and 0.5 in its function",
+        ),
+        Dialect(
+            "TRL, SDFT",
+            (*TOP, ("kl.k", 100), ("kl.mixture", 0.5), ("kl.tail", False)),
+            "with a local teacher the ids are the policy's most likely ones",
+        ),
+        Dialect(
+            "verl, forward_kl_topk",
+            (*TOP, ("kl.k", 128), ("kl.mixture", 0.0)),
+            "leaves the tail out without renormalising, and holds log-probabilities above -10 and the loss below 10",
         ),
         Dialect("MiniLLM-like", (("advantage.gamma", 1.0),), "the KL to go, of the whole rest of a completion"),
     ),

@@ -73,7 +73,7 @@ def family() -> str:
 def compare(name: str, other: str) -> str:
     """Compare two algorithms, slot by slot."""
     left, right = algorithm(name), algorithm(other)
-    pairs = list(zip(lines(left), lines(right), strict=True))
+    pairs = list(zip(lines(left), lines(right), strict=True))  # no row of the catalog has a likelihood term
     different: list[str] = []
     for a, b in pairs:
         if a != b:
@@ -119,7 +119,9 @@ def objective(row: Algorithm) -> str:
     inner = f"{correction}({surrogate})" if correction else surrogate
     penalty = f" - {row.kl.beta:g} KL" if row.kl.in_loss else ""
     bonus = f" + {row.entropy_coefficient:g} H" if row.entropy_coefficient else ""
-    return f"J = sum_it {_value(row.aggregate)} [ {inner}{penalty}{bonus} ]"
+    mu = row.likelihood_coefficient
+    right = f" + {mu:g} (mean log pi_live over tokens of right completions)" if mu else ""
+    return f"J = sum_it {_value(row.aggregate)} [ {inner}{penalty}{bonus} ]{right}"
 
 
 def _value(part: Part) -> str:
@@ -162,7 +164,10 @@ def lines(row: Algorithm) -> list[tuple[str, str, str]]:
     parts = [(slot, describe(part), part.equation) for slot, part in row.parts.items()]
     passes = "passes over a batch unless the recipe says otherwise"
     bonus = "h, the weight of the entropy H" if row.entropy_coefficient else "no bonus"
-    return [*parts, ("entropy", f"{row.entropy_coefficient:g}", bonus), ("passes", f"{row.passes}", passes)]
+    others = [("entropy", f"{row.entropy_coefficient:g}", bonus), ("passes", f"{row.passes}", passes)]
+    if mu := row.likelihood_coefficient:
+        others.append(("likelihood", f"{mu:g}", "mu, the weight of log pi_live on completions with a score above 0"))
+    return [*parts, *others]
 
 
 def _table(lines: list[tuple[str, str, str]]) -> list[str]:

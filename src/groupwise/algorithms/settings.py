@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.algorithm import COEFFICIENTS, Algorithm
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.own_parts import GROUP, offered_kinds, offered_part, own_part, require_part, slot_of
 from groupwise.algorithms.parts.advantage import (
@@ -20,7 +20,7 @@ from groupwise.algorithms.parts.aggregate import Constant, SequenceMean, TokenMe
 from groupwise.algorithms.parts.divergence import BinaryKL, Quadratic, TotalVariation
 from groupwise.algorithms.parts.filters import DropUniform, KeepAll
 from groupwise.algorithms.parts.gae import GAE, DecoupledGAE, MonteCarlo, OneStepTD, Return
-from groupwise.algorithms.parts.kl import K1, K2, K3, KL, Against, K3Ratio, Place
+from groupwise.algorithms.parts.kl import K1, K2, K3, KL, Against, Full, K3Ratio, Place, TopK
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
 from groupwise.algorithms.parts.off_policy import FutureKL, GammaWeight, OffPolicyMask, Tapered
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
@@ -103,6 +103,7 @@ KINDS: Mapping[str, Mapping[str, type]] = {
     },
 }
 ESTIMATORS: Mapping[str, type] = {"k1": K1, "k2": K2, "k3": K3, "k3-ratio": K3Ratio}
+DIVERGENCES: Mapping[str, type] = {"full": Full, "top-k": TopK}
 PLACES: Mapping[str, Place] = {place: place for place in get_args(Place)}
 AGAINST: Mapping[str, Against] = {name: name for name in get_args(Against)}
 
@@ -138,10 +139,10 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None, files: Fi
             changed[slot] = _rebuild(slot, getattr(row, slot), values, files)
         elif slot == "kl":
             changed[slot] = _rebuild_kl(row.kl, values, files)
-        elif slot == "entropy_coefficient":
-            changed[slot] = _checked("algorithm.entropy_coefficient", values.get("", values), float)
+        elif slot in COEFFICIENTS:
+            changed[slot] = _checked(f"algorithm.{slot}", values.get("", values), float)
         else:
-            known = ["name", *KINDS, "kl", "entropy_coefficient"]
+            known = ["name", *KINDS, "kl", *COEFFICIENTS]
             raise UsageError(f"algorithm.{slot}: there is no such key; {nearest(slot, known)}")
     if "shaping" not in slots and getattr(changed.get("advantage"), "reads_steps", False):
         changed["shaping"] = row.shaping if row.shaping.reads_steps else Steps()
@@ -175,8 +176,7 @@ def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:
         values[slot] = {**_chosen_by(slot, type(part)), **_values(part)}
     kl = {"beta": row.kl.beta, "place": row.kl.place, "against": row.kl.against}
     values["kl"] = {**kl, **_chosen_by("kl", type(row.kl.estimator)), **_values(row.kl.estimator)}
-    values["entropy_coefficient"] = row.entropy_coefficient
-    return values
+    return {**values, **{name: getattr(row, name) for name in COEFFICIENTS}}
 
 
 def as_keys(row: Algorithm) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def describe(part: object) -> str:
         if not part.beta:
             return "off"
         of = "" if part.against == "reference" else ", against the old policy"
-        return f"{_name(type(part.estimator))} in the {part.place}{of}, beta={part.beta:g}"
+        return f"{describe(part.estimator)} in the {part.place}{of}, beta={part.beta:g}"
     kind = _name(type(part))
     fields = ", ".join(f"{name}={value!r}" for name, value in _values(part).items())
     return f"{kind}({fields})" if fields else kind
@@ -224,7 +224,7 @@ def _values(part: Any) -> dict[str, object]:
 
 
 def _catalog_name(kind: type) -> str | None:
-    known = (pair for kinds in (*KINDS.values(), ESTIMATORS) for pair in kinds.items())
+    known = (pair for kinds in (*KINDS.values(), ESTIMATORS, DIVERGENCES) for pair in kinds.items())
     return next((name for name, other in known if other is kind), None)
 
 
@@ -240,7 +240,7 @@ def _chosen_by(slot: str, kind: type) -> dict[str, object]:
 
 def _kind(slot: str, current: type, values: Mapping[str, object], files: Files) -> type:
     """Return the class that a slot's settings choose, by name or by file; without either key the row's own."""
-    kind_key, known = KIND_KEY.get(slot, "kind"), KINDS.get(slot, ESTIMATORS)
+    kind_key, known = KIND_KEY.get(slot, "kind"), KINDS.get(slot, {**ESTIMATORS, **DIVERGENCES})
     if "use" in values and kind_key in values:
         raise UsageError(f"algorithm.{slot}: {kind_key} and use both name its part; take one of them out")
     if "use" in values:

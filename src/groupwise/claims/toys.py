@@ -138,7 +138,7 @@ class ToyRun:
     def scored(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Compute log-probability and entropy [N,T] under the distribution that is sampled, nats."""
         states = torch.eye(self.VOCABULARY + 1, dtype=torch.float64)[self.policy.before(tokens).flatten()]
-        logp, entropy = token_logprobs(self.head, states, tokens.flatten(), self.temperature)
+        logp, entropy, *_ = token_logprobs(self.head, states, tokens.flatten(), self.temperature)
         return logp.view(tokens.shape), entropy.view(tokens.shape)
 
     def _update(self, tokens: Tensor, old: Tensor, reward: Tensor, advantage: Tensor) -> Update:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from groupwise.algorithms import atlas, explain
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts.kl import KL
-from groupwise.algorithms.settings import AGAINST, ESTIMATORS, KIND_KEY, KINDS, PLACES
+from groupwise.algorithms.settings import AGAINST, DIVERGENCES, ESTIMATORS, KIND_KEY, KINDS, PLACES
 from groupwise.config.answers import ANSWERS
 from groupwise.config.described import Key, KeySection, page
 from groupwise.config.recipe import Recipe, algorithm_keys, is_section, known_keys, section_types
@@ -42,6 +42,19 @@ _ALIKE = {
     "algorithm.rejection.geometric": "algorithm.mismatch.geometric",
     "algorithm.rejection.veto": "algorithm.mismatch.veto",
 }
+#: What an algorithm's parts do, by slot.
+SLOTS = {
+    "shaping": "How scores become rewards.",
+    "filter": "Which groups train.",
+    "advantage": "How rewards become advantages.",
+    "ratio": "What the probability ratio is taken of.",
+    "trust": "How far the policy may move from the old one.",
+    "mismatch": "How a token weighs if the engine's probability of it is not the learner's.",
+    "rejection": "What does not train because those two differ too much.",
+    "aggregate": "How tokens are added up to one loss.",
+}
+#: The default of a key that each algorithm of the catalog sets for itself.
+BY_NAME = "set by algorithm.name"
 _TYPES = {
     "integer": "integer",
     "number": "number",
@@ -136,15 +149,18 @@ def _rewards() -> Iterator[KeySection]:
 
 
 def _algorithm() -> Iterator[KeySection]:
-    bonus = Key("algorithm.entropy_coefficient", "number", "the row's", "", "weight of the entropy bonus; 0 is none")
-    row = _choice("algorithm.name", CATALOG, "", "the catalog's row, whose values are the defaults of all below")
-    yield KeySection("algorithm", "A row of parts: groupwise explain NAME shows its values.", (row, bonus))
+    bonus = Key("algorithm.entropy_coefficient", "number", BY_NAME, "", "weight of the entropy bonus; 0 is none")
+    words = "VAPO's mu, the weight of the log-likelihood of completions with a score above 0; 0 is none"
+    likelihood = Key("algorithm.likelihood_coefficient", "number", BY_NAME, "", words)
+    name = _choice("algorithm.name", CATALOG, "", "the algorithm, which sets the defaults of all keys below")
+    title = "The algorithm: groupwise explain NAME shows its parts and values."
+    yield KeySection("algorithm", title, (name, bonus, likelihood))
     for slot, kinds in KINDS.items():
         word = KIND_KEY.get(slot, "kind")
-        part = _choice(f"algorithm.{slot}.{word}", kinds, "the row's", "which part stands there")
+        part = _choice(f"algorithm.{slot}.{word}", kinds, BY_NAME, "the part that does this")
         first = f"algorithm.{next(iter(KINDS))}"
         alike = "" if first == f"algorithm.{slot}" else first
-        yield KeySection(f"algorithm.{slot}", f"The slot `{slot}`.", (part, _own_part(slot)), alike)
+        yield KeySection(f"algorithm.{slot}", SLOTS[slot], (part, _own_part(slot)), alike)
         for name, kind in kinds.items():
             section = f"algorithm.{slot}.{name}"
             if keys := tuple(_of_fields(kind, f"algorithm.{slot}.")):
@@ -154,13 +170,15 @@ def _algorithm() -> Iterator[KeySection]:
         "algorithm.kl",
         _title(KL),
         (
-            _choice("algorithm.kl.against", AGAINST, "the row's", described["against"]),
-            Key("algorithm.kl.beta", "number", "the row's", "at least 0", described["beta"]),
-            _choice("algorithm.kl.estimator", ESTIMATORS, "the row's", described["estimator"]),
+            _choice("algorithm.kl.against", AGAINST, BY_NAME, described["against"]),
+            Key("algorithm.kl.beta", "number", BY_NAME, "at least 0", described["beta"]),
+            _choice("algorithm.kl.estimator", (*ESTIMATORS, *DIVERGENCES), BY_NAME, described["estimator"]),
             _own_part("kl"),
-            _choice("algorithm.kl.place", PLACES, "the row's", described["place"]),
+            _choice("algorithm.kl.place", PLACES, BY_NAME, described["place"]),
         ),
     )
+    for name, kind in DIVERGENCES.items():
+        yield KeySection(f"algorithm.kl.{name}", _title(kind), tuple(_of_fields(kind, "algorithm.kl.")))
 
 
 def _own_part(slot: str) -> Key:

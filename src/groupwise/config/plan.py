@@ -54,6 +54,11 @@ class Plan:
     code: Sequence[Source] = ()
 
     @property
+    def method(self) -> str:
+        """Name of what trains: the algorithm, or supervised rows alone."""
+        return "supervised" if self.recipe.supervised_alone else self.algorithm.name
+
+    @property
     def folder(self) -> Path:
         """Folder of the run."""
         return self.place or Path(self.recipe.runs) / self.recipe.name
@@ -101,6 +106,8 @@ class Plan:
             "critic": no_keys if row.advantage.reads_value else every["critic"],
             "engine": recipe.engine.unread,
             "evaluation": recipe.evaluation.unread,
+            "mix": no_keys if recipe.mix.model_fields_set else every["mix"],
+            "supervised": {"demonstrations"} if recipe.supervised and recipe.supervised.path else no_keys,
             "placement": recipe.placement.unread(set(self.processes)),
             "preference": recipe.preference.unread if recipe.preference else no_keys,
             "reference": recipe.reference.unread if row.needs_reference else every["reference"],
@@ -134,10 +141,20 @@ def _policy_lines(plan: Plan) -> Iterator[str]:
     yield f"task         {plan.task}"
     for note in plan.task.notes() if isinstance(plan.task, Notes) else ():
         yield f"             {note}"
+    if rows := recipe.supervised:
+        mix = recipe.mix
+        names = ("reinforced", *["distilled"] * (not recipe.reference.stays_start), "supervised")
+        weights = f"weights: {', '.join(f'{name} {getattr(mix, name):g}' for name in names)}"
+        source = rows.path or "the task's demonstrations"
+        yield f"supervised   {source}, {rows.rows_per_step} rows a step; {weights}"
+    if recipe.supervised_alone:
+        return
     yield f"algorithm    {row.name} ({row.paper})"
     for slot, part in row.parts.items():
         yield f"  {slot:<10} {describe(part)}"
     yield f"  {'entropy':<10} {row.entropy_coefficient:g}"
+    if row.likelihood_coefficient:
+        yield f"  {'likelihood':<10} {row.likelihood_coefficient:g} log pi_live of completions with a score above 0"
     for source in plan.code:
         yield f"own code     {source}"
 
@@ -196,17 +213,19 @@ def _step_lines(plan: Plan) -> Iterator[str]:
     """Say what a step is, how many there are, and how the run is evaluated."""
     recipe, row, measure = plan.recipe, plan.algorithm, plan.recipe.measure
     completions = recipe.prompts_per_step * recipe.samples_per_prompt
-    yield (
-        f"step         {recipe.prompts_per_step} prompts x {recipe.samples_per_prompt} samples = {completions} "
-        f"completions of at most {recipe.sampling.max_new_tokens} tokens"
-    )
-    passes = counted(recipe.passes_per_batch or 0, "pass")
-    yield f"             {passes} of {counted(recipe.updates_per_batch, 'update')}"
-    for line in _describe_age(recipe, row):
-        yield f"age          {line}"
+    if not recipe.supervised_alone:
+        yield (
+            f"step         {recipe.prompts_per_step} prompts x {recipe.samples_per_prompt} samples = {completions} "
+            f"completions of at most {recipe.sampling.max_new_tokens} tokens"
+        )
+        passes = counted(recipe.passes_per_batch or 0, "pass")
+        yield f"             {passes} of {counted(recipe.updates_per_batch, 'update')}"
+        for line in _describe_age(recipe, row):
+            yield f"age          {line}"
     steps, updates = counted(recipe.steps, "step"), counted(recipe.total_updates, "optimizer update")
     yield f"run length   {steps}, {updates}"
-    yield f"witness      {_describe_witness(recipe)}"
+    if not recipe.supervised_alone:
+        yield f"witness      {_describe_witness(recipe)}"
     if not plan.evaluated:
         yield "evaluation   none"
         return
@@ -299,7 +318,7 @@ def about(plan: Plan, started: float) -> dict[str, Any]:
         "groupwise": VERSION,
         "started": round(started, 3),
         **where(plan.recipe.device),
-        "algorithm": algorithm_row(plan.algorithm),
+        "algorithm": {"name": plan.method} if plan.recipe.supervised_alone else algorithm_row(plan.algorithm),
         "task": plan.recipe.task.get("name") or type(plan.task).__name__,
         **({"code": [{"path": str(one.path), "sha256": one.sha256} for one in plan.code]} if plan.code else {}),
         **({"commit": name} if (name := commit(Path.cwd())) else {}),

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from groupwise.algorithms.algorithm import COEFFICIENTS
 from groupwise.algorithms.settings import KINDS
 from groupwise.config.answers import first_ones, require_known
 from groupwise.config.recipe_files import find, named_table, set_key
@@ -38,9 +39,13 @@ def parse(table: Mapping[str, Any], where: str) -> Recipe:
         require_plain(f"{where}: {key}", value)
     require_known(table, known_keys(), algorithm_keys(), where)
     try:
-        return Recipe.model_validate(dict(table))
+        loaded = Recipe.model_validate(dict(table))
     except ValidationError as error:
         raise UsageError(f"{where}: {first_ones(list(map(_in_words, error.errors())))}") from None
+    missing = [f"{key} is missing" for key in ("task", "algorithm") if key not in loaded.model_fields_set]
+    if missing and loaded.supervised is None and loaded.task.get("name") != "chats":
+        raise UsageError(f"{where}: {'; '.join(missing)}")
+    return loaded
 
 
 def known_keys() -> dict[str, Any]:
@@ -50,7 +55,7 @@ def known_keys() -> dict[str, Any]:
 
 def algorithm_keys() -> list[str]:
     """List the keys that [algorithm] may hold."""
-    return ["name", "kl", "entropy_coefficient", *KINDS]
+    return ["name", "kl", *COEFFICIENTS, *KINDS]
 
 
 def _inside(kind: Any) -> dict[str, Any]:

@@ -23,7 +23,13 @@ from groupwise.tasks.make import chosen_by, names, task
 from groupwise.training.critic import CriticSettings
 from groupwise.training.start.initial_policy import TINY
 from groupwise.training.start.warm_start import WarmStart
+from groupwise.training.supervised import SupervisedSettings
 
+#: Tokens of the completions on which an engine that samples nothing else is tried.
+TRIED_TOKENS = 16
+#: The task of supervised rows alone, and the keys that such a run does not read, whatever its task.
+CHATS = "chats"
+SAMPLED = ("algorithm", "prompts_per_step", "samples_per_prompt", "updates_per_batch", "passes_per_batch", "logp_old")
 #: A critic without a learning rate of its own learns this many times as fast as the policy.
 CRITIC_RATE = 10
 
@@ -35,12 +41,18 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
     files  files of a new run that it names and that are on no disk yet
     Raises UsageError, one line, if a part does not exist, nothing reads a key, or the run could not work.
     """
-    files = kept.kept_code(place) if place else files
+    files, recipe = kept.kept_code(place) if place else files, _mixed(recipe)
     device = device_of(recipe.device, "device = 'cuda'")
     problems = task(*_name_and_keys("task", recipe.task), files)
     rewards = read_reward_weights(recipe.rewards, recipe.scoring.combine == "after", files)
     metric = default_metric(rewards, has_answers(problems), recipe.preference is not None)
     row = _algorithm(recipe, metric, files)
+    teaches = row.kl.in_loss and not recipe.reference.stays_start
+    if recipe.mix.distilled != 1 and not teaches:
+        raise UsageError(
+            f"mix.distilled = {recipe.mix.distilled:g}: the loss has no KL term to a teacher; set algorithm.kl.place = "
+            '"loss" with a beta above 0 and reference.model to a teacher, or take it out'
+        )
     rewards = dataclasses.replace(rewards, each=rewards.each or (row.advantage.by_reward and len(rewards.weights) > 1))
     keys = dataclasses.asdict(problems)  # type: ignore[call-overload]
     chosen = {"name": recipe.task["name"]} if recipe.task.get("name") in names() else chosen_by(problems)
@@ -58,6 +70,9 @@ def resolve(recipe: Recipe, place: Path | None = None, files: Files = NO_FILES) 
         warm_start=WarmStart() if recipe.start else recipe.warm_start.fitted(tiny=recipe.model in TINY),
         evaluation=measured_by(recipe.evaluation, metric).with_ends(recipe.sampling),
     )
+    reinforced = 1.0 if complete.mix.reinforced is None else complete.mix.reinforced
+    if not complete.supervised_alone:
+        row = row.mixed(reinforced, complete.mix.distilled if teaches else reinforced)
     plan = Plan(complete, problems, row, rewards, place, _own_code(row, problems, rewards))
     _require_all_read(recipe, plan.unread)
     require_runnable(plan)
@@ -71,6 +86,8 @@ def resolved_recipe(plan: Plan) -> dict[str, Any]:
     }
     if plan.recipe.start:
         exclude |= {"model": True, "warm_start": True}
+    if plan.recipe.supervised_alone:
+        exclude |= dict.fromkeys(SAMPLED, True)
     return plan.recipe.model_dump(exclude_none=True, exclude=exclude)
 
 
@@ -88,6 +105,37 @@ def _require_all_read(recipe: Recipe, unread: Mapping[str, set[str]]) -> None:
         off = any(key.startswith("evaluation.") for key in keys)
         remedy = "; or set evaluation whole: --set 'evaluation={problems=0}'" if off else ""
         raise UsageError(f"{', '.join(keys)}: set, but nothing in this run reads it; take it out{remedy}")
+
+
+def _mixed(recipe: Recipe) -> Recipe:
+    """Fill in what a recipe with supervised rows leaves open: task, rows and weights; where rows alone train, it has
+    an algorithm without a reference or a critic, which nothing reads.
+    """
+    mix, rows, task = recipe.mix, recipe.supervised, recipe.task
+    if rows is not None and rows.path and not task:
+        task = {"name": CHATS, "path": rows.path}
+    if task.get("name") == CHATS and rows is None:
+        rows = SupervisedSettings(path=str(task.get("path", "")))
+    if rows is None and not mix.model_fields_set:
+        return recipe
+    weights = {
+        "reinforced": float(task.get("name") != CHATS) if mix.reinforced is None else mix.reinforced,
+        "supervised": float(rows is not None) if mix.supervised is None else mix.supervised,
+    }
+    if weights["supervised"] and rows is None:
+        raise UsageError(f"mix.supervised = {mix.supervised:g}: there are no rows; add [supervised] with a path")
+    if task.get("name") == CHATS and weights["reinforced"]:
+        raise UsageError(
+            f"mix.reinforced = {mix.reinforced:g}: nothing scores chats; set it to 0, or take another task"
+        )
+    whole = recipe.replace(mix=mix.replace(**weights), supervised=rows, task=task)
+    if task.get("name") == CHATS and "max_new_tokens" not in recipe.sampling.model_fields_set:
+        whole = whole.replace(sampling=recipe.sampling.replace(max_new_tokens=TRIED_TOKENS))
+    if not whole.supervised_alone:
+        return whole
+    if not weights["supervised"]:
+        raise UsageError("mix: all its weights are 0, so nothing trains; set one of them above 0")
+    return whole.replace(algorithm={"name": "reinforce"}, updates_per_batch=1, passes_per_batch=1)
 
 
 def _algorithm(recipe: Recipe, metric: str, files: Files) -> Algorithm:

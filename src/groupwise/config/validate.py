@@ -58,8 +58,13 @@ def require_runnable(plan: Plan) -> None:
     _require(_of_time(plan.task, recipe.scoring.deadline))
     _require(of_turns(row, plan.task, rewards, learned))
     _require(_of_episodes(recipe, plan.task))
-    if not has_answers(plan.task):
+    if not has_answers(plan.task) and not recipe.supervised_alone:
         _require(_of_no_answers(recipe, rewards))
+    if recipe.supervised is not None and recipe.supervised.rows_per_step < recipe.updates_per_step:
+        rows, updates = recipe.supervised.rows_per_step, recipe.updates_per_step
+        raise UsageError(
+            f"supervised.rows_per_step = {rows}: a step has {updates} updates, each with a row; set it higher"
+        )
     require_metric("evaluation.metric", recipe.measure.metric, rewards, has_answers(plan.task), learned)
     if not isinstance(row.filter, KeepAll):
         require_metric("algorithm.filter.metric", row.filter.metric, rewards, has_answers(plan.task), learned)
@@ -140,6 +145,7 @@ def _of_sampling(recipe: Recipe, row: Algorithm) -> Iterator[str]:
             "be the sampled ones; take it out, or set evaluation.repetition_penalty"
         )
     yield from _of_age(recipe, row)
+    yield from _of_distributions(recipe, row)
     unread = [key for key in TRUNCATIONS if getattr(evaluation, key) != Sampling.model_fields[key].default]
     if evaluation.temperature == 0 and unread:
         yield (
@@ -156,6 +162,30 @@ def _of_sampling(recipe: Recipe, row: Algorithm) -> Iterator[str]:
         yield (
             f"updates_per_batch = {recipe.updates_per_batch}: a batch of {recipe.prompts_per_step} groups cannot be "
             "split into more minibatches than that"
+        )
+
+
+def _of_distributions(recipe: Recipe, row: Algorithm) -> Iterator[str]:
+    """Refuse a divergence of distributions of which sampling left ids out, or whose teacher is away in updates."""
+    if row.kl.divergence is None:
+        return
+    name, sampling = describe(row.kl.divergence), recipe.sampling
+    for key in TRUNCATIONS:
+        if getattr(sampling, key) != Sampling.model_fields[key].default:
+            yield (
+                f"algorithm.kl.estimator, {name}, with sampling.{key} = {getattr(sampling, key):g}: it compares "
+                f"distributions of which sampling leaves ids out; take sampling.{key} out, or set "
+                'algorithm.kl.estimator = "k3"'
+            )
+    if apart := recipe.reference.apart:
+        yield (
+            f"algorithm.kl.estimator, {name}, with {apart}: such a teacher gives log-probabilities of sampled tokens "
+            'alone; set algorithm.kl.place = "reward" with algorithm.kl.estimator = "k1", as opd has it'
+        )
+    if recipe.reference.offload and not row.kl.top:
+        yield (
+            f"algorithm.kl.estimator, {name}, with reference.offload = true: every update runs the reference; take it "
+            'out, or set algorithm.kl.estimator = "top-k", which reads it once a batch'
         )
 
 

@@ -161,6 +161,7 @@ def idle_rows(batch: Batch) -> Batch:
         mask=torch.zeros_like(row.mask),
         length=row.length.clamp(max=2),
         weight=None if row.weight is None else torch.zeros_like(row.weight),
+        likelihood=None if row.likelihood is None else torch.zeros_like(row.likelihood),
         read_from=None,
         support=None,
         routes_engine=None,

@@ -230,6 +230,7 @@ class Batch:
     routes_own   the same, what the routers would have chosen there, where the engine's experts were replayed
     logp_old     [N,T] nats, the learner's before the first update on this batch
     logp_ref     [N,T] nats, the frozen reference's
+    ref_ids, ref_top  [N,T,K] int32 and nats, the reference's K most likely ids in the token's place
     value        [N,T] reward units, the critic's
     step_score   [N,T] reward units, the task's score of the step that ends here, 0 elsewhere
     step_end     [N,T] bool, True where a step of a process reward ends; a step may well score 0
@@ -240,6 +241,7 @@ class Batch:
     returns      [N,T] reward units
     correction   [N,T], engine-mismatch weight, 1 where absent
     weight       [N,T], the aggregation weight; made per minibatch, after the split
+    likelihood   [N,T], the weight of a token's log-likelihood, 1 in all over right completions; made with `weight`
     """
 
     tokens: Tensor
@@ -259,6 +261,8 @@ class Batch:
     routes_own: tuple[Tensor, ...] | None = None
     logp_old: Tensor | None = None
     logp_ref: Tensor | None = None
+    ref_ids: Tensor | None = None
+    ref_top: Tensor | None = None
     value: Tensor | None = None
     step_score: Tensor | None = None
     step_end: Tensor | None = None
@@ -268,6 +272,7 @@ class Batch:
     returns: Tensor | None = None
     correction: Tensor | None = None
     weight: Tensor | None = None
+    likelihood: Tensor | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -295,7 +300,7 @@ class Batch:
         for column in dataclasses.fields(self):
             value = getattr(self, column.name)
             if isinstance(value, Tensor):
-                by_token = value.dim() == 2 and column.name != "reward_scores"
+                by_token = value.dim() > 1 and column.name != "reward_scores"
                 taken[column.name] = value[at, :width] if by_token else value[at]
             elif isinstance(value, tuple):
                 taken[column.name] = tuple(value[i] for i in at.tolist())
@@ -319,6 +324,7 @@ class Evaluation:
     logged_total  {name: sum} of the same, a call's number counted once
     by_source     {name: its problems, avg_at_k, measured_mean and score_mean} of each source and each held-out
                   set with a name
+    supervised_loss  of held-out supervised rows, nats a token; None without any
     by_problem    {key: the share of its samples that pass, without a pass mark their mean} of each problem that has it
     teachers      {name: avg_at_k, measured_mean, length_mean} of each policy that teaches, before the first step
     """
@@ -338,12 +344,14 @@ class Evaluation:
     logged_total: dict[str, float] = field(default_factory=dict)
     by_source: dict[str, dict[str, float]] = field(default_factory=dict)
     by_problem: dict[str, float] = field(default_factory=dict)
+    supervised_loss: float | None = None
     teachers: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def row(self) -> dict[str, Any]:
-        """Row for files: everything but single problems, too many for a row of metrics, and teachers if none taught."""
-        left_out = {"by_problem", *["teachers"] * (not self.teachers)}
+        """Row for files: without single problems, too many for a row of metrics, and what a run has none of."""
+        left_out = {"by_problem", *["supervised_loss"] * (self.supervised_loss is None)}
+        left_out |= {*["teachers"] * (not self.teachers)}
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
@@ -379,14 +387,24 @@ class UpdateRecord:
 
 
 @dataclass(frozen=True)
+class Supervised:
+    """Supervised rows of an update: the value minimised, the mean loss, nats a token, and how many tokens train."""
+
+    value: float
+    loss: float
+    tokens: int
+
+
+@dataclass(frozen=True)
 class UpdateResult:
     """One optimizer update of the policy: what it did, and what it saw.
 
-    loss           the minimised value, the routers' own losses included
+    loss           the minimised value, the routers' own losses included, supervised rows not
     gradient_norm  before it was scaled down
     learning_rate  of this update
     applied        whether the weights moved; False where loss or gradient was not finite
     seen           None where no row of the minibatch had a gradient: then nothing was run for the record either
+    supervised     None without supervised rows
     """
 
     loss: float
@@ -394,3 +412,4 @@ class UpdateResult:
     learning_rate: float
     applied: bool
     seen: UpdateRecord | None
+    supervised: Supervised | None = None

@@ -107,6 +107,8 @@ def in_words(groups: Sequence[Group], by_score: bool, batch: Batch, algorithm: A
         why = "every completion that has a score was cut off" if any(rewards) else "no completion has a score"
         return f"{why}: nothing trains"
     left = ["the KL term"] * algorithm.kl.in_loss + ["the entropy bonus"] * bool(algorithm.entropy_coefficient)
+    right = bool((batch.mask & (batch.score > 0)[:, None]).any())
+    left += ["the likelihood term"] * (right and algorithm.likelihood_coefficient != 0)
     trains = f"only {' and '.join(left)} train{'s' * (len(left) == 1)}" if left else "nothing trains"
     return f"{_alike(groups, rewards, by_score)}: advantages are 0, {trains}"
 

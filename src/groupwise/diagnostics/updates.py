@@ -84,13 +84,24 @@ def update_metrics(minibatch: Batch, update: UpdateResult) -> dict[str, Value]:
     router_losses = seen.routing.losses if seen and seen.routing else {}
     return {
         "loss": Mean(update.loss, 1),
+        **supervised_update(update),
+        **{name: Mean(value, 1) for name, value in router_losses.items()},
+        **({"share_passed": Mean(0.0, 0.0)} if seen is None else loss_metrics(minibatch, seen)),
+    }
+
+
+def supervised_update(update: UpdateResult) -> dict[str, Value]:
+    """Measure an update whatever it trains on: its gradient and rate, and the loss of its supervised rows, if any."""
+    taught = update.supervised
+    rows = {} if taught is None else {"supervised_loss": Mean(taught.loss * taught.tokens, taught.tokens)}
+    return {
         "gradient_norm": Mean(update.gradient_norm, 1),
         "gradient_norm_max": Max(update.gradient_norm),
         "learning_rate": Last(update.learning_rate),
         "updates": Sum(1),
         "updates_skipped": Sum(0 if update.applied else 1),
-        **{name: Mean(value, 1) for name, value in router_losses.items()},
-        **({"share_passed": Mean(0.0, 0.0)} if seen is None else loss_metrics(minibatch, seen)),
+        **rows,
+        **({} if taught is None else {"supervised_tokens": Sum(taught.tokens)}),
     }
 
 

@@ -204,7 +204,7 @@ class _Evaluation(BaseModel):
     samples: int
     avg_at_k: float | None
     measured_mean: float | None
-    length_mean: float
+    length_mean: float | None
     rewards: dict[str, float | None]
     by_source: dict[str, dict[str, float | None]]
 

@@ -22,7 +22,11 @@ FIRST, LATER = 20, 80
 #: Half the width of a 95 % interval, in standard errors.
 HALF_WIDTH = 1.96
 #: Shown if a run has them: a reward model's score beside the true pass rate, a critic's grasp of the returns.
-EXTRAS = {"learned_mean": "learned score", "explained_variance": "explained variance"}
+EXTRAS = {
+    "learned_mean": "learned score",
+    "explained_variance": "explained variance",
+    "supervised_loss": "supervised loss",
+}
 
 
 class Shown(Enum):
@@ -91,9 +95,11 @@ class Lines:
     def step(self, row: Row, left: float, width: int = WIDTH) -> str:
         """Write a step's numbers; `left` is the seconds that the run still takes."""
         seconds = step_seconds(row)
-        speed = row.get("generated_tokens", math.nan) / seconds if seconds else math.nan
+        speed = step_tokens(row) / seconds if seconds else math.nan
+        sampled = "length_mean" in row
+        length = [Cell(f"len {number(row['length_mean'], 1)}", 4)] if sampled else []
         every = [
-            [*self._learned(row), Cell(f"len {number(row['length_mean'], 1)}", 4), *self._signal(row)],
+            [*self._learned(row), *length, *self._signal(row)] if sampled else list(_imitated(row)),
             list(_drift(row)),
             [
                 Cell(f"{seconds:.2f}s" if seconds < 10 else f"{seconds:.1f}s"),
@@ -105,6 +111,9 @@ class Lines:
 
     def evaluation(self, step: int, evaluation: Evaluation, width: int = WIDTH) -> list[str]:
         """Write what was measured on held-out problems, and what does not fit behind it into lines of its own."""
+        loss = evaluation.supervised_loss
+        if not evaluation.problems:
+            return [f"{self._head('eval', step)} | held-out rows: loss {number(loss)} nats a token"]
         value = getattr(evaluation, self.what.column)
         error = HALF_WIDTH * evaluation.standard_error
         within = "" if math.isnan(error) or math.isnan(value) else f" +-{error:.3f}"
@@ -148,6 +157,13 @@ class Lines:
         return [(key, label) for key, label in EXTRAS.items() if key in row and label != self.what.words]
 
 
+def _imitated(row: Row) -> Iterator[Cell]:
+    """Choose what a step of supervised rows alone has to say."""
+    yield Cell(f"supervised loss {number(row['supervised_loss'])}")
+    yield Cell(f"gradient norm {number(row['gradient_norm'])}", 1)
+    yield Cell(f"rate {row['learning_rate']:.3g}", 2)
+
+
 def _drift(row: Row) -> Iterator[Cell]:
     """Choose how far the policy went from its reference, how open it is, and what the trust region clipped."""
     if not _missing(row.get("kl_mean")):
@@ -181,6 +197,8 @@ def details(evaluation: Evaluation) -> str:
     if evaluation.by_source:
         sources = evaluation.by_source.items()
         parts.append(", ".join(f"{source} {number(row['measured_mean'])}" for source, row in sources))
+    if evaluation.supervised_loss is not None:
+        parts.append(f"held-out rows: loss {number(evaluation.supervised_loss)}")
     if evaluation.unscored:
         one = evaluation.unscored == 1
         counted = f"count{'s' * one} as not passed" if evaluation.pass_at_k else f"{'is' if one else 'are'} in no mean"
@@ -241,6 +259,11 @@ def in_thousands(value: float) -> str:
 def step_seconds(row: Row) -> float:
     """Add up the seconds of a step, without what came before the first one."""
     return math.fsum(value for phase, value in row["seconds"].items() if phase not in BEFORE)
+
+
+def step_tokens(row: Row) -> float:
+    """Count the tokens of a step: those that it generated, or if it generates none the supervised ones."""
+    return row.get("generated_tokens", row.get("supervised_tokens", math.nan))
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -23,6 +23,7 @@ from groupwise.journal.lines import (
     in_thousands,
     number,
     step_seconds,
+    step_tokens,
     wrapped,
 )
 from groupwise.journal.terminal import View, shortened
@@ -126,8 +127,9 @@ class LiveView(View):
         if self.rows:
             parts += [text(self._progress()), self._numbers(), *self._of_the_step()]
         for step, evaluation in self.heldout[:1] + self.heldout[1:][-1:]:
-            rate = f"{self.what.words} {number(getattr(evaluation, self.what.column))}"
-            line = f"held out after step {step:>3}  {rate}  {details(evaluation)}"
+            rate = f"{self.what.words} {number(getattr(evaluation, self.what.column))}  {details(evaluation)}"
+            rows = f"rows: loss {number(evaluation.supervised_loss)} nats a token"
+            line = f"held out after step {step:>3}  {rate if evaluation.problems else rows}"
             parts += [text((each, "bold" if step else "")) for each in wrapped(line, self.panel_width - 4)]
         parts += [text((line, "yellow")) for line in self._pinned()]
         title = text(f"groupwise · {self.name}")
@@ -171,7 +173,7 @@ class LiveView(View):
     def _numbers(self) -> Table:
         table = Table.grid(padding=(0, 2))
         row, room = self.rows[-1], self.panel_width - 50 if self.panel_width >= NARROW else 0
-        for label, key, digits in (
+        sampled = (
             (self.what.words, self.what.training_column, 3),
             (self.lines.trained, "reward_mean", 3),
             ("completion length, tokens", "length_mean", 1),
@@ -180,10 +182,12 @@ class LiveView(View):
             *[("KL to the reference", "kl_mean", 4)] * ("kl_mean" in row),
             *[("entropy", "entropy_mean", 3)] * ("entropy_mean" in row),
             *((label, key, 3) for key, label in self.lines.extras(row)),
-        ):
+        )
+        alone = (("supervised loss", "supervised_loss", 3), ("gradient norm", "gradient_norm", 3))
+        for label, key, digits in sampled if "length_mean" in row else alone:
             values = [each.get(key, float("nan")) for each in self.rows]
             table.add_row(label, number(row[key], digits), self.terminal.text((curve(values, room), "cyan")))
-        speeds = [each.get("generated_tokens", 0) / max(1e-9, step_seconds(each)) for each in self.rows]
+        speeds = [step_tokens(each) / max(1e-9, step_seconds(each)) for each in self.rows]
         table.add_row("tokens a second", in_thousands(speeds[-1]), self.terminal.text((curve(speeds, room), "cyan")))
         return table
 

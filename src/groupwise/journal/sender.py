@@ -1,5 +1,6 @@
 """Hand-over of a run's rows to its trackers, each by a thread of its own: none stops or slows the run."""
 
+import math
 import queue
 import threading
 import time
@@ -70,7 +71,7 @@ class Sender:
     """A thread that hands rows to a tracker: whatever the tracker does, the run goes on as without it.
 
     The first error switches it off; while it hangs, at most `room` rows wait and later ones are left out. Each is one
-    line to `log`, in the caller's thread.
+    line to `log`, in the caller's thread; so is, once, a call that takes longer than `patience` seconds.
     """
 
     def __init__(self, tracker: Tracker, log: Callable[[str], None], room: int = 1000, patience: float = 15.0) -> None:
@@ -80,6 +81,7 @@ class Sender:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
         self._begun = self._closed = False
+        self._late = math.inf  # the moment from which on the call that the tracker is in is worth a line
 
     def start(self, run: Tracked) -> None:
         """Begin. The tracker may take its time, such as to reach a server: rows wait."""
@@ -115,7 +117,10 @@ class Sender:
             self._end(summary, time.monotonic() + self.patience)
 
     def say_lines(self) -> None:
-        """Log what the tracker's thread has to say."""
+        """Log what the tracker's thread has to say, and that it hangs."""
+        if time.monotonic() > self._late and not self._closed:
+            self._late = math.nan  # which nothing is later than: it is said once
+            self._lines.put(f"has not answered for {self.patience:g} s; its rows wait, and the run goes on")
         while not self._lines.empty():
             self.log(f"tracker {type(self.tracker).__name__}: {self._lines.get()}")
 
@@ -146,7 +151,11 @@ class Sender:
     def _work(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
+                if not math.isnan(self._late):
+                    self._late = time.monotonic() + self.patience
                 job()
+                if not math.isnan(self._late):
+                    self._late = math.inf
         except BaseException as error:  # also what a library raises to end the process: it is not its process
             words = shortened(" ".join(f"{type(error).__name__}: {error}".split()))
             self._lines.put(f"{words}; it is off from here on, and the run goes on")

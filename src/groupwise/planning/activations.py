@@ -235,7 +235,7 @@ def _head_bytes(head: _Head, tokens: int, how: Computation, device: str) -> int:
         hidden = torch.empty(tokens, head.width, device=device, requires_grad=True)
         with LiveBytes() as live, torch.autocast(hidden.device.type, torch.bfloat16, enabled=how.bf16):
             states = hidden.index_select(0, torch.arange(tokens, device=device))[:run]
-            logp, _ = token_logprobs(
+            logp, *_ = token_logprobs(
                 same,
                 states,
                 torch.zeros(run, dtype=torch.long, device=device),

@@ -36,7 +36,7 @@ from groupwise.planning.shard_groups import (
     update_bytes,
 )
 from groupwise.training.critic import CriticSettings
-from groupwise.training.learner import LearnerSettings
+from groupwise.training.learner_settings import LearnerSettings
 from groupwise.training.moments import moment_bytes, visiting_bytes
 from groupwise.training.optimizer import GIVEN_BACK, OptimizerSettings
 
@@ -363,7 +363,7 @@ def _batch(run: PlannedRun) -> dict[str, int]:
         return {"batch": 0, "columns": 0}
     shape = run.shape
     rows = shape.prompts * shape.samples
-    columns = rows * (shape.prompt + shape.completion) * COLUMNS
+    columns = rows * (shape.prompt + shape.completion) * (COLUMNS + 8 * shape.top)
     return {"batch": columns + rows * shape.completion * SAMPLED, "columns": columns}
 
 

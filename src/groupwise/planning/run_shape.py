@@ -48,6 +48,7 @@ class RunShape:
     sleep               engine.sleep
     memory_share        of the device, that the engine takes in all, if the recipe says it
     ranks               processes that hold the policy together; on a CPU all of one machine
+    top                 likely ids that each token of a batch has in columns, 8 bytes each
     offloaded           models that are on the host while they are not used: "reference", "critic", "reward model"
     """
 
@@ -73,6 +74,7 @@ class RunShape:
     sleep: Sleep = "auto"
     memory_share: float | None = None
     ranks: int = 1
+    top: int = 0
     passes: int = 1
     annotated: int = 0
     devices: int = 1

@@ -22,6 +22,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.settings import fields_of
 from groupwise.core.task import Task
 from groupwise.tasks.arithmetic import Arithmetic
+from groupwise.tasks.chats import Chats
 from groupwise.tasks.code import Code
 from groupwise.tasks.data.settings import VERL_ANSWER
 from groupwise.tasks.data.task import Data
@@ -77,6 +78,7 @@ TASKS: Mapping[str, Any] = {
     "reasoning_gym": Gym,
     "code": Code,
     "data": Data,
+    "chats": Chats,
     **dict.fromkeys(PRESETS, Data),
     "environment": EnvironmentTask,
     **dict.fromkeys(ENVIRONMENTS, EnvironmentTask),

@@ -2,77 +2,44 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from groupwise.algorithms.algorithm import Algorithm, LossOut
+from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.parts.kl import KL
 from groupwise.core.collate import collate, microbatches
 from groupwise.core.engine import WeightStream
 from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.prefixes import prefix_microbatches
-from groupwise.core.records import Batch, Group, UpdateRecord, UpdateResult
-from groupwise.core.settings import Changeable
+from groupwise.core.records import Batch, Group, Supervised, UpdateRecord, UpdateResult
 from groupwise.models.adapters.lora import Adapters, read_adapters, write_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.forwards import CompiledLayers, recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import halves
-from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, layout_logprobs
-from groupwise.models.forward.packed_attention import attend_packed, runs_packed, windows_as_one
+from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, Scored, Teacher, Top, layout_logprobs
+from groupwise.models.forward.packed_attention import attend_packed, hidden_states, runs_packed, windows_as_one
 from groupwise.models.load import load_policy, save_policy
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
 from groupwise.models.on_host import on_device
 from groupwise.models.shards import set_unsharded_state, unsharded, unsharded_state
 from groupwise.training import checkpoint
-from groupwise.training.mesh import ALONE, DEADLINE, Mesh, Verb
+from groupwise.training.learner_settings import LearnerSettings
+from groupwise.training.mesh import ALONE, Mesh, Verb
 from groupwise.training.microbatch import Microbatch, Pass
-from groupwise.training.optimizer import AUTO, Collected, Columns, Count, OptimizerSettings, TrainedModel
+from groupwise.training.optimizer import AUTO, Collected, Columns, TrainedModel
 from groupwise.training.ranks.arrival import read_own_rows
 from groupwise.training.reference import renew
 
 #: The columns of an UpdateRecord that are made inside the loss, beside logp_live.
 OTHERS = ("log_ratio", "share", "entropy", "kl")
-#: The precision that a policy can be trained in.
-LearnerPrecision = Literal["fp32", "bf16"]
-
-
-class LearnerSettings(OptimizerSettings):
-    """Training of the policy: optimizer, memory and ranks.
-
-    precision        "bf16": compute in bfloat16 over float32 master weights
-    shared_prefixes  compute shared prefixes, such as prompts, once, and no padding
-    attention        attention over shared prefixes: torch's "flex" (GPU) or "blocks" of sequences; "auto": flex for a
-                     large policy if both agree
-    recompute        recompute activations in the backward pass: less memory, a third more time
-    compile          compile the layers with torch.compile: fewer kernels, minutes at the start
-    chunk_logits     logits computed at once; "auto": as many as fit in memory
-    held_logits      log-probabilities kept for the backward pass; more are recomputed
-    ranks            processes on this machine that share weights, gradients, optimizer and microbatches; results are
-                     equal up to rounding
-    rank_deadline    seconds a rank may keep the others waiting before the run ends and names it
-    """
-
-    precision: LearnerPrecision = "fp32"
-    shared_prefixes: Changeable[bool] = True
-    attention: Changeable[Literal["auto", "flex", "blocks"]] = "auto"
-    recompute: Changeable[bool] = False
-    compile: Changeable[bool] = False
-    chunk_logits: Changeable[Count] = AUTO
-    held_logits: Changeable[Literal["auto"] | Annotated[int, Field(ge=0)]] = AUTO
-    ranks: Changeable[int] = Field(default=1, ge=1, le=1024)
-    rank_deadline: Changeable[float] = Field(default=DEADLINE, gt=0, le=10**6)
-
-    @property
-    def bf16(self) -> bool:
-        return self.precision == "bf16"
 
 
 class Learner(TrainedModel):
@@ -123,16 +90,17 @@ class Learner(TrainedModel):
         self.chunk_logits = CHUNK_ELEMENTS if settings.chunk_logits == AUTO else settings.chunk_logits
         self.held_logits = HELD_ELEMENTS if settings.held_logits == AUTO else settings.held_logits
 
-    def annotate(self, batch: Batch, old: bool, ref: bool, routed: bool = True) -> Batch:
-        """Add `logp_old` and `logp_ref` [N,T] without gradient, each only if it is read.
+    def annotate(self, batch: Batch, old: bool, ref: bool, top: int = 0, routed: bool = True) -> Batch:
+        """Add `logp_old` and `logp_ref` [N,T] without gradient, each only if it is read; and the reference's `top` most
+        likely ids in each place.
 
         With experts also `routes`, if `routed`: of the pass that makes logp_old, or of one made for them if only they
         are read. With the engine's replayed there, `routes_own` says what the routers would have chosen.
         """
-        with self.mesh.together(Verb.ANNOTATE, batch, old=old, ref=ref, routed=routed), torch.no_grad():
+        with self.mesh.together(Verb.ANNOTATE, batch, old=old, ref=ref, top=top, routed=routed), torch.no_grad():
             logp_old, routes = self._under_old_policy(batch, old) if old or routed else (None, {})
-            logp_ref = self.reference_logprobs(batch) if ref else None
-        return batch.add(logp_old=logp_old, logp_ref=logp_ref, **routes)
+            of_reference = self._under_reference(batch, top) if ref else {}
+        return batch.add(logp_old=logp_old, **of_reference, **routes)
 
     def _under_old_policy(self, batch: Batch, old: bool) -> tuple[Tensor | None, dict[str, RowRoutes]]:
         from_engine = self.routing.replay is ReplayFrom.ENGINE
@@ -147,21 +115,37 @@ class Learner(TrainedModel):
 
     def reference_logprobs(self, batch: Batch) -> Tensor | None:
         """Compute [N,T] nats under the reference; None if there is none."""
-        if self.reference is None:
-            return None
-        with on_device(self.reference, self.device):
-            return self.logprobs(self.reference, batch)
+        return self._under_reference(batch).get("logp_ref")
+
+    def _under_reference(self, batch: Batch, top: int = 0) -> dict[str, Tensor]:
+        with self._referring() as model:
+            found = {} if model is None else self._scored(Pass(model, batch), top)
+        names = {"logp": "logp_ref", "ids": "ref_ids", "among": "ref_top"}
+        return {names[name]: x for name, x in found.items() if x.numel() or name == "logp"}
+
+    @contextmanager
+    def _referring(self) -> Iterator[nn.Module | None]:
+        """Have the reference inside, on the device; None if there is none."""
+        with nullcontext() if self.reference is None else on_device(self.reference, self.device):
+            yield self.reference
 
     def logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute [N,T] nats on the CPU, 0 where masked."""
         return self._logprobs(Pass(model, batch))
 
     def _logprobs(self, run: Pass) -> Tensor:
-        found = Collected(run.batch.tokens.shape, {"logp": self.precision})
+        return self._scored(run)["logp"]
+
+    def _scored(self, run: Pass, top: int = 0) -> dict[str, Tensor]:
+        """Compute `logp` [N,T] nats, and of the `top` most likely ids there `ids` and `among` [N,T,K]."""
+        shape, ids = run.batch.tokens.shape, halves(self.model)[1].out_features
+        found, most = Collected(shape, {"logp": self.precision}), Top(min(top, ids), ids)
+        among = Collected(torch.Size((*shape, most.k)), {"ids": torch.int32, "among": self.precision})
         for micro in self._microbatches(run, self._read(run.batch)):
-            with self._forward(micro) as (logp, _):
-                found.add(micro.index, {"logp": logp})
-        return self.mesh.joined(found.tables()["logp"])
+            with self._forward(micro, among=most if top else None) as out:
+                found.add(micro.index, {"logp": out.logp})
+                among.add(micro.index, {"ids": micro.read.spread(out.ids), "among": micro.read.spread(out.among)})
+        return {name: self.mesh.joined(table) for name, table in {**found.tables(), **among.tables()}.items()}
 
     def _read(self, batch: Batch) -> Tensor:
         """Find the rows [N] with a token whose log-probability is read; all if routes are recorded."""
@@ -173,7 +157,8 @@ class Learner(TrainedModel):
         length = run.batch.length[index]
         parts = prefix_microbatches(run.keys[index], length, most) if self.packs else microbatches(length, most)
         for own, columns in self.dealt(run.batch, [index[part] for part in parts]):
-            yield Microbatch(run, own, columns, self.packs, self.windows, self.adjustment)
+            adjustment = self.adjustment if run.sampled else UNADJUSTED
+            yield Microbatch(run, own, columns, self.packs, self.windows, adjustment)
 
     def completion_logprobs(self, groups: Sequence[Group], pad: int) -> list[Tensor]:
         """Compute [tokens] nats of each completion in order, under the weights as they are.
@@ -187,11 +172,11 @@ class Learner(TrainedModel):
         batch = collate(scored, pad)
         return [row[inside] for row, inside in zip(self.logprobs_now(batch), batch.mask, strict=True)]
 
-    def logprobs_now(self, batch: Batch) -> Tensor:
-        """Compute [N,T] nats under the weights as they are, on the engine's experts where they are known."""
+    def logprobs_now(self, batch: Batch, sampled: bool = True) -> Tensor:
+        """Compute [N,T] nats under today's weights, on the engine's experts if known; `sampled` is as for a Pass."""
         known = self.routers and batch.routes_engine
-        run = Pass(self.model, batch, self.routers, replayed="routes_engine" if known else None)
-        with self.mesh.together(Verb.LOGPROBS, batch), torch.no_grad():
+        run = Pass(self.model, batch, self.routers, "routes_engine" if known else None, sampled=sampled)
+        with self.mesh.together(Verb.LOGPROBS, batch, sampled=sampled), torch.no_grad():
             return self._logprobs(run)
 
     def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord | None]:
@@ -206,7 +191,8 @@ class Learner(TrainedModel):
         if nothing and self.optimizer.set_gradient_to_zero():
             return 0.0, None
         replayed = None if self.routing.replay is ReplayFrom.NONE else "routes"
-        run = Pass(self.model, minibatch, self.routers, replayed, losses)
+        teacher = self._teacher(minibatch, algorithm)
+        run = Pass(self.model, minibatch, self.routers, replayed, losses, teacher=teacher)
         # Rows with a gradient, or the shortest one; then those that are run for the record alone.
         with_gradient = torch.arange(len(trained)) == minibatch.length.argmin() if nothing else trained
         without = torch.zeros_like(trained) if nothing else self._read(minibatch) & ~trained
@@ -225,25 +211,56 @@ class Learner(TrainedModel):
         return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routed)
 
     def run_microbatch(self, micro: Microbatch, algorithm: Algorithm, trains: bool) -> tuple[Tensor, Columns]:
-        """Run a microbatch, backward too if it trains -> its loss and what it saw, on the device, which is not waited
-        for.
-        """
-        bonus = algorithm.entropy_coefficient != 0
-        with torch.set_grad_enabled(trains), self._forward(micro, bonus) as (live, entropy):
-            out = self._objective(algorithm, micro.rows, live, entropy)
+        """Run a microbatch, backward too if it trains -> its loss and what it saw, on the device, not waited for."""
+        bonus, ids = algorithm.entropy_coefficient != 0, micro.rows.ref_ids
+        among, teacher = None if ids is None else micro.read.of_each(ids), self._taught(micro, algorithm.kl)
+        with torch.set_grad_enabled(trains), self._forward(micro, bonus, among, teacher) as scored:
+            out = micro.objective(algorithm, scored)
             value = micro.with_router_losses(out.value)
             if trains:
                 value.backward()
-        others = dict(zip(OTHERS, (out.log_ratio, out.share, entropy, out.kl), strict=True))
-        return value.detach(), {"logp_live": live, **others}
+        others = dict(zip(OTHERS, (out.log_ratio, out.share, scored.entropy, out.kl), strict=True))
+        return value.detach(), {"logp_live": scored.logp, **others}
 
-    def update(self, minibatch: Batch, algorithm: Algorithm) -> UpdateResult:
-        """Make one optimizer update on a weighted minibatch; skipped where loss or gradient is not finite."""
-        with self.mesh.together(Verb.UPDATE, minibatch, factor=self.optimizer.factor):
+    def _teacher(self, minibatch: Batch, algorithm: Algorithm) -> Pass | None:
+        """Make the pass of the reference beside an update whose loss compares distributions over the vocabulary."""
+        if algorithm.kl.divergence is None or algorithm.kl.divergence.k:
+            return None
+        with self._referring() as model:
+            if model is None:
+                raise ValueError(f"{algorithm.name} compares the policy with a reference, and there is none")
+            return Pass(model, minibatch)
+
+    def _taught(self, micro: Microbatch, kl: KL) -> Teacher | None:
+        run = micro.run.teacher
+        if run is None or kl.divergence is None:
+            return None
+        weight, bias = run.whole_head
+        with torch.no_grad(), self._referring(), self._running(run, micro):
+            states = self.run(run.model, lambda: hidden_states(run.backbone, micro.layout)[micro.read.places])
+        return Teacher(states, weight, bias, run.change, kl.divergence)
+
+    def supervise(self, rows: Batch) -> Supervised:
+        """Add the gradient of -(weight * logp_live).sum() over weighted rows that nothing sampled."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for micro in self._microbatches(Pass(self.model, rows, sampled=False), rows.mask.any(1)):
+            with self._forward(micro) as scored:
+                value = -(micro.rows.need("weight").to(scored.logp.dtype) * scored.logp).sum()
+                value.backward()
+            total += value.detach()
+        (value,) = self.mesh.sums([float(total)])
+        return Supervised(value, value / float(rows.need("weight").sum()), int(rows.mask.sum()))
+
+    def update(self, minibatch: Batch | None, algorithm: Algorithm, supervised: Batch | None = None) -> UpdateResult:
+        """Make one update on the sum of the losses of weighted rows, sampled and supervised; skipped if not finite."""
+        with self.mesh.together(Verb.UPDATE, minibatch, supervised, factor=self.optimizer.factor):
             rate = self.optimizer.begin()
-            loss, seen = self.gradients(minibatch, algorithm)
-            outcome = self.optimizer.finish(loss)
-        return UpdateResult(loss, outcome.gradient_norm, learning_rate=rate, applied=outcome.applied, seen=seen)
+            loss, seen = (0.0, None) if minibatch is None else self.gradients(minibatch, algorithm)
+            if seen is None and supervised is not None:  # a gradient of 0 lies in memory that parameters share
+                self.optimizer.adamw.zero_grad(set_to_none=True)
+            taught = None if supervised is None else self.supervise(supervised)
+            outcome = self.optimizer.finish(loss + (taught.value if taught else 0.0))
+        return UpdateResult(loss, outcome.gradient_norm, rate, outcome.applied, seen, taught)
 
     def weights(self) -> WeightStream:
         """Return every parameter by its name, as an engine takes them, gathered one at a time if they are in shards."""
@@ -312,31 +329,33 @@ class Learner(TrainedModel):
             saved = load_policy(folder).model.state_dict() if self.mesh.leads else {}
             set_unsharded_state(self.model, saved, self.mesh.tensors)
 
-    def _objective(self, algorithm: Algorithm, micro: Batch, live: Tensor, entropy: Tensor) -> LossOut:
-        old = live.detach() if micro.logp_old is None else micro.logp_old
-        return algorithm.objective(
-            micro.need("weight"),
-            live,
-            old,
-            micro.need("advantage"),
-            micro.mask,
-            logp_ref=micro.logp_ref,
-            correction=micro.correction,
-            entropy=entropy,
-        )
-
     @contextmanager
-    def _forward(self, micro: Microbatch, entropy_gradient: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    def _forward(
+        self,
+        micro: Microbatch,
+        entropy_gradient: bool = False,
+        among: Tensor | Top | None = None,
+        teacher: Teacher | None = None,
+    ) -> Iterator[Scored]:
         """Run a microbatch, and its backward inside; yields its log-probabilities and entropies [n,T]."""
         run = micro.run
         logprobs = partial(
             layout_logprobs,
-            *(run.backbone, run.head, micro.layout, micro.read, self.temperature, entropy_gradient),
+            *(run.backbone, run.head, micro.layout, micro.read, self.temperature if run.sampled else 1.0),
+            entropy_gradient,
             chunk_elements=self.chunk_logits,
             held_elements=self.held_logits,
-            added=self.added,
+            added=self.added if run.sampled else None,
             change=run.change,
+            among=among,
+            teacher=teacher,
         )
+        with self._running(run, micro):
+            yield self.run(run.model, logprobs)
+
+    @contextmanager
+    def _running(self, run: Pass, micro: Microbatch) -> Iterator[None]:
+        """Let a pass's model run the layout of a microbatch inside, and its backward."""
         with reproducible(self.device, self.deterministic), self.fused.running(), ExitStack() as stack:
             if micro.layout.line is not None:
                 stack.enter_context(attend_packed(run.backbone, micro.layout.line))
@@ -344,7 +363,7 @@ class Learner(TrainedModel):
                 stack.enter_context(recomputed(run.backbone))
             if run.routers:
                 stack.enter_context(micro.routed())
-            yield self.run(run.model, logprobs)
+            yield
 
 
 class AdaptedLearner(Learner):
@@ -375,12 +394,11 @@ class AdaptedLearner(Learner):
         faster = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
         super().__init__(model, reference, faster, temperature, total_updates, mesh=mesh, **others)
 
-    def reference_logprobs(self, batch: Batch) -> Tensor | None:
-        """Compute [N,T] nats under the reference: a model of its own, or this one with its adapters off."""
-        if self.reference is not None:
-            return super().reference_logprobs(batch)
-        with self.adapters.off():
-            return self.logprobs(self.model, batch)
+    @contextmanager
+    def _referring(self) -> Iterator[nn.Module | None]:
+        """Have the reference inside: a model of its own, or this one with its adapters off."""
+        with super()._referring() as model, self.adapters.off() if model is None else nullcontext():
+            yield self.model if model is None else model
 
     @property
     def engine_parameters(self) -> Mapping[str, Tensor]:

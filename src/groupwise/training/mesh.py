@@ -40,6 +40,9 @@ T = TypeVar("T")
 DEADLINE = 600.0
 #: Days that a rank waits for what rank 0 says.
 FOREVER = 3650
+#: Bytes of one broadcast, which a connection takes at once. If a rank is killed while a part of a message is written,
+#: gloo forgets the rest, and rank 0 would wait DEADLINE for it.
+PIECE = 1 << 20
 #: What torch reads before it makes a group over NCCL, and the value under which it ends what waits for a rank that is
 #: late, and not this process: the next sum over gloo says which rank it is.
 NCCL_ERRORS, ENDS_WORK = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
@@ -71,10 +74,11 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """A verb, the batch that it works on if there is one, and what else it needs: what JSON can hold."""
+    """A verb, the batch and the supervised rows that it works on, if any, and what else it needs, as JSON can hold."""
 
     verb: Verb
     batch: Batch | None = None
+    supervised: Batch | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -143,9 +147,9 @@ class Mesh:
             return value
         text = bytearray(json.dumps(value, default=str).encode()) if self.leads else bytearray()
         length = torch.tensor([len(text)])
-        dist.broadcast(length, 0, group=self.waiting)
+        self._spread(length)
         data = torch.frombuffer(text or bytearray(int(length)), dtype=torch.uint8)
-        dist.broadcast(data, 0, group=self.waiting)
+        self._spread(data)
         return json.loads(data.numpy().tobytes())
 
     def of_each(self, value: T) -> list[T]:
@@ -174,30 +178,38 @@ class Mesh:
             own = named[name] if self.leads else torch.empty(shape, dtype=_NAMED[dtype])
             data = own.detach().cpu().contiguous()
             if data.numel():
-                dist.broadcast(data.view(-1).view(torch.uint8), 0, group=self.waiting)
+                self._spread(data.view(-1).view(torch.uint8))
             arrived[name] = data
         return arrived
+
+    def _spread(self, data: Tensor) -> None:
+        """Overwrite a flat tensor with rank 0's, a piece after the other."""
+        for piece in data.split(PIECE):
+            dist.broadcast(piece, 0, group=self.waiting)
 
     def answering(self) -> AbstractContextManager[None]:
         """Let the ranks work together inside; a mesh with followers says in words which of them is lost."""
         return nullcontext()
 
-    def together(self, verb: Verb, batch: Batch | None = None, **others: Any) -> AbstractContextManager[None]:
+    def together(
+        self, verb: Verb, batch: Batch | None = None, supervised: Batch | None = None, **others: Any
+    ) -> AbstractContextManager[None]:
         """Let every rank do inside what the verb says: a mesh with followers tells them (ranks/followers.py)."""
         return nullcontext()
 
-    def tell(self, verb: Verb, batch: Batch | None = None, **others: Any) -> None:
+    def tell(self, verb: Verb, batch: Batch | None = None, supervised: Batch | None = None, **others: Any) -> None:
         """Say it to all other ranks, as rank 0; a path arrives as text."""
-        plain, tensors = (None, {}) if batch is None else columns_of(batch)
-        self.plain({"verb": verb, "others": others, "batch": plain})
-        if batch is not None:
-            self.tensors(tensors)
+        parts = [None if each is None else columns_of(each) for each in (batch, supervised)]
+        self.plain({"verb": verb, "others": others, "batches": [part and part[0] for part in parts]})
+        for part in parts:
+            if part is not None:
+                self.tensors(part[1])
 
     def hear(self) -> Message:
         """Wait, as another rank, for what rank 0 says next."""
         said = self.plain(None)
-        batch = None if said["batch"] is None else batch_of(said["batch"], self.tensors({}))
-        return Message(Verb(said["verb"]), batch, said["others"])
+        batches = [None if plain is None else batch_of(plain, self.tensors({})) for plain in said["batches"]]
+        return Message(Verb(said["verb"]), *batches, others=said["others"])
 
     def follow(self, verbs: Mapping[Verb, Callable[[Message], object]]) -> None:
         """Do, as another rank, what rank 0 says, until it says stop."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.errors import RunError
 from groupwise.core.numbers.transfer import columns_to_device, to_device
 from groupwise.core.records import Batch, RoutingRecord
@@ -15,10 +16,12 @@ from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.flex import Windows
 from groupwise.models.forward.heads import halves, logit_change
 from groupwise.models.forward.layout import moved, packed, padded
-from groupwise.models.forward.logprobs import Predictions
+from groupwise.models.forward.logprobs import Scored
+from groupwise.models.forward.predictions import Predictions
 from groupwise.models.moe.record import Router, RowRoutes, record_routes, route_dtype, router_logits
 from groupwise.models.moe.replay import place_routes, replay_routes
 from groupwise.models.moe.settings import RouterLosses, load_shares
+from groupwise.models.shards import unsharded
 from groupwise.training.mesh import Mesh
 
 
@@ -39,6 +42,8 @@ class Pass:
     routers   of a mixture of experts; none for a model whose routes are not recorded
     replayed  the column of the batch with the routes to run on, `routes` or `routes_engine`; None: the routers choose
     losses    of RoutingSettings: those to add up; the load they read is counted once, over the batch's routes
+    sampled   whether the probabilities are those of sampling; else, of supervised rows, they are the model's own
+    teacher   the pass of the reference beside this one, where the loss compares whole distributions
     """
 
     def __init__(
@@ -48,8 +53,10 @@ class Pass:
         routers: Sequence[Router] = (),
         replayed: str | None = None,
         losses: RouterLosses | None = None,
+        sampled: bool = True,
+        teacher: "Pass | None" = None,
     ) -> None:
-        self.model, self.batch, self.routers = model, batch, routers
+        self.model, self.batch, self.routers, self.sampled, self.teacher = model, batch, routers, sampled, teacher
         (self.backbone, self.head), self.change = halves(model), logit_change(model)
         self.replayed = routes_to_replay(batch, replayed, routers) if replayed else None
         self.losses = losses or {}
@@ -78,6 +85,11 @@ class Pass:
             pairs = zip(ids[: len(routes)].tolist(), chosen, strict=True)
             row[: len(routes)] = torch.tensor([numbers.setdefault(pair, len(numbers)) for pair in pairs])
         return keys
+
+    @cached_property
+    def whole_head(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the head, without gradient; of a model in shards gathered once, on every rank."""
+        return unsharded(self.head.weight), None if self.head.bias is None else unsharded(self.head.bias)
 
     def record(self, mesh: Mesh) -> RoutingRecord | None:
         """Return what the routers did, once every row was in a microbatch of some rank; None for a dense model."""
@@ -128,7 +140,8 @@ class Microbatch:
         else:
             self._laid = padded(rows.tokens, rows.length, rows.read_from)
         device = run.head.weight.device
-        self.read = Predictions.of(rows.tokens, rows.mask, self._laid, rows.support, adjustment).on(device)
+        own = rows.ref_ids is not None  # ids of each token's own, even if two tokens have one prefix
+        self.read = Predictions.of(rows.tokens, rows.mask, self._laid, rows.support, adjustment, own).on(device)
         self.layout, self.rows = moved(self._laid, device, to_device), columns_to_device(rows, device)
         if run.routers:
             self.places = to_device(self._laid.place[self._laid.run], device)
@@ -153,6 +166,24 @@ class Microbatch:
         taken = used.chosen.flatten(0, 1)[self.places]
         own = taken if replay is None else replay.own_chosen.flatten(0, 1)[self.places]
         run.routed.append(Routed(self.index, self._laid.run.sum(1).tolist(), taken, own))
+
+    def objective(self, algorithm: Algorithm, scored: Scored) -> LossOut:
+        """Compute the microbatch's part of the loss, of what its forward gave."""
+        rows, kl, divergence = self.rows, algorithm.kl.divergence, scored.divergence
+        if kl is not None and kl.k:
+            divergence = self.read.spread(kl(scored.among, self.read.of_each(rows.need("ref_top"))))
+        return algorithm.objective(
+            rows.need("weight"),
+            scored.logp,
+            scored.logp.detach() if rows.logp_old is None else rows.logp_old,
+            rows.need("advantage"),
+            rows.mask,
+            logp_ref=rows.logp_ref,
+            correction=rows.correction,
+            entropy=scored.entropy,
+            likelihood=rows.likelihood,
+            divergence=divergence,
+        )
 
     def with_router_losses(self, loss: Tensor) -> Tensor:
         """Add to the microbatch's loss its part of the routers' own, each the mean over layers.

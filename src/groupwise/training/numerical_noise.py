@@ -26,7 +26,8 @@ from groupwise.models.forward.heads import halves
 from groupwise.models.load import Policy, description, model_like
 from groupwise.models.moe.settings import routers_to_record
 from groupwise.models.precision import cast_weights
-from groupwise.training.learner import Learner, LearnerPrecision, LearnerSettings
+from groupwise.training.learner import Learner
+from groupwise.training.learner_settings import LearnerPrecision, LearnerSettings
 
 #: What is measured on: prompts, completions of each, tokens of each at most.
 PROMPTS, SAMPLES, TOKENS = 8, 2, 32

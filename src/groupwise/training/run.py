@@ -14,8 +14,8 @@ from groupwise.core.engine import Engine
 from groupwise.core.machine.clock import BEFORE, LOST, Clock
 from groupwise.core.processes.stop import Stop
 from groupwise.core.records import Batch, Evaluation, Group
-from groupwise.core.stream import RolloutResult, Sampled
-from groupwise.diagnostics.checks import Check, Probe, no_older, not_asked, require_passed
+from groupwise.core.stream import RolloutResult, Sampled, StreamState
+from groupwise.diagnostics.checks import MOST_SKIPPED, Check, Probe, never_finite, no_older, not_asked, require_passed
 from groupwise.diagnostics.groups import in_words
 from groupwise.diagnostics.step import StepLog, check_table, timeline
 from groupwise.diagnostics.tolerance import Limits
@@ -30,6 +30,7 @@ from groupwise.training.critic import Critic
 from groupwise.training.learner import Learner
 from groupwise.training.settings import Guard, RunSettings
 from groupwise.training.state import Progress, Rollback, RunState, way_back
+from groupwise.training.supervised import SupervisedRows
 from groupwise.training.teachers.teaching import Teaching
 
 #: Seconds that a stop takes without its being said.
@@ -43,8 +44,9 @@ class Components:
     batches          the rollout's, a step each
     limits           what numerical noise may do to the checks' comparisons
     witness          reads each step a second time, by definitions of its own
-    evaluate         samples the held-out problems, if there are any
-    rate_teachers    measures on them what teaches, if it can be sampled here
+    evaluate         samples the held-out problems, if there are any, and measures held-out supervised rows
+    supervised       rows to imitate, if there are any
+    rate_teachers    measures on the held-out problems what teaches, if it can be sampled here
     pad              the id that fills up rows
     other_reference  why the reference is not the starting policy, on purpose; "" if it is
     teaching         computes logp_ref where that is not the learner's reference behind the policy's prompts
@@ -63,6 +65,7 @@ class Components:
     state: RunState
     pad: int
     other_reference: str
+    supervised: SupervisedRows | None = None
     teaching: Teaching | None = None
     rate_teachers: Callable[[], dict[str, dict[str, float]]] = dict
 
@@ -76,7 +79,7 @@ class Components:
         """Add the frozen log-probabilities that something reads to the batch made of these groups."""
         ref = self.algorithm.needs_reference
         if self.teaching is None or not ref:
-            return self.learner.annotate(batch, old=old, ref=ref)
+            return self.learner.annotate(batch, old=old, ref=ref, top=self.algorithm.kl.top)
         wait = self.teaching.begin(groups, batch)
         return self.learner.annotate(batch, old=old, ref=False).add(logp_ref=wait())
 
@@ -178,6 +181,31 @@ def say_how_long_a_stop_takes(run: Training, seconds: Mapping[str, float]) -> No
         )
 
 
+def taught(run: Training) -> Batch | None:
+    """Return the supervised rows of the next update of the policy; None if it has none."""
+    rows = run.components.supervised
+    return None if rows is None else rows.batch(run.components.learner.optimizer.updates)
+
+
+def renew_reference(run: Training) -> None:
+    """Make the policy of today the reference, after each step that the reference is renewed after."""
+    reference, step = run.components.state.reference, run.progress.step
+    if reference is not None and reference.renew(step, run.components.learner):
+        run.output.say(step, "the reference is the policy after this step")
+
+
+def require_finite(run: Training, applied: bool, stream: StreamState, updates: Mapping[str, int]) -> None:
+    """Count an update; after too many in a row that were skipped, stop the run. `stream` and `updates` are those of the
+    step's start, which is saved.
+    """
+    if run.progress.count(applied) < MOST_SKIPPED:
+        return
+    step, parts = run.progress.step, run.components
+    before = replace(run.progress, step=step - 1, skipped_in_a_row=0)
+    saved = parts.state.save(before, stream, run.clock.total, updates)
+    raise never_finite(step, saved, has_critic=parts.critic is not None)
+
+
 def believed(run: Training, log: StepLog, result: RolloutResult) -> list[Check]:
     """Make the step's checks; if one fails, again after measuring the noise of today's policy."""
     limits = run.components.limits
@@ -227,12 +255,14 @@ def witnessed(run: Training, groups: Sequence[Group]) -> None:
     require_passed(checks, step)
 
 
-def machine_work(run: Training, sampled: Sampled, checks: Sequence[Check]) -> dict[str, Any]:
+def machine_work(run: Training, checks: Sequence[Check] = (), sampled: Sampled | None = None) -> dict[str, Any]:
     """Return what the machine did in the step that has ended: who worked when, with which trouble, and what the witness
     read.
     """
     work = timeline(run.clock.take_extents(), beside=run.components.batches.take_extents())
     read = [check for check in checks if check.invariant in WITNESSED]
     witness = {"witness": check_table(read)} if read else {}
-    ahead = {} if sampled.ahead_seconds is None else {"ahead_seconds": round(sampled.ahead_seconds, 6)}
+    ahead = (
+        {} if sampled is None or sampled.ahead_seconds is None else {"ahead_seconds": round(sampled.ahead_seconds, 6)}
+    )
     return {"timeline": work, "engine_restarts": run.components.engine.restarts, **ahead, **witness}

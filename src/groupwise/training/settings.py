@@ -21,10 +21,11 @@ from groupwise.rollout.collect import EvaluationSettings
 from groupwise.rollout.scoring import ScoringSettings
 from groupwise.training.checkpoint import CheckpointSettings
 from groupwise.training.critic import CriticSettings
-from groupwise.training.learner import LearnerSettings
+from groupwise.training.learner_settings import LearnerSettings
 from groupwise.training.reference import ReferenceSettings
 from groupwise.training.start.reward_model import PreferenceSettings
 from groupwise.training.start.warm_start import WarmStart
+from groupwise.training.supervised import MixSettings, SupervisedSettings
 
 #: Why keys stay as they are in a run that goes on.
 PLACE = Fixed("the run is its folder: rename or move that")
@@ -91,6 +92,8 @@ class RunSettings(Settings):
     logp_old            source of the ratio's old log-probabilities
     guard               action on an early warning of collapse: warn, stop, or roll back to an earlier checkpoint at a
                         lower learning rate
+    supervised          rows to imitate, beside what is sampled or instead of it
+    mix                 weights of reinforced, distilled and supervised tokens in one update
     critic              critic, for algorithms that use values
     preference          reward model whose score trains; without this section the task's own score does
     """
@@ -112,8 +115,10 @@ class RunSettings(Settings):
     prompt_truncation: Annotated[Literal["none", "left"], DRAWN] = "none"
     logp_old: Annotated[Literal["learner", "engine"], GOAL] = "learner"
     guard: Changeable[Guard] = Field(default=Guard.WARN, strict=False)
-    task: Annotated[dict[str, Any], DRAWN]
-    algorithm: Annotated[dict[str, Any], GOAL]
+    task: Annotated[dict[str, Any], DRAWN] = Field(default_factory=dict)
+    algorithm: Annotated[dict[str, Any], GOAL] = Field(default_factory=dict)
+    supervised: Annotated[SupervisedSettings | None, DRAWN] = None
+    mix: Annotated[MixSettings, GOAL] = MixSettings()
     rewards: Annotated[dict[str, dict[str, Any]] | None, GOAL] = None
     rollout: Annotated[RolloutSettings, DRAWN] = RolloutSettings()
     scoring: Annotated[ScoringSettings, GOAL] = ScoringSettings()
@@ -171,6 +176,11 @@ class RunSettings(Settings):
         return self.rollout.most_age(self.sampling.max_new_tokens)
 
     @property
+    def supervised_alone(self) -> bool:
+        """True if supervised rows alone train, so that nothing is sampled but for evaluations; once resolved."""
+        return self.mix.reinforced == 0 and (self.mix.distilled == 0 or self.reference.stays_start)
+
+    @property
     def waiting_steps(self) -> int:
         """Number of first steps in which the critic learns and the policy waits."""
         return self.critic.warmup_steps if self.critic else 0
@@ -178,7 +188,7 @@ class RunSettings(Settings):
     @property
     def updates_per_step(self) -> int:
         """Updates of a step, once resolved."""
-        return self.updates_per_batch * (self.passes_per_batch or 1)
+        return 1 if self.supervised_alone else self.updates_per_batch * (self.passes_per_batch or 1)
 
     @property
     def total_updates(self) -> int:

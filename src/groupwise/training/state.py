@@ -110,6 +110,7 @@ class _Saved(BaseModel):
     reference_step: int = Field(ge=0)
     updates: int = Field(ge=0)
     critic_updates: int = Field(ge=0)
+    supervised: str = ""
     skipped_in_a_row: int = Field(ge=0)
     seconds_total: float = Field(ge=0, lt=1e12)
     seconds_training: float = Field(ge=0, lt=1e12)
@@ -125,6 +126,7 @@ class RunState:
     folder     holds a folder for each checkpoint, of which the newest `keep` stay
     reference  None where the algorithm reads none
     every      one after another number of steps takes no place among them
+    supervised  a hash of the supervised rows; "" without any. The updates so far are the place in them
     """
 
     folder: Path
@@ -134,6 +136,7 @@ class RunState:
     learner: Learner
     critic: Critic | None
     every: int = 1
+    supervised: str = ""
 
     @property
     def updates(self) -> dict[str, int]:
@@ -153,6 +156,7 @@ class RunState:
             "reference": self.reference.digest if self.reference else "",
             "reference_step": self.reference.step if self.reference else 0,
             **(updates or self.updates),
+            **({"supervised": self.supervised} if self.supervised else {}),
             "skipped_in_a_row": progress.skipped_in_a_row,
             "seconds_total": progress.seconds_before + seconds,
             "seconds_training": progress.seconds_training,
@@ -187,6 +191,8 @@ class RunState:
         try:
             state = checkpoint.read_state(folder)
             saved = _Saved.model_validate(state, strict=True)
+            if saved.supervised != self.supervised:
+                raise UsageError(f"{folder}: the rows of [supervised] were others; resume with the files that it had")
             if self.reference is not None:
                 self._restore_reference(self.reference, folder, saved)
             self.learner.restore(folder, saved.updates)

@@ -153,6 +153,49 @@ def test_an_answer_is_of_the_right_kind(name: str, option: str, expected: Answer
     assert verdict(made(name), option) is expected
 
 
+@pytest.mark.parametrize(
+    ("options", "name", "expected"),
+    [
+        ({"loss_type": "vespo"}, "loss_type", AnswerKind.TRANSLATED),
+        ({"loss_type": "vespo", "epsilon": 0.1}, "epsilon", AnswerKind.ABSENT),
+        ({"loss_type": "vespo", "use_vllm": True, "vllm_importance_sampling_mode": "token_mask"},
+         "vllm_importance_sampling_mode", AnswerKind.ABSENT),
+        ({"loss_type": "sapo", "vespo_k_pos": 3.0}, "vespo_k_pos", AnswerKind.ABSENT),
+        ({"loss_type": "other"}, "loss_type", AnswerKind.ABSENT),
+        ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold", AnswerKind.TRANSLATED),
+        ({"off_policy_mask_threshold": 0.5, "use_vllm": True}, "off_policy_mask_threshold", AnswerKind.MANUAL),
+        ({"off_policy_mask_threshold": 0.5, "loss_type": "cispo"}, "off_policy_mask_threshold", AnswerKind.ABSENT),
+        ({"multi_objective_aggregation": "sum_then_normalize"}, "multi_objective_aggregation", AnswerKind.DEFAULT),
+        ({"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none"}, "scale_rewards",
+         AnswerKind.ABSENT),
+    ],
+)  # fmt: skip
+def test_an_option_of_trls_that_goes_with_some_losses_only(options, name, expected) -> None:
+    assert verdict(of_trl(**options), name) is expected
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "expected"),
+    [
+        ({"clip_ratio": 0.3}, "clip_ratio", AnswerKind.ABSENT),
+        ({"clip_ratio": 0.2}, "clip_ratio", AnswerKind.DEFAULT),
+        ({"policy_loss.loss_mode": "dro"}, "policy_loss.loss_mode", AnswerKind.MANUAL),
+        ({"policy_loss.loss_mode": "dro", "policy_loss.dro_beta": 0.1, "use_kl_loss": True}, "use_kl_loss",
+         AnswerKind.ABSENT),
+        ({"policy_loss.dro_beta": 0.1}, "policy_loss.dro_beta", AnswerKind.ABSENT),
+        ({"policy_loss.loss_mode": "dppo_kl", "clip_ratio_c": 10.0}, "clip_ratio_c", AnswerKind.TRANSLATED),
+        ({"policy_loss.loss_mode": "gpg", "clip_ratio_low": 0.1}, "clip_ratio_low", AnswerKind.ABSENT),
+        ({"policy_loss.loss_mode": "gspo", "clip_ratio_c": 5.0}, "clip_ratio_c", AnswerKind.ABSENT),
+        ({"policy_loss.loss_mode": "sapo", "loss_agg_mode": "token-mean"}, "loss_agg_mode", AnswerKind.ABSENT),
+        ({"policy_loss.loss_mode": "kl_cov"}, "policy_loss.loss_mode", AnswerKind.ABSENT),
+    ],
+)  # fmt: skip
+def test_an_option_of_verls_that_goes_with_some_losses_only(options, name, expected) -> None:
+    actor = {f"actor_rollout_ref.actor.{key}": value for key, value in options.items()}
+    done = of_verl({"algorithm.adv_estimator": "grpo", **actor})
+    assert verdict(done, f"actor_rollout_ref.actor.{name}") is expected
+
+
 def test_defaults_of_theirs_that_differ_are_written() -> None:
     """A file that names nothing trains as TRL would: no KL term, a mean over tokens, a linear schedule."""
     table = of_trl(model_name_or_path="m", dataset_name="d", max_steps=10).table

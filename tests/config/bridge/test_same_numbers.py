@@ -13,10 +13,13 @@ import pytest
 import yaml
 
 from groupwise.algorithms.algorithm import Algorithm
-from groupwise.algorithms.parts.advantage import GroupMean
+from groupwise.algorithms.parts.advantage import GroupMean, GroupZScore, LengthWeightedMean, RewardZScore
 from groupwise.algorithms.parts.aggregate import Constant, SequenceMean, TokenMean
-from groupwise.algorithms.parts.kl import K3, KL, K3Ratio
-from groupwise.algorithms.parts.trust import Clip
+from groupwise.algorithms.parts.divergence import BinaryKL, TotalVariation
+from groupwise.algorithms.parts.kl import K2, K3, KL, K3Ratio
+from groupwise.algorithms.parts.off_policy import GammaWeight, OffPolicyMask, Tapered
+from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, TokenRatio
+from groupwise.algorithms.parts.trust import Cispo, Clip, SoftGate
 from groupwise.algorithms.settings import algorithm
 from groupwise.config import recipe
 from groupwise.config.bridge.given import Given, read
@@ -186,7 +189,64 @@ def test_a_size_or_a_rate_arrives(options: dict[str, Any], key: str, expected: A
         ({"loss_type": "dr_grpo"}, "aggregate", Constant(limit=512)),
         ({"scale_rewards": "none"}, "advantage", GroupMean()),
         ({"scale_rewards": "batch"}, "advantage", GroupMean(whiten=True)),
+        ({"loss_type": "vespo"}, "trust", GammaWeight(2.0, 3.0, 3.0, 2.0)),
+        ({"loss_type": "vespo", "vespo_k_neg": 4.0}, "trust", GammaWeight(2.0, 3.0, 4.0, 2.0)),
+        ({"loss_type": "vespo", "importance_sampling_level": "token"}, "ratio", SequenceSum()),
+        ({"loss_type": "luspo", "importance_sampling_level": "sequence"}, "ratio", SequenceRatio()),
+        ({"loss_type": "luspo"}, "ratio", TokenRatio()),
+        ({"loss_type": "luspo", "epsilon": 2e-3, "epsilon_high": 2.5e-3}, "trust", Clip(2e-3, 2.5e-3)),
+        ({"loss_type": "luspo"}, "aggregate", Constant(limit=1)),
+        ({"off_policy_mask_threshold": 0.3, "delta": 4.0}, "trust", OffPolicyMask(0.2, 0.2, 4.0, delta=0.3)),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "advantage", RewardZScore()),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none"},
+            "advantage",
+            RewardZScore(),
+        ),
     ],
 )
 def test_a_part_of_the_objective_arrives(options: dict[str, Any], key: str, expected: Any, tmp_path: Path) -> None:
     assert getattr(objective(from_file({"max_steps": 10, **options}, tmp_path)), key) == expected
+
+
+ACTOR, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss."
+#: What verl's losses are with its defaults: bounds of 0.2, a second clip or a cap of 3.
+HELD = Tapered(low_positive=0.8, high_positive=1.2, low_negative=0.8, high_negative=1.2)
+LIKELIHOOD = Tapered(low_positive=1.0, high_positive=1.0, low_negative=1.0, high_negative=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "expected"),
+    [
+        ({"loss_mode": "dppo_tv"}, "trust", TotalVariation(0.2, 0.2, 3.0)),
+        ({"loss_mode": "dppo_tv", "clip_ratio_high": 0.15, "clip_ratio_c": 20.0}, "trust", TotalVariation(0.2, 0.15)),
+        ({"loss_mode": "dppo_kl", "clip_ratio_low": 0.05}, "trust", BinaryKL(0.05, 0.2, 3.0)),
+        ({"loss_mode": "dro", "dro_beta": 0.5}, "trust", LIKELIHOOD),
+        ({"loss_mode": "dro", "dro_beta": 0.5}, "kl", KL(beta=0.5, estimator=K2(), against="old")),
+        ({"loss_mode": "dro", "dro_beta": 0.5, "use_kl_loss": True}, "kl", KL(0.5, K2(), against="old")),
+        ({"loss_mode": "gpg"}, "trust", LIKELIHOOD),
+        ({"loss_mode": "gpg"}, "kl", KL(beta=0.0)),
+        ({"loss_mode": "cispo"}, "trust", HELD),
+        ({"loss_mode": "cispo", "clip_ratio_low": 10, "clip_ratio_high": 0.2}, "trust", Cispo(0.0, 0.2)),
+        ({"loss_mode": "sapo"}, "trust", SoftGate()),
+        ({"loss_mode": "sapo", "loss_agg_mode": "token-mean"}, "aggregate", SequenceMean()),
+        ({"clip_ratio": 0.3}, "trust", Clip(0.2, 0.2, 3.0)),
+        ({"clip_ratio_high": 0.28}, "trust", Clip(0.2, 0.28, 3.0)),
+        ({"adv_estimator": "opo"}, "advantage", LengthWeightedMean()),
+        ({"adv_estimator": "opo"}, "trust", Clip(0.2, 0.2, 3.0)),
+        ({"adv_estimator": "gdpo"}, "advantage", RewardZScore()),
+        ({"adv_estimator": "gdpo", "norm_adv_by_std_in_grpo": False}, "advantage", RewardZScore()),
+        ({"adv_estimator": "grpo_vectorized", "norm_adv_by_std_in_grpo": False}, "advantage", GroupZScore()),
+    ],
+)
+def test_a_part_of_verls_objective_arrives(options: dict[str, Any], key: str, expected: Any, tmp_path: Path) -> None:
+    """verl's estimator, loss and bounds, as its own functions read them: see benchmarks/parity.py."""
+    places = {
+        "adv_estimator": "algorithm.",
+        "norm_adv_by_std_in_grpo": "algorithm.",
+        "loss_mode": LOSS,
+        "dro_beta": LOSS,
+    }
+    whole = {f"{places.get(name, ACTOR)}{name}": value for name, value in {"adv_estimator": "grpo", **options}.items()}
+    (tmp_path / "recipe.toml").write_text(imported(Given("run.yaml", True, False, whole)).text())
+    assert getattr(objective(recipe.load(str(tmp_path / "recipe.toml"))), key) == expected

@@ -12,7 +12,7 @@ import torch
 import groupwise
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.catalog import CATALOG
-from groupwise.algorithms.parts.kl import K1, K3, K3Ratio
+from groupwise.algorithms.parts.kl import K1, K3, Full, K3Ratio, TopK
 from groupwise.algorithms.parts.mismatch import TIS, IcePop, SequenceMIS
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceTokenRatio, TokenRatio, TurnRatio, bounded
 from groupwise.algorithms.parts.rejection import Veto
@@ -35,7 +35,10 @@ def test_the_parts_of_every_row_are_their_equations(name):
     settings: list[dict[str, Any]] = [{}, {"mismatch.kind": "tis", "rejection.kind": "veto"}]
     settings += [{"trust.kind": kind, "ratio.level": "sequence-token"} for kind in ("none", "clip", "soft", "cispo")]
     loss = {"kl.beta": 0.1, "kl.place": "loss", "entropy_coefficient": 0.02}
-    settings += [{"kl.estimator": kind, **loss} for kind in ("k1", "k2", "k3", "k3-ratio")]
+    settings += [{"kl.estimator": kind, **loss} for kind in ("k1", "k2", "k3", "k3-ratio", "full")]
+    settings += [
+        {"kl.estimator": "top-k", "kl.tail": tail, "kl.mixture": b, **loss} for tail in (True, False) for b in (0, 0.3)
+    ]
     for given in settings:
         try:
             row = groupwise.algorithm(name, given)
@@ -75,6 +78,16 @@ BREAKAGES: dict[str, tuple[dict[str, Any], type, Any]] = {
         lambda true, part, z, a, live, mask: true(part, z, a, live, mask)._replace(
             value=keep(z.exp().clamp(max=part.cap) * a * live, mask)
         ),
+    ),
+    "a divergence is taken the other way": (
+        {"kl.estimator": "full", "kl.beta": 0.1},
+        Full,
+        lambda true, part, log_p, log_q: true(part, log_q, log_p),
+    ),
+    "a tail is left out": (
+        {"kl.estimator": "top-k", "kl.beta": 0.1},
+        TopK,
+        lambda true, part, *given: true(dataclasses.replace(part, tail=False), *given),
     ),
     "geometric does not clip": (
         {"trust.kind": "geometric"},

@@ -33,7 +33,9 @@ from groupwise.commands.build.rollout import (
     rollout_of,
     scorer_of,
     selected,
+    supervised_of,
     too_long,
+    with_supervised,
 )
 from groupwise.commands.build.teachers import References, Taught, references_of, teacher_rates, teaching_of
 from groupwise.commands.build.witness import unheard, witness_of
@@ -77,6 +79,7 @@ from groupwise.training.run import Components, Training
 from groupwise.training.settings import Guard
 from groupwise.training.start.initial_policy import TINY
 from groupwise.training.state import RunState
+from groupwise.training.supervised import SupervisedRows, shown
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class Asked:
     policy: Policy
     chat: Chat
     selection: Selection
+    supervised: SupervisedRows | None
     pool: ScorePool | None
     environments: Environments | None
 
@@ -181,10 +185,13 @@ def _asked(plan: Plan, around: Surroundings) -> tuple[Asked, Plan]:
         around.view.note(f"prompts      {line}")
     for line in selection.notes:
         around.view.note(f"problems     {line}")
+    rows = supervised_of(recipe, task, chat, policy)
+    for line in () if rows is None else (rows.describe(), f"such as {shown(rows.train[0], policy.tokenizer)}"):
+        around.say(f"supervised   {line}")
     if apart := rows_apart(recipe, policy.model.config, longest):
         note(f"learner      {apart}")
     memory = memory or memory_of(plan, without_memory(policy.model.config), longest, cards=around.cards)
-    return Asked(policy, chat, selection, pool, environments), _cut(plan, memory, longest, around)
+    return Asked(policy, chat, selection, rows, pool, environments), _cut(plan, memory, longest, around)
 
 
 def _cut(plan: Plan, memory: MemoryPlan, longest: int, around: Surroundings) -> Plan:
@@ -247,6 +254,8 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
     why = f"reference.model = {recipe.reference.model!r} is another policy than the run starts from" if other else ""
     why = f"{apart} is set" if (apart := recipe.reference.apart) else why
     evaluate = evaluation_of(recipe, rollout.sample, beside.scorer, asked.selection, trained.judge)
+    sampled = unheard(heard, evaluate) if asked.selection.heldout else None
+    rows = asked.supervised
     components = Components(
         algorithm=row,
         rollout=rollout,
@@ -257,8 +266,9 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
         probe=make_probe(recipe, engine, learner, prompts, policy.pad, limits),
         limits=limits,
         witness=witness_of(plan, heard, learner, trained.critic, beside.scorer, asked.selection, limits, beside.judge),
-        evaluate=unheard(heard, evaluate) if asked.selection.heldout else None,
-        state=_state(plan, policy, trained, reference),
+        evaluate=sampled if rows is None else with_supervised(sampled, recipe, engine, learner, rows),
+        supervised=rows,
+        state=_state(plan, policy, trained, reference, rows),
         pad=policy.pad,
         other_reference=why,
         rate_teachers=teacher_rates(beside.taught, beside.references, beside.scorer, around.say),
@@ -275,7 +285,9 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
     return Training(recipe, components, output, around.stop)
 
 
-def _state(plan: Plan, policy: Policy, trained: OverRanks, reference: Reference | None) -> RunState:
+def _state(
+    plan: Plan, policy: Policy, trained: OverRanks, reference: Reference | None, rows: SupervisedRows | None
+) -> RunState:
     return RunState(
         folder=plan.folder / CHECKPOINTS,
         keep=plan.recipe.checkpoint.keep,
@@ -284,4 +296,5 @@ def _state(plan: Plan, policy: Policy, trained: OverRanks, reference: Reference 
         learner=trained.learner,
         critic=trained.critic,
         every=1 if plan.recipe.guard is Guard.WARN else plan.recipe.checkpoint.every,
+        supervised=rows.contents if rows else "",
     )

@@ -256,12 +256,12 @@ def _verbs(
 
     def update(message: Message) -> None:
         learner.optimizer.factor = message.others["factor"]
-        learner.update(_batch(message), algorithm)
+        learner.update(message.batch, algorithm, message.supervised)
 
     verbs: dict[Verb, Callable[[Message], object]] = {
         Verb.ANNOTATE: lambda m: learner.annotate(_batch(m), **m.others),
         Verb.UPDATE: update,
-        Verb.LOGPROBS: lambda m: learner.logprobs_now(_batch(m)),
+        Verb.LOGPROBS: lambda m: learner.logprobs_now(_batch(m), **m.others),
         Verb.WEIGHTS: lambda m: [None for _ in learner.weights()],
         Verb.SAVE: lambda m: learner.save(Path(m.others["folder"]), None),
         Verb.RESTORE: lambda m: learner.restore(Path(m.others["folder"]), m.others["updates"]),

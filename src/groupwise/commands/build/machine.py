@@ -42,7 +42,7 @@ from groupwise.planning.parts import planned_run
 from groupwise.planning.run_shape import RunShape
 from groupwise.rollout.segments import segments_of
 from groupwise.training.checkpoint import CHECKPOINTS, steps
-from groupwise.training.learner import LearnerSettings
+from groupwise.training.learner_settings import LearnerSettings
 from groupwise.training.optimizer import AUTO
 from groupwise.training.ranks.followers import GivenRanks
 from groupwise.training.settings import Guard
@@ -198,6 +198,7 @@ def run_shape(run: Plan, longest: int, most: int, cards: Cards | None = None) ->
         sleep=engine.sleep,
         memory_share=engine.memory_share,
         ranks=recipe.learner.ranks,
+        top=run.algorithm.kl.top,
         passes=recipe.passes_per_batch or 1,
         annotated=_annotated(run),
         devices=_sampling_devices(recipe, cards),
@@ -214,11 +215,12 @@ def _offloaded(recipe: Recipe) -> frozenset[str]:
 
 
 def _annotated(run: Plan) -> int:
-    """Count the passes over a batch before its updates: of the old policy or for its routes, and of a reference."""
+    """Count the passes over a batch beside its updates: of the old policy or for its routes, and of a reference."""
     recipe, row = run.recipe, run.algorithm
     old = (recipe.updates_per_step > 1 or row.needs_old) and recipe.logp_old != "engine"
     routes = recipe.routing.reads_routes and recipe.routing.replay is not ReplayFrom.ENGINE
-    return (old or routes) + row.needs_reference
+    in_updates = row.kl.divergence is not None and not row.kl.top
+    return (old or routes) + row.needs_reference + in_updates * (recipe.passes_per_batch or 1)
 
 
 def _sampling_devices(recipe: Recipe, cards: Cards | None) -> int:

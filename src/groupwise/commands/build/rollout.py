@@ -1,5 +1,6 @@
 """Rollout of a run: its problems, what scores them and plays its episodes, and what samples them for a step."""
 
+import dataclasses
 import itertools
 import math
 import os
@@ -34,7 +35,13 @@ from groupwise.rollout.scoring import RewardWeights, Scorer
 from groupwise.rollout.segments import Sampler
 from groupwise.rollout.selection import PromptLimit, Selection, select
 from groupwise.tasks.environment import EnvironmentTask
+from groupwise.training.learner import Learner
+from groupwise.training.supervised import SupervisedRows, supervised_rows
 
+#: Function that makes an evaluation, and the groups that it sampled.
+Evaluate = Callable[[], tuple[Evaluation, Sequence[Group]]]
+#: An evaluation of held-out rows alone.
+NOTHING_SAMPLED = Evaluation(0, 0, math.nan, {}, math.nan, math.nan)
 #: Rows that rewards and templates are tried on before a run starts.
 TRIED_ROWS = 4
 
@@ -184,7 +191,7 @@ def batches_of(rollout: Rollout, recipe: Recipe) -> Batches | AsynchronousBatche
 
 def evaluation_of(
     recipe: Recipe, sample: Sampler, scorer: Scorer, selection: Selection, judge: Judge | None
-) -> Callable[[], tuple[Evaluation, Sequence[Group]]]:
+) -> Evaluate:
     """Make what samples and measures the held-out problems, each time with the same random numbers."""
 
     def evaluate() -> tuple[Evaluation, Sequence[Group]]:
@@ -201,3 +208,30 @@ def evaluation_of(
         return measured(answers, recipe.measure, scorer.has_answers), answers.groups
 
     return evaluate
+
+
+def supervised_of(recipe: Recipe, task: Task, chat: Chat, policy: Policy) -> SupervisedRows | None:
+    """Read and encode the supervised rows, if the recipe has any."""
+    if recipe.supervised is None:
+        return None
+    most, weight = positions(policy.model.config), recipe.mix.supervised or 0.0
+    of_run = (recipe.seed, weight, recipe.updates_per_step)
+    return supervised_rows(recipe.supervised, task, chat, policy.eos, policy.pad, most, *of_run)
+
+
+def with_supervised(
+    evaluate: Evaluate | None, recipe: Recipe, engine: Engine, learner: Learner, rows: SupervisedRows
+) -> Evaluate | None:
+    """Measure held-out rows beside the held-out problems, if there are any; a run of supervised rows alone gives the
+    engine its weights where they are asked for, and not after each step.
+    """
+    if evaluate is None and not rows.heldout:
+        return None
+
+    def measure() -> tuple[Evaluation, Sequence[Group]]:
+        if evaluate is not None and recipe.supervised_alone:
+            engine.load_weights(learner.weights(), version=learner.optimizer.updates)
+        evaluation, groups = (NOTHING_SAMPLED, ()) if evaluate is None else evaluate()
+        return dataclasses.replace(evaluation, supervised_loss=rows.loss(learner)), groups
+
+    return measure

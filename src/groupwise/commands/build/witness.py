@@ -72,7 +72,7 @@ def witness_of(
         DrawsReading(engine, in_segments=plan.recipe.rollout.turn_tokens is not None),
         ProblemsReading(plan.task, train),
     ]
-    if settings.witness is WitnessAction.OFF:
+    if settings.witness is WitnessAction.OFF or plan.recipe.supervised_alone:
         readings = []
     else:
         readings.append(UpdatesReading(learner, critic, whole=learner.mesh.alone))

@@ -60,6 +60,9 @@ def result(summary: Mapping[str, Any], folder: Path) -> Iterator[str]:
             f"mean length {s['length_before']:.1f} -> {s['length_after']:.1f} tokens"
         )
         yield from wrapped(f"held-out {s['heldout_measure']} {s['heldout_change']['words']}")
+    if "supervised_loss_after" in s:
+        before, after = s["supervised_loss_before"], s["supervised_loss_after"]
+        yield f"held-out rows: loss {before:.3f} -> {after:.3f} nats a token"
     for kind, title in (("heldout_by_reward", "reward {}"), ("heldout_by_source", "{}")):
         for name, mean in s.get(kind, {}).items():
             yield f"{title.format(name)}: held-out mean {mean['before']:.3f} -> {mean['after']:.3f}"

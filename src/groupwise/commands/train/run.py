@@ -146,10 +146,11 @@ def summary_of(plan: Plan, run: Training) -> dict[str, Any]:
     progress = run.progress
     return {
         "name": plan.folder.name,
-        "algorithm": plan.algorithm.name,
+        "algorithm": plan.method,
         "seed": plan.recipe.seed,
         "steps": progress.step,
         **_heldout(plan.recipe.measure, evaluations_of(plan.folder), progress.step),
+        **_supervised(evaluations_of(plan.folder), progress.step),
         **_reward_model_in_short(plan.folder / REWARD_MODEL / REPORT),
         **_logged_total(plan.folder),
         "checks": _worst_checks(plan.folder),
@@ -164,7 +165,7 @@ def summary_of(plan: Plan, run: Training) -> dict[str, Any]:
 
 def _heldout(measure: Measure, evaluations: Mapping[int, dict[str, Any]], step: int) -> dict[str, Any]:
     """Sum up the evaluations before and after; empty if the run evaluated nothing."""
-    if step not in evaluations:
+    if not evaluations.get(step, {}).get("problems"):
         return {}
     what = measured(measure.metric, measure.pass_at is not None)
     unknown = {what.column: None, "length_mean": math.nan, "by_source": {}, "rewards": {}}
@@ -189,6 +190,12 @@ def evaluations_of(folder: Path) -> dict[int, dict[str, Any]]:
     rows = [row for row in sound_metrics(folder) if "evaluation" in row]
     with_problems(rows, read_problems(folder))
     return {row["step"]: row["evaluation"] for row in rows}
+
+
+def _supervised(evaluations: Mapping[int, dict[str, Any]], step: int) -> dict[str, Any]:
+    """Give the loss of held-out supervised rows before and after, nats a token; empty if it was not measured."""
+    before, after = (evaluations.get(each, {}).get("supervised_loss") for each in (0, step))
+    return {} if after is None else {"supervised_loss_before": _or_nan(before), "supervised_loss_after": after}
 
 
 def _or_nan(value: float | None) -> float:

@@ -56,11 +56,14 @@ def view_of(plan: Plan, book: Journal, notes: Sequence[str], shown: Shown) -> Vi
 def _head(plan: Plan) -> dict[str, str]:
     """Say in short what is trained, on what, by which algorithm, and how much."""
     recipe = plan.recipe
-    updates = counted(recipe.updates_per_batch * (recipe.passes_per_batch or 1), "update")
+    updates = counted(recipe.updates_per_step, "update")
+    sizes = [counted(recipe.prompts_per_step, "prompt") + " x " + counted(recipe.samples_per_prompt, "sample")]
+    sizes *= not recipe.supervised_alone
+    if recipe.supervised is not None:
+        sizes.append(counted(recipe.supervised.rows_per_step, "supervised row"))
     return {
         "run": f"{plan.folder}: {recipe.origin}, seed {recipe.seed}, {recipe.device}",
         "task": recipe.task.get("name") or type(plan.task).__name__,
-        "algorithm": f"{plan.algorithm.name}, learning rate {recipe.learner.learning_rate:g}",
-        "size": f"{counted(recipe.steps, 'step')} of {counted(recipe.prompts_per_step, 'prompt')} x "
-        f"{counted(recipe.samples_per_prompt, 'sample')}, {updates} a step",
+        "algorithm": f"{plan.method}, learning rate {recipe.learner.learning_rate:g}",
+        "size": f"{counted(recipe.steps, 'step')} of {' and '.join(sizes)}, {updates} a step",
     }

@@ -11,25 +11,37 @@ ESTIMATORS: Mapping[str, Keys] = {
     "gae": {"algorithm.name": "ppo"},
     "grpo": {"algorithm.name": "grpo"},
     "grpo_vectorized": {"algorithm.name": "grpo"},
-    "gdpo": {"algorithm.name": "grpo", "scoring.combine": "after"},
+    "gdpo": {"algorithm.name": "gdpo"},
+    "opo": {"algorithm.name": "opo"},
     "rloo": {"algorithm.name": "grpo", "algorithm.advantage.kind": "leave-one-out"},
     "rloo_vectorized": {"algorithm.name": "grpo", "algorithm.advantage.kind": "leave-one-out"},
     "reinforce_plus_plus": {"algorithm.name": "reinforce++"},
     "reinforce_plus_plus_baseline": {"algorithm.name": "reinforce++-baseline"},
 }
 
-GROUPED = ("grpo", "grpo_vectorized", "gdpo")
-
 DISCOUNTED = ("gae", "reinforce_plus_plus")
+
+#: Weight 1 whatever the ratio: the log-likelihood's own gradient.
+LIKELIHOOD = {
+    "algorithm.trust.kind": "tapered",
+    **{f"algorithm.trust.{side}_{sign}": 1.0 for side in ("low", "high") for sign in ("positive", "negative")},
+}
 
 LOSSES: Mapping[str, Keys] = {
     "vanilla": {"algorithm.trust.kind": "clip"},
     "gspo": {"algorithm.trust.kind": "clip", "algorithm.ratio.level": "sequence-token"},
-    "sapo": {"algorithm.trust.kind": "soft"},
-    "cispo": {"algorithm.trust.kind": "cispo"},
+    "sapo": {"algorithm.trust.kind": "soft", "algorithm.aggregate.kind": "sequence-mean"},
+    "cispo": {},
+    "dppo_tv": {"algorithm.trust.kind": "total-variation"},
+    "dppo_kl": {"algorithm.trust.kind": "binary-kl"},
+    "dro": LIKELIHOOD,
+    "gpg": LIKELIHOOD,
     "geo_mean": {"algorithm.trust.kind": "geometric", "algorithm.aggregate.kind": "sequence-mean"},
     "bypass_mode": {"algorithm.trust.kind": "clip", "logp_old": "engine"},
 }
+
+#: Losses that are means over completions whatever loss_agg_mode says, and those without a bound on the ratio.
+BY_COMPLETION, FREE, DIVERGENCE = ("geo_mean", "sapo"), ("sapo", "dro", "gpg"), ("dppo_tv", "dppo_kl")
 
 PENALTIES = {
     "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3",
@@ -53,8 +65,12 @@ def _estimator(value: Any, whole: Whole) -> Keys:
 
 
 def _kl(value: Any, whole: Whole) -> Keys:
-    """Make the KL term of its four options: in the loss, in the reward, or none."""
+    """Make the KL term of its four options: in the loss, in the reward, or none; of the loss dro its own."""
     in_reward = whole["algorithm.use_kl_in_reward"] is True
+    if whole[f"{ACTOR}policy_loss.loss_mode"] == "dro":
+        beta = whole.get(f"{ACTOR}policy_loss.dro_beta") or 0.0
+        return {"algorithm.kl.beta": beta, "algorithm.kl.place": "loss", "algorithm.kl.estimator": "k2",
+                "algorithm.kl.against": "old"}  # fmt: skip
     if not whole[f"{ACTOR}use_kl_loss"] and not in_reward:
         return {"algorithm.kl.beta": 0.0}
     kinds = whole["algorithm.kl_penalty" if in_reward else f"{ACTOR}kl_loss_type"]
@@ -66,11 +82,20 @@ def _kl(value: Any, whole: Whole) -> Keys:
 def _in_loss(value: Any, whole: Whole) -> Keys:
     if whole["algorithm.use_kl_in_reward"] is True and whole[f"{ACTOR}use_kl_loss"] is True:
         raise NotHere("one KL term: algorithm.use_kl_in_reward is taken, and the one in the loss left out")
-    return _kl(value, whole) if whole[f"{ACTOR}use_kl_loss"] is True else {}
+    return _beside(value, whole) if whole[f"{ACTOR}use_kl_loss"] is True else {}
 
 
 def _in_reward(value: Any, whole: Whole) -> Keys:
-    return _kl(value, whole) if whole["algorithm.use_kl_in_reward"] is True else {}
+    return _beside(value, whole) if whole["algorithm.use_kl_in_reward"] is True else {}
+
+
+def _beside(value: Any, whole: Whole) -> Keys:
+    dro = whole[f"{ACTOR}policy_loss.loss_mode"] == "dro"
+    return not_here("one KL term: that of the loss dro, against the old policy, is taken") if dro else _kl(value, whole)
+
+
+def _dro_beta(value: Any, whole: Whole) -> Keys:
+    return _kl(value, whole) if whole[f"{ACTOR}policy_loss.loss_mode"] == "dro" else not_here("of the loss dro alone")
 
 
 def betas(section: str) -> Rule:
@@ -83,30 +108,44 @@ def betas(section: str) -> Rule:
 
 
 def _clip(value: Any, whole: Whole) -> Keys:
+    """Make the bounds of `clip_ratio_low` and `clip_ratio_high`, which each loss reads as its own."""
     loss = whole[f"{ACTOR}policy_loss.loss_mode"]
-    if loss == "sapo":
+    if loss in FREE:
         raise NotHere(f"the loss {loss} does not clip by it")
-    low, high = (whole.get(f"{ACTOR}clip_ratio_{side}") for side in ("low", "high"))
-    middle = whole[f"{ACTOR}clip_ratio"]
-    upper = {"algorithm.trust.epsilon_high": middle if high is None else high}
-    return upper if loss == "cispo" else {"algorithm.trust.epsilon_low": middle if low is None else low, **upper}
+    low, high = (whole[f"{ACTOR}clip_ratio_{side}"] for side in ("low", "high"))
+    if loss == "cispo":
+        return _cispo(number(low), number(high))
+    bound = "delta" if loss in DIVERGENCE else "epsilon"
+    return {f"algorithm.trust.{bound}_low": low, f"algorithm.trust.{bound}_high": high}
 
 
-def _clip_low(value: Any, whole: Whole) -> Keys:
-    if whole[f"{ACTOR}policy_loss.loss_mode"] == "cispo":
-        raise NotHere("ratios are capped above alone")
-    return _clip(value, whole)
+def _cispo(low: float, high: float) -> Keys:
+    """Cap ratios above, as the paper does, where 1 - low bounds nothing; else hold them on both sides."""
+    if low >= 1:
+        return {"algorithm.trust.kind": "cispo", "algorithm.trust.cap": 0.0, "algorithm.trust.epsilon_high": high}
+    bounds = {"low": 1 - low, "high": 1 + high}
+    held = {f"algorithm.trust.{side}_{sign}": bounds[side] for side in bounds for sign in ("positive", "negative")}
+    return {"algorithm.trust.kind": "tapered", **held}
+
+
+def _middle(value: Any, whole: Whole) -> Keys:
+    return {} if value == 0.2 else not_here("verl reads clip_ratio_low and clip_ratio_high, which are 0.2 unless set")
 
 
 def _dual_clip(value: Any, whole: Whole) -> Keys:
-    if whole[f"{ACTOR}policy_loss.loss_mode"] not in ("vanilla", "bypass_mode"):
-        raise NotHere("of the loss vanilla alone")
+    loss = whole[f"{ACTOR}policy_loss.loss_mode"]
+    if loss in DIVERGENCE:
+        return {"algorithm.trust.cap": value}
+    if loss not in ("vanilla", "bypass_mode"):
+        raise NotHere("of the losses vanilla, dppo_tv and dppo_kl alone")
     return {"algorithm.trust.dual_clip": value}
 
 
 def _loss(value: Any, whole: Whole) -> Keys:
     if value not in LOSSES:
         raise NotHere("this loss is not in the catalog; docs/howto/adding-an-algorithm.md shows how a part joins it")
+    if value == "dro" and not whole.get(f"{ACTOR}policy_loss.dro_beta"):
+        raise Manual("policy_loss.dro_beta is not set, which verl refuses; it is algorithm.kl.beta")
     gate = {
         "algorithm.trust.tau_positive": whole[f"{ACTOR}tau_pos"],
         "algorithm.trust.tau_negative": whole[f"{ACTOR}tau_neg"],
@@ -121,8 +160,8 @@ def _tau(value: Any, whole: Whole) -> Keys:
 
 
 def _aggregate(value: Any, whole: Whole) -> Keys:
-    if whole[f"{ACTOR}policy_loss.loss_mode"] == "geo_mean":
-        raise NotHere("the loss geo_mean is a mean over completions")
+    if (loss := whole[f"{ACTOR}policy_loss.loss_mode"]) in BY_COMPLETION:
+        raise NotHere(f"the loss {loss} is a mean over completions, whatever this says")
     named = chosen("algorithm.aggregate.kind", AGGREGATES, "no such mean")(value, whole)
     longest = {"algorithm.aggregate.limit": whole.get(f"{ACTOR}loss_scale_factor") or whole["data.max_response_length"]}
     return {**named, **(longest if "constant" in named.values() else {})}
@@ -133,7 +172,7 @@ def _scale_factor(value: Any, whole: Whole) -> Keys:
 
 
 def _deviation(value: Any, whole: Whole) -> Keys:
-    if whole["algorithm.adv_estimator"] not in GROUPED:
+    if whole["algorithm.adv_estimator"] != "grpo":
         raise NotHere("of the estimator grpo alone")
     return {"algorithm.advantage.kind": "group-zscore" if value else "group-mean"}
 
@@ -216,11 +255,12 @@ _ALGORITHM: Mapping[str, Rule] = {
 
 OBJECTIVE: Mapping[str, Rule] = {
     **_ALGORITHM,
-    f"{ACTOR}clip_ratio": _clip,
-    f"{ACTOR}clip_ratio_low": _clip_low,
+    f"{ACTOR}clip_ratio": _middle,
+    f"{ACTOR}clip_ratio_low": _clip,
     f"{ACTOR}clip_ratio_high": _clip,
     f"{ACTOR}clip_ratio_c": _dual_clip,
     f"{ACTOR}policy_loss.loss_mode": _loss,
+    f"{ACTOR}policy_loss.dro_beta": _dro_beta,
     f"{ACTOR}tau_pos": _tau,
     f"{ACTOR}tau_neg": _tau,
     f"{ACTOR}loss_agg_mode": _aggregate,

@@ -20,6 +20,7 @@ from groupwise.config.bridge.rules import (
     same,
     whole_number,
 )
+from groupwise.config.bridge.trl_objective import OBJECTIVE
 from groupwise.journal.trackers import TRACKERS
 
 #: What TRL does without a word, as far as groupwise does something else or a rule reads it.
@@ -50,6 +51,8 @@ DEFAULTS: Mapping[str, Any] = {
     "ref_model_sync_steps": 512,
     "sapo_temperature_pos": 1.0,
     "sapo_temperature_neg": 1.05,
+    "importance_sampling_level": "token",
+    "multi_objective_aggregation": "sum_then_normalize",
 }
 
 #: Those that are written to a recipe although the file does not name them.
@@ -64,25 +67,6 @@ RLOO_DEFAULTS: Mapping[str, Any] = {**DEFAULTS, "beta": 0.05, "num_generations":
 BASE: Keys = {"task.name": "trl", "algorithm.name": "grpo"}
 
 RLOO_BASE: Keys = {"task.name": "trl", "algorithm.name": "rloo", "algorithm.trust.kind": "clip"}
-
-TRUNCATED = {
-    "token_truncate": "tis",
-    "token_mask": "mis",
-    "sequence_truncate": "sequence-tis",
-    "sequence_mask": "sequence-mis",
-}
-
-AGGREGATES: Mapping[str, Keys] = {
-    "grpo": {"algorithm.aggregate.kind": "sequence-mean"},
-    "dapo": {"algorithm.aggregate.kind": "token-mean"},
-    "bnpo": {"algorithm.aggregate.kind": "token-mean"},
-    "dr_grpo": {"algorithm.aggregate.kind": "constant"},
-    "cispo": {"algorithm.aggregate.kind": "token-mean", "algorithm.trust.kind": "cispo"},
-    "sapo": {"algorithm.aggregate.kind": "sequence-mean", "algorithm.trust.kind": "soft"},
-}
-
-#: Losses without a clip, whose epsilons are other numbers or none.
-UNCLIPPED = ("cispo", "sapo")
 
 
 def updates_per_step(whole: Whole) -> int:
@@ -156,61 +140,6 @@ def _warmup(value: Any, whole: Whole) -> Keys:
     return {"learner.warmup_updates": round(value * whole["max_steps"])}
 
 
-def _loss(value: Any, whole: Whole) -> Keys:
-    if value not in AGGREGATES:
-        raise NotHere("this loss is not in the catalog; docs/howto/adding-an-algorithm.md shows how a part joins it")
-    limit = {"algorithm.aggregate.limit": whole["max_completion_length"]} if value == "dr_grpo" else {}
-    gate = {
-        "algorithm.trust.tau_positive": whole["sapo_temperature_pos"],
-        "algorithm.trust.tau_negative": whole["sapo_temperature_neg"],
-    }
-    return {**AGGREGATES[value], **limit, **(gate if value == "sapo" else {})}
-
-
-def _epsilon(value: Any, whole: Whole) -> Keys:
-    if whole["loss_type"] in UNCLIPPED:
-        raise NotHere(f"the loss {whole['loss_type']} does not clip by it")
-    upper = whole.get("epsilon_high")
-    return {"algorithm.trust.epsilon_low": value, "algorithm.trust.epsilon_high": value if upper is None else upper}
-
-
-def _epsilon_high(value: Any, whole: Whole) -> Keys:
-    if whole["loss_type"] == "cispo":
-        return {"algorithm.trust.cap": value}
-    return _epsilon(whole["epsilon"], whole)
-
-
-def _delta(value: Any, whole: Whole) -> Keys:
-    return (
-        not_here("this loss does not clip") if whole["loss_type"] in UNCLIPPED else {"algorithm.trust.dual_clip": value}
-    )
-
-
-def _beta(value: Any, whole: Whole) -> Keys:
-    if not number(value) or not whole["loss_type"]:
-        return {"algorithm.kl.beta": value}
-    return {
-        "algorithm.kl.beta": value,
-        "algorithm.kl.estimator": "k3-ratio" if whole["use_bias_correction_kl"] else "k3",
-    }
-
-
-def _bias_correction(value: Any, whole: Whole) -> Keys:
-    return _beta(whole["beta"], whole) if whole["beta"] else {}
-
-
-def _scale(value: Any, whole: Whole) -> Keys:
-    kinds = {
-        "group": "group-zscore",
-        True: "group-zscore",
-        "none": "group-mean",
-        False: "group-mean",
-        "batch": "group-mean",
-    }
-    keys = chosen("algorithm.advantage.kind", kinds, "no such scaling")(value, whole)
-    return {**keys, "algorithm.advantage.whiten": True} if value == "batch" else keys
-
-
 def _peft(value: Any, whole: Whole) -> Keys:
     if not value:
         return {}
@@ -227,19 +156,6 @@ def _of_peft(value: Any, whole: Whole) -> Keys:
 def _reference(value: Any, whole: Whole) -> Keys:
     every = _every("reference.every")(whole["ref_model_sync_steps"], whole)
     return every if whole.get("sync_ref_model") else {}
-
-
-def _correction(value: Any, whole: Whole) -> Keys:
-    if not whole["use_vllm"]:
-        raise NotHere("use_vllm is not set: one engine of the run's own needs no correction")
-    if not whole["vllm_importance_sampling_correction"]:
-        return {"algorithm.mismatch.kind": "none"}
-    kind = chosen("algorithm.mismatch.kind", TRUNCATED, "no such mode")(whole["vllm_importance_sampling_mode"], whole)
-    highest, lowest = whole["vllm_importance_sampling_clip_max"], whole.get("vllm_importance_sampling_clip_min")
-    floor = (
-        {"algorithm.mismatch.floor": lowest} if lowest and str(kind["algorithm.mismatch.kind"]).endswith("mis") else {}
-    )
-    return {**kind, **({"algorithm.mismatch.cap": highest} if highest else {}), **floor}
 
 
 def _report(value: Any, whole: Whole) -> Keys:
@@ -312,6 +228,7 @@ RULES: Mapping[str, Rule] = {
          "num_processes"), _sizes
     ),
     "num_iterations": same("passes_per_batch"),
+    **OBJECTIVE,
     "max_steps": _max_steps,
     "num_train_epochs": _epochs,
     "max_completion_length": same("sampling.max_new_tokens"),
@@ -323,32 +240,9 @@ RULES: Mapping[str, Rule] = {
     "generation_kwargs.stop": lambda value, whole: {"sampling.stop": [value] if isinstance(value, str) else value},
     "push_to_hub": only(False, "a run uploads nothing; groupwise export RUN FOLDER --push OWNER/NAME does"),
     "repetition_penalty": only(1.0, "refused for training; rewards.repetition penalises repetition in the reward"),
-    "beta": _beta,
-    "use_bias_correction_kl": _bias_correction,
-    "epsilon": _epsilon,
-    "epsilon_high": _epsilon_high,
-    "delta": _delta,
-    "loss_type": _loss,
-    **dict.fromkeys(("sapo_temperature_pos", "sapo_temperature_neg"),
-                    lambda value, whole: _loss("sapo", whole) if whole["loss_type"] == "sapo" else not_here("of sapo")),
-    "importance_sampling_level": chosen(
-        "algorithm.ratio.level", {"token": "token", "sequence": "sequence"}, "no such level"
-    ),
-    "scale_rewards": _scale,
-    "multi_objective_aggregation": chosen(
-        "scoring.combine", {"sum_then_normalize": "before", "normalize_then_sum": "after"}, "no such way"
-    ),
-    "mask_truncated_completions": same("algorithm.filter.mask_truncated"),
-    "entropy_coef": same("algorithm.entropy_coefficient"),
-    "use_adaptive_entropy": only(False, "the coefficient is fixed for a run"),
-    "top_entropy_quantile": only(1.0, "every trained token counts; no part chooses tokens by their entropy"),
     "sync_ref_model": _reference,
     "ref_model_sync_steps": _reference,
     "use_vllm": _vllm,
-    **dict.fromkeys(
-        ("vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max",
-         "vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"), _correction
-    ),
     "learning_rate": same("learner.learning_rate"),
     "lr_scheduler_type": chosen(
         "learner.schedule",
@@ -381,5 +275,4 @@ RULES: Mapping[str, Rule] = {
     "output_dir": _output,
     "seed": same("seed"),
     "data_seed": same("task.seed"),
-    "normalize_advantages": only(False, "leave-one-out is not whitened"),
 }  # fmt: skip

@@ -41,7 +41,8 @@ DEFAULTS: Mapping[str, Any] = {
     f"{ACTOR}kl_loss_type": "low_var_kl",
     f"{ACTOR}ppo_mini_batch_size": 256,
     f"{ACTOR}ppo_epochs": 1,
-    f"{ACTOR}clip_ratio": 0.2,
+    f"{ACTOR}clip_ratio_low": 0.2,
+    f"{ACTOR}clip_ratio_high": 0.2,
     f"{ACTOR}clip_ratio_c": 3.0,
     f"{ACTOR}loss_agg_mode": "token-mean",
     f"{ACTOR}policy_loss.loss_mode": "vanilla",
@@ -73,7 +74,7 @@ DEFAULTS: Mapping[str, Any] = {
 WRITTEN = (
     "algorithm.adv_estimator", "algorithm.lam", "algorithm.use_kl_in_reward", "data.train_batch_size",
     "data.max_prompt_length", "data.max_response_length", "trainer.total_epochs", f"{ACTOR}ppo_epochs", f"{ROLLOUT}n",
-    f"{ACTOR}clip_ratio", f"{ACTOR}clip_ratio_c", f"{ACTOR}loss_agg_mode", f"{ACTOR}optim.weight_decay",
+    f"{ACTOR}clip_ratio_low", f"{ACTOR}clip_ratio_c", f"{ACTOR}loss_agg_mode", f"{ACTOR}optim.weight_decay",
     f"{ACTOR}fsdp_config.dtype", f"{ROLLOUT}val_kwargs.temperature", f"{MODEL}enable_gradient_checkpointing",
     f"{ACTOR}policy_loss.loss_mode", "critic.optim.lr", "critic.optim.weight_decay", "critic.cliprange_value",
 )  # fmt: skip

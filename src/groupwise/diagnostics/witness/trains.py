@@ -23,7 +23,19 @@ from groupwise.health.checks import TRAINS_WHAT_WAS_SAID
 #: Of weights, times the number of trained tokens, so that one token's is of the order of 1.
 CLOSE = 1e-6
 #: Columns of a minibatch that must be the batch's, row by row.
-COLUMNS = ("tokens", "mask", "group", "advantage", "returns", "reward", "logp_engine", "logp_old", "logp_ref", "value")
+COLUMNS = (
+    "tokens",
+    "mask",
+    "group",
+    "advantage",
+    "returns",
+    "reward",
+    "logp_engine",
+    "logp_old",
+    "logp_ref",
+    "value",
+    "ref_top",
+)
 
 
 class TrainsReading(Reading):
@@ -88,7 +100,7 @@ class TrainsReading(Reading):
             theirs, whole = getattr(minibatch, name), getattr(seen.batch, name)
             if theirs is None or whole is None:
                 continue
-            ours = whole[rows, :width] if whole.dim() == 2 else whole[rows]
+            ours = whole[rows, :width] if whole.dim() > 1 else whole[rows]
             if not torch.equal(theirs, ours) and not torch.equal(theirs.nan_to_num(), ours.nan_to_num()):
                 other = (theirs != ours).reshape(len(rows), -1).any(1).nonzero()[:, 0]
                 look = "in its minibatch is not that of the batch; look at how minibatches are cut"

@@ -120,6 +120,11 @@ class History:
         wrong = wrong or (isinstance(default, Mapping) and not isinstance(value, Mapping))
         return default if value is None or wrong else value
 
+    @property
+    def supervised_alone(self) -> bool:
+        """True if the run trains on supervised rows alone: its recipe has no algorithm."""
+        return self.setting("mix.reinforced", 1) == 0 and "algorithm" not in self.recipe
+
     def numbers(self, name: str, rows: Sequence[Row] | None = None) -> list[float]:
         """Gather the metric's numbers in `rows` (the recent ones by default), gaps left out."""
         return numbers(name, self.recent if rows is None else rows)
@@ -229,7 +234,6 @@ class Symptom:
     name   the finding's, in words
     look   History with at least one row -> what there is to say, or None
     limit  when it speaks, with its thresholds
-    why    the reason for the thresholds
     live   a run also says it while it goes on, when it first becomes true
     early  it comes before a collapse, so that a run's guard acts on it
     """
@@ -237,16 +241,15 @@ class Symptom:
     name: str
     look: Callable[[History], Seen | None]
     limit: str
-    why: str
     live: bool
     early: bool
 
 
 def symptom(
-    limit: str, why: str, live: bool = True, early: bool = False, name: str = ""
+    limit: str, live: bool = True, early: bool = False, name: str = ""
 ) -> Callable[[Callable[[History], Seen | None]], Symptom]:
     """Make a Symptom of the function that looks for it; `name` is given if the function's own is not the finding's."""
-    return lambda look: Symptom(name or look.__name__.replace("_", " "), look, limit, why, live, early)
+    return lambda look: Symptom(name or look.__name__.replace("_", " "), look, limit, live, early)
 
 
 def numbers(name: str, rows: Iterable[Row]) -> list[float]:

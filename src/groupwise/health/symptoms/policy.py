@@ -40,8 +40,6 @@ LEAST_STEPS = 5
 @symptom(
     limit=f"in {AGAIN} of the last ten steps ratio_token_p99 above {RATIO_HIGH:g} or ratio_token_p01 below "
     f"{RATIO_LOW:g}",
-    why="one token in a hundred has left a clip of 0.2 within a batch, twice; before a collapse single steps do so and "
-    "not the median, and sound runs do not ([collapse.md](../findings/collapse.md))",
     early=True,
 )
 def ratio_tails(h: History) -> Seen | None:
@@ -60,7 +58,6 @@ def ratio_tails(h: History) -> Seen | None:
 
 @symptom(
     limit=f"median of effective_sample_share below {SAMPLES_LOW:g}",
-    why="log-ratios that spread by 0.47 leave exp(-0.47^2) = 0.8 of the samples; on policy it is 1",
     early=True,
 )
 def few_effective_samples(h: History) -> Seen | None:
@@ -77,7 +74,6 @@ def few_effective_samples(h: History) -> Seen | None:
 @symptom(
     name="log-ratios clamped",
     limit="log_ratio_clamped_tokens above 0 in any step",
-    why="beyond 60 nats a ratio is no longer a number to train with",
     early=True,
 )
 def clamped(h: History) -> Seen | None:
@@ -95,7 +91,6 @@ def clamped(h: History) -> Seen | None:
 @symptom(
     limit=f"entropy_mean falls to less than {CLIFF:g} times its value within ten steps, from {CLIFF_FROM:g} nats or "
     f"more, while pass_rate gains at most {GAIN:g}",
-    why="entropy falls in healthy runs too, but then the pass rate rises with it",
 )
 def entropy_cliff(h: History) -> Seen | None:
     first, last = ends(h, "entropy_mean")
@@ -113,7 +108,6 @@ def entropy_cliff(h: History) -> Seen | None:
 
 @symptom(
     limit=f"entropy_mean grows {RISE:g}-fold and by {RISE_BY:g} nats within ten steps while pass_rate falls",
-    why="a policy that learns to explore does not get worse while it does",
 )
 def entropy_explosion(h: History) -> Seen | None:
     first, last = ends(h, "entropy_mean")
@@ -131,7 +125,6 @@ def entropy_explosion(h: History) -> Seen | None:
 
 @symptom(
     limit=f"median of entropy_mean below {ENTROPY_LOW:g} nats while pass_rate is below 0.9",
-    why="a group is then nearly one text; once the task is solved that is as it should be",
 )
 def no_entropy_left(h: History) -> Seen | None:
     entropy, rate = h.median("entropy_mean"), h.mean(h.measured.training_column)
@@ -150,8 +143,6 @@ def no_entropy_left(h: History) -> Seen | None:
 @symptom(
     limit=f"engine_probability_error, or exp(engine_gap_mean) if missing, above {ENGINE_ERROR:g} and above exp(L); L "
     "is the limit of the check 'learner = engine'",
-    why="from there on runs are known to drift apart, whatever the learning rate; where precisions differ, the check's "
-    "limit is the rounding that was measured at the start",
     early=True,
 )
 def engine_gap(h: History) -> Seen | None:
@@ -172,8 +163,6 @@ def engine_gap(h: History) -> Seen | None:
 @symptom(
     limit=f"in {AGAIN} of the last ten steps a later range of tokens or turns has engine_gap_of_limit above 1, and "
     f"{GROWN:g} times the engine_gap_from of the first range",
-    why="the limit is that of the check 'learner = engine' for as many tokens as the range has; chance passes it in "
-    "single steps, and noise that grows while a policy learns grows in the first range too",
 )
 def engine_gap_grows(h: History) -> Seen | None:
     grown = [later for kind in FIRST for later in _grown(h, kind) if len(later.gaps) >= AGAIN]
@@ -195,7 +184,6 @@ def engine_gap_grows(h: History) -> Seen | None:
 
 @symptom(
     limit=f"median of engine_effective_sample_share below {SAMPLES_LOW:g}",
-    why="as for the effective samples, between sampler and learner",
     early=True,
 )
 def few_engine_samples(h: History) -> Seen | None:
@@ -211,7 +199,6 @@ def few_engine_samples(h: History) -> Seen | None:
 
 @symptom(
     limit=f"median of seconds.wait above {MOSTLY_WAITING:g} of a step's seconds, over {LEAST_STEPS} steps or more",
-    why="what can be hidden is the shorter of sampling and training; below a tenth is little for older completions",
 )
 def sampling_ahead_gains_little(h: History) -> Seen | None:
     seconds = [row.get("seconds") for row in h.recent]
@@ -233,7 +220,6 @@ def sampling_ahead_gains_little(h: History) -> Seen | None:
 
 @symptom(
     limit="engine_restarts of machine.jsonl above 0",
-    why="a process that ends or stalls has a cause: no memory, a library that crashes, a deadline that is too short",
     live=False,
 )
 def engine_restarted(h: History) -> Seen | None:

@@ -40,7 +40,6 @@ FLAT = 1e-9
 @symptom(
     name="over-optimisation",
     limit=f"pass_rate more than {FALL:g} below its best ten steps while learned_mean is higher than in those steps",
-    why="chance moves ten steps' pass rate by about 0.01 at 512 completions a step",
 )
 def over_optimised(h: History) -> Seen | None:
     parts = [(numbers("pass_rate", part), numbers("learned_mean", part)) for part in windows(h.rows)]
@@ -62,7 +61,6 @@ def over_optimised(h: History) -> Seen | None:
 
 @symptom(
     limit="learned_right_mean not above learned_wrong_mean",
-    why="from there on its score says nothing about being right",
 )
 def reward_model_cannot_tell(h: History) -> Seen | None:
     right, wrong = h.mean("learned_right_mean"), h.mean("learned_wrong_mean")
@@ -77,7 +75,6 @@ def reward_model_cannot_tell(h: History) -> Seen | None:
 
 @symptom(
     limit="rewards.NAME.spread_within_groups 0 in all of the last ten steps, unless solved",
-    why="advantages come from differences within a group",
 )
 def reward_without_spread(h: History) -> Seen | None:
     columns = [name for name in h.names("rewards.") if name.endswith(".spread_within_groups")]
@@ -95,7 +92,6 @@ def reward_without_spread(h: History) -> Seen | None:
 
 @symptom(
     limit=f"pass_rate of {SOLVED:g} or more over the last ten steps, without a rising curriculum",
-    why="what is left then is mostly the noise of sampling",
     live=False,
 )
 def solved(h: History) -> Seen | None:
@@ -111,7 +107,6 @@ def solved(h: History) -> Seen | None:
 
 @symptom(
     limit=f"at the end: the last quarter's pass_rate exceeds the one before by {RISING:g} and two standard errors",
-    why="a run that is still learning was stopped too early",
     live=False,
 )
 def still_rising(h: History) -> Seen | None:
@@ -130,7 +125,6 @@ def still_rising(h: History) -> Seen | None:
 @symptom(
     limit=f"from {ENOUGH} steps on: the last quarter's pass_rate is not above the one before; a warning if it is not "
     "above the first ten steps either",
-    why="two standard errors of a quarter's steps are what chance does",
     live=False,
 )
 def levelled_off(h: History) -> Seen | None:
@@ -160,7 +154,6 @@ def levelled_off(h: History) -> Seen | None:
 
 @symptom(
     limit=f"pass_rate {FALLEN:g} and {SURE:g} standard errors below the best ten steps, without a rising curriculum",
-    why="what was learned is being lost; an early checkpoint is better than the last",
 )
 def falling(h: History) -> Seen | None:
     parts = [(h.measure(part), part[-1].get("step")) for part in windows(h.rows)]
@@ -179,7 +172,6 @@ def falling(h: History) -> Seen | None:
 @symptom(
     limit=f"avg_at_k of the newest evaluation after step 0 and the training pass_rate around it ({LEAST} to {NEAR} "
     f"steps on each side) differ by {APART:g} and {SURE:g} standard errors",
-    why="with a few hundred problems less than that is chance; a policy that learns passes from one side to the other",
     live=False,
 )
 def held_out_apart(h: History) -> Seen | None:
@@ -266,7 +258,6 @@ def _beyond(h: History, apart: float, *errors: float) -> float:
 
 @symptom(
     limit="a metric that is null in every row",
-    why="an empty plot should say that it is empty, and not look like 0",
     live=False,
 )
 def never_measured(h: History) -> Seen | None:

@@ -46,7 +46,6 @@ FAILED: Mapping[str, str] = {"task": "score of the task", ENVIRONMENT: "environm
 
 @symptom(
     limit=f"groups_all_right_share above {NO_SIGNAL:g}; a warning only if the first ten steps were too",
-    why="half of the batch says nothing of what is better; where the run earned it, it is success and no warning",
 )
 def groups_all_right(h: History) -> Seen | None:
     share = h.mean("groups_all_right_share")
@@ -65,7 +64,6 @@ def groups_all_right(h: History) -> Seen | None:
 
 @symptom(
     limit=f"groups_all_wrong_share above {NO_SIGNAL:g}",
-    why="half of the batch says nothing of what is better, and nothing shows the policy a way out",
 )
 def groups_all_wrong(h: History) -> Seen | None:
     share = h.mean("groups_all_wrong_share")
@@ -80,7 +78,6 @@ def groups_all_wrong(h: History) -> Seen | None:
 
 @symptom(
     limit=f"groups_signal_share below {1 - NO_SIGNAL:g}, where more than the task's score trains",
-    why="half of the batch says nothing of what is better: within these groups no completion earned more than another",
 )
 def groups_of_equal_reward(h: History) -> Seen | None:
     share = h.mean("groups_signal_share")
@@ -95,7 +92,6 @@ def groups_of_equal_reward(h: History) -> Seen | None:
 
 @symptom(
     limit="pass_rate 0 in all of the last ten steps, where other rewards train",
-    why="the other rewards can rise for ever without the task being learned",
 )
 def nothing_right(h: History) -> Seen | None:
     rates = h.numbers("pass_rate") if h.setting("evaluation.metric", CORRECTNESS) == CORRECTNESS else []
@@ -112,7 +108,6 @@ def nothing_right(h: History) -> Seen | None:
 
 @symptom(
     limit=f"groups_mixed_share below {FEW_MIXED:g}, and neither all-right nor all-wrong groups above {NO_SIGNAL:g}",
-    why="a step then learns from a fifth of its prompts",
 )
 def few_mixed_groups(h: History) -> Seen | None:
     mixed, right, wrong = (h.mean(f"groups_{kind}_share") for kind in ("mixed", "all_right", "all_wrong"))
@@ -131,7 +126,6 @@ def few_mixed_groups(h: History) -> Seen | None:
 
 @symptom(
     limit=f"generated_tokens_dropped / generated_tokens above {DROPPED:g}",
-    why="a batch costs four times its generation; dynamic sampling usually drops a third to a half",
 )
 def generation_dropped(h: History) -> Seen | None:
     share = dropped_share(h, h.recent)
@@ -153,7 +147,6 @@ def generation_dropped(h: History) -> Seen | None:
 
 @symptom(
     limit="groups_fallback above 0 in the last ten steps",
-    why="the filter promised that no such group trains",
 )
 def fallback(h: History) -> Seen | None:
     count = h.total("groups_fallback", h.recent)
@@ -173,8 +166,6 @@ def fallback(h: History) -> Seen | None:
 @symptom(
     limit=f"truncated_share above {CUT_OFF:g}; only a note in the first {EARLIEST - 1} steps, or while the share falls "
     f"to {FALLING:g} times or less between the halves of the last ten steps",
-    why="one completion in ten never reaches its answer, and is punished for it; a policy that learns to end needs no "
-    "longer limit",
 )
 def completions_cut_off(h: History) -> Seen | None:
     share, limit = h.mean("truncated_share"), h.setting("sampling.max_new_tokens", 0)
@@ -211,7 +202,6 @@ def _passing(shares: Sequence[float]) -> str:
 @symptom(
     limit=f"length_wrong_mean {LONGER:g} times length_right_mean or more, and {GROWN:g} times what it was in the "
     "first ten steps",
-    why="harder problems are longer and wrong more often: up to twice the length is ordinary",
     live=False,
 )
 def length_bias(h: History) -> Seen | None:
@@ -231,7 +221,6 @@ def length_bias(h: History) -> Seen | None:
 
 @symptom(
     limit="any faults.CAUSE above 0",
-    why="the run stops only at scoring.fault_limit; below it they are silently lost samples",
     live=False,
 )
 def scoring_faults(h: History) -> Seen | None:
@@ -252,7 +241,6 @@ def scoring_faults(h: History) -> Seen | None:
 
 @symptom(
     limit='turn_faults.CAUSE above 0 in the last ten steps, with task.on_fault = "answer"',
-    why="each costs the policy a turn, and one that is slow costs the run scoring.deadline seconds",
 )
 def turns_without_an_answer(h: History) -> Seen | None:
     counts = h.counts("turn_faults.", h.recent)
@@ -267,7 +255,6 @@ def turns_without_an_answer(h: History) -> Seen | None:
 
 @symptom(
     limit="more unscored_completions than scoring faults",
-    why="a completion that no reward votes on is generated for nothing",
 )
 def completions_without_a_score(h: History) -> Seen | None:
     count, everything = h.total("unscored_completions"), h.total("generated_completions")

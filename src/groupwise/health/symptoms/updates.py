@@ -37,7 +37,6 @@ PATIENCE = 5
 @symptom(
     limit=f"gradient_norm_max above {SPIKE:g} times the median gradient_norm of the ten steps before, and above "
     "learner.clip_norm; warns for ten steps",
-    why="ordinary batches differ by a factor of 3 to 5, and a norm below the clip does no harm",
 )
 def gradient_spikes(h: History) -> Seen | None:
     clip = h.setting("learner.clip_norm", 1.0)
@@ -58,7 +57,6 @@ def gradient_spikes(h: History) -> Seen | None:
 
 @symptom(
     limit="updates_skipped or critic_updates_skipped above 0 in any step",
-    why="nothing in a sound run is not finite",
 )
 def updates_skipped(h: History) -> Seen | None:
     count = h.total("updates_skipped") + h.total("critic_updates_skipped")
@@ -73,7 +71,6 @@ def updates_skipped(h: History) -> Seen | None:
 
 @symptom(
     limit='a check failed and the run went on, as with checks.witness = "warn"',
-    why="what trains is not what the recipe says",
 )
 def check_failed(h: History) -> Seen | None:
     failed = [
@@ -97,7 +94,6 @@ def check_failed(h: History) -> Seen | None:
 @symptom(
     limit=f"less than {PASSED_LOW:g} of the gradient passes after a batch's first update: (U share_passed - 1) / "
     "(U - 1)",
-    why="a clip that works stops around 15 %; more means that updates overshoot, or epsilons of another scale",
 )
 def gradient_stopped(h: History) -> Seen | None:
     share = later_share(h.recent, "share_passed")
@@ -119,7 +115,6 @@ def gradient_stopped(h: History) -> Seen | None:
 
 @symptom(
     limit=f"a ratio of completions or turns clipped at {SEQUENCE_EPSILON:g} or more, and share_passed is 1",
-    why="an epsilon made for token ratios is hundreds of times too wide for the mean of many tokens",
 )
 def trust_region_without_effect(h: History) -> Seen | None:
     share, epsilon = later_share(h.recent, "share_passed"), h.setting("algorithm.trust.epsilon_high", 0.0)
@@ -136,7 +131,6 @@ def trust_region_without_effect(h: History) -> Seen | None:
 @symptom(
     limit=f"share_passed_positive and share_passed_negative more than {SIGN_GAP:g} apart after the first update, "
     "unless solved",
-    why="praise and blame should be stopped about alike, or the policy drifts one way",
 )
 def one_sign_stopped(h: History) -> Seen | None:
     up, down = (later_share(h.recent, f"share_passed_{sign}") for sign in ("positive", "negative"))
@@ -152,7 +146,6 @@ def one_sign_stopped(h: History) -> Seen | None:
 
 @symptom(
     limit=f"median of kl_mean or kl_reward_mean above {KL_LARGE:g} nats per token",
-    why="the policy gives its tokens 2.7 times the reference's probability, in the geometric mean",
 )
 def far_from_the_reference(h: History) -> Seen | None:
     medians = [x for x in (h.median("kl_mean"), h.median("kl_reward_mean")) if x is not None]
@@ -168,7 +161,6 @@ def far_from_the_reference(h: History) -> Seen | None:
 
 @symptom(
     limit=f"stale_rows_share above {STALE:g}",
-    why="surplus groups are a few in a hundred; more makes training off-policy",
 )
 def stale_rows(h: History) -> Seen | None:
     share = h.mean("stale_rows_share")
@@ -182,7 +174,6 @@ def stale_rows(h: History) -> Seen | None:
 
 @symptom(
     limit=f"median of explained_variance below 0, after {PATIENCE} steps or critic.warmup_steps, unless solved",
-    why="below 0 the values add noise; when nearly all returns are equal there is nothing to explain",
 )
 def critic_worse_than_none(h: History) -> Seen | None:
     explained = h.median("explained_variance")
@@ -198,7 +189,6 @@ def critic_worse_than_none(h: History) -> Seen | None:
 
 @symptom(
     limit="gradient_norm_max 0, or learning_rate 0, or log_ratio_abs_max 0 over several updates with a gradient",
-    why="an update that changes nothing is a fault, not a small step",
 )
 def parameters_frozen(h: History) -> Seen | None:
     rows = [row for row in h.recent if _updates(row)]
@@ -226,7 +216,6 @@ def parameters_frozen(h: History) -> Seen | None:
 
 @symptom(
     limit=f"median of log_ratio_abs_max below {STILL:g}, over {PATIENCE} steps or more, unless solved",
-    why="steps at that size need thousands to change an answer",
 )
 def learning_rate_too_small(h: History) -> Seen | None:
     rows = [row for row in h.recent if _updates(row) > 1 and numbers("advantage_abs_mean", [row]) != [0.0]]

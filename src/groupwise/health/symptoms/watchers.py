@@ -43,8 +43,6 @@ class Trend(NamedTuple):
     f"by {SURE:g} standard errors while a watcher (a reward of weight 0, or a task score that does not train) falls by "
     f"as many; or the reward rises by {RISE:g} deviations within a group while the watcher, plus {NOT_FOLLOWED:g} "
     f"standard errors, rises by less than {FOLLOWS:g} of its own",
-    why="both are of the same completions, so that harder problems move both; how often chance does it is measured "
-    "([rewards.md](rewards.md))",
 )
 def reward_hacking(h: History) -> Seen | None:
     trained = _trend(h, [_named(name, weight) for name, weight in h.rewards.items()])

@@ -10,21 +10,24 @@ multiplied into the gradient; a bias of the sampling's is added behind it. Where
 over the ids that it kept; where it barred ids from a token, their x is so low that p is exactly 0 and no gradient
 passes. p, or log p where the entropy has a gradient, is held for the backward where all of it has room and logits have
 no cap, and computed again there otherwise.
+
+The same chunks give log p of K more ids of each token, and the divergence of p from a teacher's distribution q.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from groupwise.core.numbers.transfer import columns_to_device, to_device
+from groupwise.core.numbers.transfer import to_device
 from groupwise.core.records import Support
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.heads import LogitChange
 from groupwise.models.forward.layout import Layout, padded
 from groupwise.models.forward.packed_attention import hidden_states
+from groupwise.models.forward.predictions import Predictions
 from groupwise.models.precision import computes_in, operand, wide_product
 
 #: Logits of one chunk, elements: 28 MiB in float32. A tensor of 32 MiB or more is fresh memory of the system each time,
@@ -36,61 +39,43 @@ HELD_ELEMENTS = 1 << 26
 BARRED = -1e30
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """The predictions of a forward that are read: M of them, for the W tokens [N,T] that are wanted.
+class Top(NamedTuple):
+    """The k most likely ids, of those below a number."""
 
-    places   [M] where in what is run each is made
-    targets  [M] the token that it is of
-    row      [W] of each wanted token, in [N,T]
-    column   [W]
-    each     [W] which prediction is its own; None: one after the other
-    shape    [N,T]
-    support  the ids that sampling kept for each, on the CPU; None where it left none out
-    barred   as Scoring has it
+    k: int
+    below: int
+
+
+class Scored(NamedTuple):
+    """Scores of a head for M predictions, nats.
+
+    logp, entropy  [M]
+    ids, among     [M,K] the other ids that were asked for, and their log-probabilities; K = 0 if none were
+    divergence     [M] from the teacher's distribution; None without one
     """
 
-    places: Tensor
-    targets: Tensor
-    row: Tensor
-    column: Tensor
-    each: Tensor | None
-    shape: torch.Size
-    support: Support | None = None
-    barred: tuple[Tensor, Tensor] | None = None
+    logp: Tensor
+    entropy: Tensor
+    ids: Tensor
+    among: Tensor
+    divergence: Tensor | None
 
-    @classmethod
-    def of(
-        cls,
-        tokens: Tensor,
-        mask: Tensor,
-        layout: Layout,
-        supports: Sequence[Support | None] | None = None,
-        adjustment: Adjustment = UNADJUSTED,
-    ) -> "Predictions":
-        """Find those of the tokens [N,T] in the mask [N,T]. How many there are is a number: a device is waited for."""
-        wanted = mask.clone()
-        wanted[:, 0] = False
-        places, targets = layout.predecessors(wanted), tokens[wanted]
-        support, each = None if supports is None else _join(supports, wanted), None
-        barred = adjustment.barred(wanted)
-        if layout.line is not None and support is None and barred is None and len(targets):
-            # Of the predictions only those that differ, and for each wanted token which of these is its own.
-            ids = int(targets.max()) + 1
-            pairs, each = (places * ids + targets).unique(return_inverse=True)
-            places, targets = pairs // ids, pairs % ids
-        row, column = wanted.nonzero(as_tuple=True)
-        return cls(places, targets, row, column, each, wanted.shape, support, barred)
 
-    def on(self, device: torch.device) -> "Predictions":
-        """Send them to a device, without waiting for it."""
-        barred = None if self.barred is None else tuple(to_device(x, device) for x in self.barred)
-        return replace(columns_to_device(self, device), barred=barred)
+@dataclass(frozen=True)
+class Teacher:
+    """A frozen policy that makes the same predictions, with which a head's own are compared.
 
-    def spread(self, values: Tensor) -> Tensor:
-        """Map the predictions' values [M] -> [N,T], 0 where no token is wanted."""
-        values = values if self.each is None else values.index_select(0, self.each)
-        return values.new_zeros(self.shape).index_put((self.row, self.column), values)
+    states        [M,H'] its hidden states
+    weight, bias  its head, [V',H'] and [V'] or None; of more ids than V the first V are read
+    change        of its logits
+    divergence    (log p, log q), [m,V] nats each -> [m] nats
+    """
+
+    states: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    change: LogitChange | None
+    divergence: Callable[[Tensor, Tensor], Tensor]
 
 
 def sequence_logprobs(
@@ -115,7 +100,7 @@ def sequence_logprobs(
     layout = layout or padded(tokens, torch.full(tokens.shape[:1], tokens.shape[1], device=tokens.device))
     read = Predictions.of(tokens, mask, layout, supports, adjustment)
     bias, sizes = adjustment.bias, (chunk_elements, held_elements)
-    return layout_logprobs(backbone, head, layout, read, temperature, entropy_gradient, *sizes, added=bias)
+    return layout_logprobs(backbone, head, layout, read, temperature, entropy_gradient, *sizes, added=bias)[:2]
 
 
 def layout_logprobs(
@@ -129,12 +114,14 @@ def layout_logprobs(
     held_elements: int = HELD_ELEMENTS,
     added: Tensor | None = None,
     change: LogitChange | None = None,
-) -> tuple[Tensor, Tensor]:
+    among: Tensor | Top | None = None,
+    teacher: Teacher | None = None,
+) -> Scored:
     """Compute log-probabilities and entropies [N,T] of what is read of a layout, as `sequence_logprobs` does; on a
-    device that has all of it already, nothing waits for that device.
+    device that has all of it already, nothing waits for that device. So the divergence; `ids` and `among` stay [M,K].
     """
     states = hidden_states(backbone, layout).index_select(0, read.places)
-    logp, entropy = token_logprobs(
+    out = token_logprobs(
         head,
         states,
         read.targets,
@@ -146,8 +133,11 @@ def layout_logprobs(
         added=added,
         barred=read.barred,
         change=change,
+        among=among,
+        teacher=teacher,
     )
-    return read.spread(logp), read.spread(entropy)
+    divergence = None if out.divergence is None else read.spread(out.divergence)
+    return out._replace(logp=read.spread(out.logp), entropy=read.spread(out.entropy), divergence=divergence)
 
 
 def token_logprobs(
@@ -162,45 +152,47 @@ def token_logprobs(
     added: Tensor | None = None,
     barred: tuple[Tensor, Tensor] | None = None,
     change: LogitChange | None = None,
-) -> tuple[Tensor, Tensor]:
+    among: Tensor | Top | None = None,
+    teacher: Teacher | None = None,
+) -> Scored:
     """states [M,H], targets [M] -> log-probability [M] and entropy [M], nats, float32 or better.
 
     At most `chunk_elements` logits are computed at once. Where all of them are more than `held_elements`, those of each
     chunk are computed again in the backward pass. `added` [V] is added to every token's logits; `barred` and `change`
-    are as Scoring has them.
+    are as Scoring has them. `among` [M,K] or Top are ids whose log-probabilities are given too; `teacher` is what p is
+    compared with. Raises ValueError for either of them with a support: sampling left ids out.
     """
+    if support is not None and (among is not None or teacher is not None):
+        raise ValueError("sampling left ids out, so that distributions over all of them cannot be compared")
     vocabulary = head.weight.shape[0]
     added = None if added is None else added.to(states.device)
     capped = change is not None and change.cap is not None
+    fits = not capped and teacher is None and len(targets) * vocabulary <= held_elements
     how = Scoring(
         temperature=temperature,
         support=support,
         entropy_gradient=entropy_gradient,
         rows=max(1, chunk_elements // vocabulary),
-        hold=torch.is_grad_enabled() and not capped and len(targets) * vocabulary <= held_elements,
+        hold=torch.is_grad_enabled() and fits,
         compute=computes_in(head.weight),
         barred=barred,
         change=change,
         added=None if change is None else added,
+        among=targets.new_empty(len(targets), 0) if among is None else among,
     )
-    bias = head.bias
-    if added is not None and change is None:
-        bias = added if bias is None else bias + added
-    return HeadLogprobs.apply(states, head.weight, bias, targets, how)  # type: ignore[return-value]
+    if teacher is not None:
+        weight, bias = teacher.weight[:vocabulary], None if teacher.bias is None else teacher.bias[:vocabulary]
+        own = replace(how, compute=computes_in(weight), change=teacher.change, added=added if teacher.change else None)
+        product = _Product(teacher.states, weight, _biased(bias, added, teacher.change), own)
+        how = replace(how, compared=_Compared(product, teacher.divergence))
+    return Scored(*HeadLogprobs.apply(states, head.weight, _biased(head.bias, added, change), targets, how))
 
 
-def _join(supports: Sequence[Support | None], wanted: Tensor) -> Support:
-    """Return the supports of the rows that have a wanted token, as one. Raises ValueError if a token has none."""
-    ids, starts, offset = [torch.empty(0, dtype=torch.int32)], [torch.zeros(1, dtype=torch.long)], 0
-    for row, tokens in zip(supports, wanted.sum(-1).tolist(), strict=True):
-        if not tokens:
-            continue
-        if row is None or len(row.start) != tokens + 1:
-            raise ValueError(f"a completion of {tokens} tokens came without the ids its sampling kept for each")
-        ids.append(row.ids)
-        starts.append(row.start[1:] + offset)
-        offset += int(row.start[-1])
-    return Support(torch.cat(ids), torch.cat(starts))
+def _biased(bias: Tensor | None, added: Tensor | None, change: LogitChange | None) -> Tensor | None:
+    """Return the bias with what is added to logits, if nothing changes them in between."""
+    if added is None or change is not None:
+        return bias
+    return added if bias is None else bias + added
 
 
 @dataclass(frozen=True)
@@ -213,9 +205,11 @@ class Scoring:
     rows              tokens of a chunk
     hold              whether p (or log p) of all chunks is kept for the backward, which is then possible once
     compute           what the matrix products are computed in
+    among             ids [M,K], or which, whose log-probabilities are given too
     barred            of each token whether ids were barred from it, [M] bool, and these ids [E]; None if none was
     change            f of the model's logits; None if it changes none
     added             [V] what is added behind f; without an f it is part of the head's bias
+    compared          with a teacher's distribution, where there is one
     """
 
     temperature: float
@@ -224,9 +218,11 @@ class Scoring:
     rows: int
     hold: bool
     compute: torch.dtype
+    among: Tensor | Top
     barred: tuple[Tensor, Tensor] | None = None
     change: LogitChange | None = None
     added: Tensor | None = None
+    compared: "_Compared | None" = None
 
     def chunks(self, count: int, device: torch.device) -> Iterator[tuple[slice, Tensor | None]]:
         """Yield slices of `count` tokens, and the part of the support of each: [m,K] ids, padded with -1."""
@@ -239,15 +235,17 @@ class Scoring:
 
 
 class HeadLogprobs(torch.autograd.Function):
-    """states [M,H], weight [V,H], bias [V] or None, targets [M] -> logp [M], entropy [M], nats, float32 or better."""
+    """states [M,H], weight [V,H], bias [V] or None, targets [M] -> the fields of Scored, nats, float32 or better."""
 
     @staticmethod
     def forward(
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: Scoring
-    ) -> tuple[Tensor, Tensor]:
-        logp, entropy = states.new_empty(2, len(states), dtype=_wide(how.compute))
+    ) -> tuple[Tensor | None, ...]:
+        logp, entropy, divergence = states.new_empty(3, len(states), dtype=_wide(how.compute))
         product = _Product(states, weight, bias, how)
-        held: list[Tensor] = []
+        held, top = list[Tensor](), how.among
+        chosen = targets.new_empty(len(states), top.k) if isinstance(top, Top) else top.long()
+        among = logp.new_empty(chosen.shape)
         for part, ids in how.chunks(len(states), states.device):
             every = product(part)
             logits = _over_support(every, ids)
@@ -256,20 +254,26 @@ class HeadLogprobs(torch.autograd.Function):
                 logp[part] = log_p.gather(-1, targets[part, None])[:, 0]
             else:
                 logp[part] = every.gather(-1, targets[part, None])[:, 0] - logits.logsumexp(-1)
+            if isinstance(top, Top):
+                chosen[part] = log_p[:, : top.below].topk(top.k, dim=-1).indices
+            among[part] = log_p.gather(-1, chosen[part])
+            if how.compared is not None:
+                divergence[part] = how.compared(part, log_p)
             p = torch.exp(log_p, out=logits)
             entropy[part] = -torch.linalg.vecdot(p, _finite(log_p, ids))
             if how.hold:
                 held.append(log_p if how.entropy_gradient else p)
-        ctx.save_for_backward(states, weight, bias, targets, entropy, *held)
+        ctx.save_for_backward(states, weight, bias, targets, entropy, chosen, *held)
         ctx.how = how
-        if not how.entropy_gradient:
-            ctx.mark_non_differentiable(entropy)
-        return logp, entropy
+        ctx.mark_non_differentiable(chosen, *([] if how.entropy_gradient else [entropy]))
+        return logp, entropy, chosen, among, None if how.compared is None else divergence
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, up_logp: Tensor, up_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight, bias, targets, entropy, *held = ctx.saved_tensors
+    def backward(
+        ctx: Any, up_logp: Tensor, up_entropy: Tensor, _: Any, up_among: Tensor, up_divergence: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        states, weight, bias, targets, entropy, chosen, *held = ctx.saved_tensors
         how: Scoring = ctx.how
         product, across = _Product(states, weight, bias, how), operand(weight, how.compute)
         to_states, to_weight, to_bias = (
@@ -278,7 +282,7 @@ class HeadLogprobs(torch.autograd.Function):
         )
         for i, (part, ids) in enumerate(how.chunks(len(states), states.device)):
             logits = None if held else _over_support(product(part), ids)
-            slope = -up_logp[part, None]
+            slope = -(up_logp[part, None] + up_among[part].sum(-1, keepdim=True))
             if how.entropy_gradient:
                 log_p = held[i] if logits is None else logits.log_softmax(-1)
                 slope = slope - (_finite(log_p, ids) + entropy[part, None]) * up_entropy[part, None]
@@ -287,6 +291,9 @@ class HeadLogprobs(torch.autograd.Function):
                 slope = (held[i] if logits is None else logits.softmax(-1)).mul_(slope)
             slope = _over_vocabulary(slope, ids, len(weight))
             slope.scatter_add_(1, targets[part, None], up_logp[part, None])
+            slope.scatter_add_(1, chosen[part], up_among[part])
+            if how.compared is not None and logits is not None:
+                slope += how.compared.slope(part, logits, up_divergence[part])
             if how.temperature != 1:
                 slope = slope.div_(how.temperature)
             if how.change is not None:
@@ -331,6 +338,23 @@ class _Product:
             rows, ids = how.barred
             out[:, ids] = out[:, ids].masked_fill_(rows[part, None], BARRED)
         return out
+
+
+class _Compared:
+    """Divergence from what another product says of the same tokens, for a slice of them at a time."""
+
+    def __init__(self, product: _Product, divergence: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._product, self._divergence = product, divergence
+
+    def __call__(self, part: slice, log_p: Tensor) -> Tensor:
+        """Return the divergence [m] of log p [m,V]."""
+        return self._divergence(log_p, self._product(part).log_softmax(-1))
+
+    def slope(self, part: slice, logits: Tensor, up: Tensor) -> Tensor:
+        """Return the derivative [m,V] of the divergence by the logits over the temperature, times `up` [m]."""
+        with torch.enable_grad():
+            x = logits.detach().requires_grad_()
+            return torch.autograd.grad(self(part, x.log_softmax(-1)), x, up)[0]
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, compute: torch.dtype) -> None:

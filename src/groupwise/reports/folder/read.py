@@ -66,7 +66,8 @@ def read(folder: Path) -> RunFolder:
     steps, evaluations = _rows_of_steps(folder / METRICS, held, notes)
     with_problems(evaluations, _rows_of_steps(folder / PROBLEMS, held, notes)[0])
     last = max((rows[-1]["step"] for rows in (steps, evaluations) if rows), default=None)
-    _missing(folder, summary is not None or last is not None, notes)
+    sampled = steps[-1:] == [] or "supervised_loss" not in steps[-1] or "length_mean" in steps[-1]
+    _missing(folder, summary is not None or last is not None, sampled, notes)
     return RunFolder(
         folder=folder,
         name=folder.resolve().name,
@@ -127,13 +128,13 @@ def _sound(row: Row, odd: Counter[str]) -> Row | None:
     return {key: value for key, value in sound.items() if key not in wrong}
 
 
-def _missing(folder: Path, ran: bool, notes: list[str]) -> None:
+def _missing(folder: Path, ran: bool, sampled: bool, notes: list[str]) -> None:
     if not (folder / RECIPE).exists():
         notes.append(f"{RECIPE} is missing: what was asked for is not known")
     rollouts = (folder / ROLLOUTS).exists()
     if (ran or rollouts) and not (folder / METRICS).exists():
         notes.append(f"{METRICS} is missing: there is nothing to draw")
-    if ran and not rollouts:
+    if ran and sampled and not rollouts:
         notes.append(f"{ROLLOUTS} is missing: there are no completions to show")
 
 

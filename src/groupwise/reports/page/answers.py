@@ -95,6 +95,10 @@ def on_what(known: Known) -> tuple[str, str]:
     policy = h.setting("start") or setting("model")
     sources = sorted({name.removeprefix("sources.").rpartition(".")[0] for name in h.names("sources.")})
     mixes = f" (a mix of {', '.join(sources)})" if len(sources) > 1 else ""
+    if h.supervised_alone:
+        rows = f"{setting('supervised.rows_per_step')} supervised rows train"
+        source = h.setting("supervised.path") or "the task's demonstrations"
+        return f"The task {task}, with the policy {policy}{start}: in each step {rows}, of {source}.", NEUTRAL
     limit, samples, prompts = map(setting, ("sampling.max_new_tokens", "samples_per_prompt", "prompts_per_step"))
     kept = " that the filter keeps" if h.drops else ""
     of_each = f"{samples} completion{'s' * (samples != 1)} of at most {limit} token{'s' * (limit != 1)}"
@@ -132,6 +136,8 @@ def healthy(known: Known) -> tuple[str, str]:
 def silent_groups(known: Known) -> tuple[str, str]:
     """Tell what became of the groups of the last steps, and why some do not train."""
     h = known.history
+    if h.supervised_alone:
+        return "There are none: supervised rows alone train.", NEUTRAL
     shares = tuple(h.mean(f"groups_{kind}_share") for kind in ("mixed", "all_right", "all_wrong"))
     by_reward = h.setting("algorithm.filter.metric", CORRECTNESS) != CORRECTNESS or not h.by_score
     if (by_reward or None in shares) and h.mean("groups_signal_share") is not None:
@@ -255,7 +261,12 @@ def _not_measured(known: Known, rows: Sequence[Row], what: Measured) -> tuple[st
     begun = f"Not measured{'' if known.finished else ' yet'}"
     if known.history.setting("evaluation.problems", 1) == 0:
         begun = "Not measured, for evaluation.problems = 0"
+    held_rows = numbers("supervised_loss", [row["evaluation"] for row in known.history.evaluations])
+    if len(held_rows) > 1:
+        change = f"{held_rows[0]:.3f} to {held_rows[-1]:.3f} nats a token"
+        return f"The loss of held-out rows went from {change}; nothing measured answers.", NEUTRAL
     names = {what.training_column: what.words, "learned_mean": "learned score", "score_mean": "score"}
+    names |= {"supervised_loss": "supervised loss"} if known.history.supervised_alone else {}
     for name, words in names.items():
         rates = numbers(name, known.history.rows)
         if len(rates) > 1:

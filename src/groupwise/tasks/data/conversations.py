@@ -67,7 +67,21 @@ def conversation(value: object, where: str, key: str) -> tuple[list[Turn], list[
     A turn keeps every key that holds something. Raises UsageError, beginning with the row's place `where` and the
     recipe's `key`, where a text model cannot read one.
     """
-    place, changes = f"{where}: {key}", list[str]()
+    place = f"{where}: {key}"
+    read, changes = turns_of(value, place)
+    asked = without_prefill(read)
+    if not asked:
+        _refuse(place, "the assistant's alone")
+    if asked[-1]["role"] == "user" and not asked[-1]["content"].strip():
+        raise UsageError(f"{place}: what the user says last is empty; fill it or take the row out")
+    if len(asked) < len(read) and "tool_calls" in read[-1]:
+        raise UsageError(f"{place}: ends with a call of a tool; add the tool's turn, or take the last turn out")
+    return read, list(dict.fromkeys(changes))
+
+
+def turns_of(value: object, place: str) -> tuple[list[Turn], list[str]]:
+    """Return the turns of a conversation that anybody may begin and end, and what was changed."""
+    changes = list[str]()
     if has_turns(value) and isinstance(value, str):
         inner = _unquoted(value)
         changes.append(WRITTEN if inner == value else WRITTEN_AGAIN)
@@ -79,15 +93,7 @@ def conversation(value: object, where: str, key: str) -> tuple[list[Turn], list[
     turns = value if isinstance(value, list) else []
     if not has_turns(turns):
         _refuse(place, kind_of(value) + inside(value))
-    read = [_turn(turn, f"{place}: turn {number}", changes) for number, turn in enumerate(turns, start=1)]
-    asked = without_prefill(read)
-    if not asked:
-        _refuse(place, "the assistant's alone")
-    if asked[-1]["role"] == "user" and not asked[-1]["content"].strip():
-        raise UsageError(f"{place}: what the user says last is empty; fill it or take the row out")
-    if len(asked) < len(read) and "tool_calls" in read[-1]:
-        raise UsageError(f"{place}: ends with a call of a tool; add the tool's turn, or take the last turn out")
-    return read, list(dict.fromkeys(changes))
+    return [_turn(turn, f"{place}: turn {number}", changes) for number, turn in enumerate(turns, start=1)], changes
 
 
 def functions(value: object, place: str) -> tuple[list[dict[str, Any]], list[str]]:

@@ -58,10 +58,12 @@ class LeadingMesh(Mesh):
     turn: AbstractContextManager[Any] = field(default_factory=RLock, repr=False, compare=False)
 
     @contextmanager
-    def together(self, verb: Verb, batch: Batch | None = None, **others: Any) -> Iterator[None]:
+    def together(
+        self, verb: Verb, batch: Batch | None = None, supervised: Batch | None = None, **others: Any
+    ) -> Iterator[None]:
         """Let every rank do inside what the verb says. Raises ProcessLost, with the rank, if one is lost."""
         with self.turn, self.answering():
-            self.tell(verb, batch, **others)
+            self.tell(verb, batch, supervised, **others)
             yield
 
     @contextmanager

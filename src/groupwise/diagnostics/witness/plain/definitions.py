@@ -16,7 +16,7 @@ from torch import Tensor
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.divergence import BinaryKL, Quadratic, TotalVariation
-from groupwise.algorithms.parts.kl import K1, K2, K3, K3Ratio
+from groupwise.algorithms.parts.kl import K1, K2, K3, K3Ratio, TopK
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
 from groupwise.algorithms.parts.off_policy import FutureKL, GammaWeight, OffPolicyMask, Tapered
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
@@ -31,6 +31,7 @@ class Columns(NamedTuple):
     """Columns that a loss is made of, [N,T] each, of one optimizer batch; None where nothing reads it.
 
     correction  for the engine, where it is known; else it is made of `old` and `engine`
+    divergence  of whole distributions, as it was recorded
     """
 
     weight: Tensor
@@ -42,6 +43,8 @@ class Columns(NamedTuple):
     engine: Tensor | None = None
     entropy: Tensor | None = None
     correction: Tensor | None = None
+    likelihood: Tensor | None = None
+    divergence: Tensor | None = None
 
     def exact(self) -> "Columns":
         """Return the columns in float64, 0 where masked."""
@@ -69,18 +72,29 @@ def loss_terms(row: Algorithm, given: Columns) -> Terms:
     z = log_ratio(row.ratio, c.live, c.old, c.mask)
     surrogate, share = trust(row.trust, z, c.advantage, c.live, c.mask)
     correct = correction(row, c.old, c.engine, c.mask) if c.correction is None else c.correction
-    term, size = correct * surrogate, (correct * surrogate).abs()
+    term = row.reinforced * correct * surrogate
+    size = term.abs()
     kl = None
     if row.kl.beta > 0 and row.kl.place == "loss":
-        ref = c.old if row.kl.against == "old" else c.ref
-        assert ref is not None
-        kl = divergence(row.kl.estimator, c.live, ref, held(c.live - c.old)).masked_fill(~c.mask, 0.0)
+        kl = c.divergence if row.kl.divergence is not None else _estimate(row, c)
+        assert kl is not None
         term, size = term - row.kl.beta * kl, size + row.kl.beta * (kl.abs() + 1)
     if row.entropy_coefficient:
         assert c.entropy is not None
         bonus = row.entropy_coefficient * c.entropy
         term, size = term + bonus, size + bonus.abs()
-    return Terms(-(c.weight * term).sum(), (c.weight.abs() * size).sum(), z, share, correct, kl)
+    value, total = -(c.weight * term).sum(), (c.weight.abs() * size).sum()
+    if row.likelihood_coefficient:
+        assert c.likelihood is not None
+        right = (row.likelihood_coefficient * c.likelihood * c.live).sum()
+        value, total = value - right, total + right.abs()
+    return Terms(value, total, z, share, correct, kl)
+
+
+def _estimate(row: Algorithm, c: Columns) -> Tensor:
+    ref = c.old if row.kl.against == "old" else c.ref
+    assert ref is not None
+    return divergence(row.kl.estimator, c.live, ref, held(c.live - c.old)).masked_fill(~c.mask, 0.0)
 
 
 def held(log_ratio: Tensor) -> Tensor:
@@ -106,6 +120,21 @@ def divergence(part: Any, live: Tensor, ref: Tensor, token_log_ratio: Tensor) ->
     """Compute the estimate of KL(live || ref) [N,T], nats."""
     define = ESTIMATORS.get(type(part))
     return part(live, ref, token_log_ratio) if define is None else define(live, ref, token_log_ratio)
+
+
+def distance(part: Any, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Compute the divergence of distributions [..., ids], nats: b KL(q || m) + (1 - b) KL(p || m), m = b q + (1 - b) p;
+    at b = 1 KL(p || q), at b = 0 KL(q || p). Of the likeliest ids, the others are one more, or nothing.
+    """
+    p, q, b = log_p.exp(), log_q.exp(), part.mixture
+    if isinstance(part, TopK):
+        inside = [x.sum(-1, keepdim=True) for x in (p, q)]
+        pairs = zip((p, q), inside, strict=True)
+        p, q = (torch.cat([x, (1 - s).clamp(min=1e-6)], -1) if part.tail else x / s for x, s in pairs)
+    if b in (0, 1):
+        return (p * (p / q).log() if b else q * (q / p).log()).sum(-1)
+    m = b * q + (1 - b) * p
+    return (b * q * (q / m).log() + (1 - b) * p * (p / m).log()).sum(-1)
 
 
 def correction(row: Algorithm, old: Tensor, engine: Tensor | None, mask: Tensor) -> Tensor:

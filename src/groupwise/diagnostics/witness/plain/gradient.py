@@ -134,7 +134,7 @@ class GradientReading(Reading):
             yield Unmeasured("the update was skipped")
             return
         keys = self._settings[0]
-        if found.whole and found.gradients:
+        if found.whole and found.gradients and update.supervised is None:  # whose gradient is added to this one
             if update.seen is not None:
                 yield _loss("the loss of an update", update.loss, found)
             passed = clip_factor(update.gradient_norm, keys.clip_norm)
@@ -195,7 +195,7 @@ def _loss(about: str, theirs: float, found: Found) -> Disagreement:
     # Advantages of both signs cancel in a loss: its terms are as large as its weights, which add up to about 1.
     rows = found.rows
     terms = float((rows.need("weight").double() * rows.need("advantage").double().abs() * rows.mask).sum())
-    distance = abs(theirs - found.loss) / (max(abs(found.loss), terms) + SMALL)
+    distance = max(abs(theirs - found.loss) - found.slack, 0.0) / (max(abs(found.loss), terms) + SMALL)
     return Disagreement(about, f"{theirs:.8g}, by a plain forward {found.loss:.8g}", distance, LOSS)
 
 

@@ -118,7 +118,11 @@ class ModelReading(Reading):
             model, learner.temperature, learner.adjustment, routers(halves(model)[0]) if learner.routers else ()
         )
         trains = seen.step > self._waiting
-        self.policy = read_policy(plain, rows, whole, self._row, learner, trains, full, self._old_from_engine)
+        compares = self._row.kl.divergence is not None
+        if compares:
+            yield Unmeasured("the gradient of a divergence of whole distributions, which a plain forward does not make")
+        given = (self._row, learner, trains, full and not compares, self._old_from_engine)
+        self.policy = read_policy(plain, rows, whole, *given, of_passes(self._limits.tolerance))
         yield from self._compared(seen, self.policy)
         if full:
             yield from self._reference(plain, minibatch)

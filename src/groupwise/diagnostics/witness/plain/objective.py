@@ -71,7 +71,8 @@ class ObjectiveReading(Reading):
         if update.seen is None:
             reads_all = self._row.kl.in_loss or self._row.entropy_coefficient
             trains = minibatch.mask & (minibatch.need("weight") != 0)
-            trains &= torch.ones_like(trains) if reads_all else minibatch.need("advantage") != 0
+            signal = minibatch.need("advantage") != 0
+            trains &= torch.ones_like(trains) if reads_all or minibatch.likelihood is not None else signal
             yield Disagreement(
                 "an update that ran no row, as if none had a gradient",
                 "tokens have a weight and an advantage all the same; look at Algorithm.trained_rows",
@@ -143,6 +144,8 @@ def columns_of(minibatch: Batch, recorded: UpdateRecord) -> Columns:
         ref=minibatch.logp_ref,
         engine=minibatch.logp_engine,
         entropy=recorded.entropy,
+        likelihood=minibatch.likelihood,
+        divergence=recorded.kl,
     )
 
 

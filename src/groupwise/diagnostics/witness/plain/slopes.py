@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.records import Batch
+from groupwise.diagnostics.tolerance import NumericalNoise
 from groupwise.diagnostics.witness.plain.definitions import Columns, critic_loss, loss_terms
 from groupwise.diagnostics.witness.plain.forward import Answer, Plain, chunks, values
 from groupwise.models.forward.adjustment import Adjustment
@@ -65,7 +66,8 @@ class Found:
     loss       by definition; the routers' own losses included
     names      of the parameters that are watched in the update
     gradients  of those parameters; empty if there is none to compare
-    noise      of those gradients, the part that float32 may have made of them
+    noise      of those gradients, the part that rounding may have made of them
+    slack      of the loss, what rounding in 16 bits may have made of its KL
     """
 
     rows: Batch
@@ -75,6 +77,7 @@ class Found:
     names: tuple[str, ...] = ()
     gradients: dict[str, Tensor] = field(default_factory=dict)
     noise: float = 0.0
+    slack: float = 0.0
 
 
 def read_policy(
@@ -86,8 +89,12 @@ def read_policy(
     trains: bool,
     gradient: bool,
     old_from_engine: bool = False,
+    rounding: NumericalNoise | None = None,
 ) -> Found:
-    """Read rows of a weighted minibatch: log-probabilities, and, if it trains, loss and gradients of some weights."""
+    """Read rows of a weighted minibatch: log-probabilities, and, if it trains, loss and gradients of some weights.
+
+    rounding  of the learner's passes in 16 bits
+    """
     merged = not learner.mesh.alone and getattr(learner, "adapters", None) is not None
     watched = watched_parameters(plain.model, plain.routers) if trains and not merged else {}
     for parameter in watched.values() if not learner.mesh.alone else ():
@@ -114,20 +121,27 @@ def read_policy(
 
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         answer = read_rows(plain, rows, learner, each, bool(losses))
-    return Found(rows, whole, answer, total, tuple(slopes), slopes, noise_of(row, rows, answer))
+    drift = rounding.limit(int(rows.mask.sum())) if rounding else 0.0
+    kl = row.kl.beta * float((rows.need("weight") * rows.mask).sum()) if row.kl.in_loss else 0.0
+    noise = noise_of(row, rows, answer, max(DRIFT, drift))
+    return Found(rows, whole, answer, total, tuple(slopes), slopes, noise, slack=drift * kl)
 
 
-def noise_of(row: Algorithm, rows: Batch, answer: Answer) -> float:
+def noise_of(row: Algorithm, rows: Batch, answer: Answer, off: float = DRIFT) -> float:
     """Estimate what part of a policy's gradient rounding may be: much, if all that trains is a KL of almost 0, or if
     every token is almost certain, so that its gradient is a difference of two numbers near 1.
+
+    off  nats, by which rounding moves a log-probability
     """
     mask, weight = rows.mask, rows.need("weight").double()
     open_ = (1 - answer.logp.exp()).clamp(min=0)
-    pushed = weight * rows.need("advantage").double().abs()
+    pushed = row.reinforced * weight * rows.need("advantage").double().abs()
+    if rows.likelihood is not None:
+        pushed = pushed + row.likelihood_coefficient * rows.likelihood
     signal, rounding = pushed * open_, ROUNDING * pushed
     if row.kl.in_loss:
         drift = weight * row.kl.beta * (answer.logp - rows.need("logp_ref").double()).abs()
-        signal, rounding = signal + drift * open_, rounding + DRIFT * row.kl.beta * weight
+        signal, rounding = signal + drift * open_, rounding + off * row.kl.beta * weight
     signal = signal + abs(row.entropy_coefficient) * weight * answer.entropy
     total = float(signal[mask].sum())
     return float(rounding[mask].sum()) / total if total else math.inf
@@ -195,6 +209,7 @@ def _columns(part: Batch, answer: Answer, old_from_engine: bool) -> Columns:
         engine=part.logp_engine,
         entropy=answer.entropy,
         correction=part.correction,
+        likelihood=part.likelihood,
     )
 
 

@@ -8,6 +8,7 @@ the advantage, tokens far from reference and engine, turns, and numbers that are
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.critic import value_loss
-from groupwise.algorithms.parts.kl import K3
+from groupwise.algorithms.parts.kl import DIVERGENCES, K3
 from groupwise.algorithms.parts.mismatch import NoMismatch
 from groupwise.algorithms.parts.ratio import SequenceSum, TokenRatio
 from groupwise.algorithms.parts.rejection import NoRejection
@@ -63,7 +64,12 @@ def trials(row: Algorithm) -> Iterator[Disagreement]:
     name = f"trust.kind ({row.trust})"
     yield from _both(name, theirs[0], ours[0], z, live)
     yield _same(f"{name}: its share", theirs[1], ours[1])
-    if row.kl.beta > 0:
+    if row.kl.divergence is not None:
+        log_p, log_q = (given.live.nan_to_num()[:9, i : i + 6].log_softmax(-1) for i in (1, 2))
+        own = log_p.requires_grad_()
+        names = (find(own, log_q) for find in (row.kl.divergence, partial(definitions.distance, row.kl.divergence)))
+        yield from _both(f"kl.estimator ({row.kl.estimator})", *names, own)
+    elif row.kl.beta > 0:
         assert c.ref is not None
         asked = (live, c.ref, definitions.held(live - c.old))
         kl = row.kl(*asked), definitions.divergence(row.kl.estimator, *asked)
@@ -104,6 +110,8 @@ def _of_loss(row: Algorithm, given: Columns) -> Iterator[Disagreement]:
         logp_ref=given.ref,
         correction=definitions.correction(row, exact.old, exact.engine, given.mask),
         entropy=given.entropy,
+        likelihood=given.likelihood,
+        divergence=given.divergence,
     )
     again = given.live.clone().requires_grad_()
     terms = loss_terms(row, given._replace(live=again))
@@ -144,7 +152,8 @@ def made_up(row: Algorithm) -> Columns:
     columns = (draw(0.1, 1.0), old + far, old, advantage, old - draw(-1.5, 1.5), old - far[mixed], draw(0.0, 3.0))
     none = torch.tensor(math.nan, dtype=torch.float64)
     weight, live, old, advantage, ref, engine, entropy = (torch.where(mask, x, none) for x in columns)
-    return Columns(weight.nan_to_num(0.0), live, old, advantage, mask, ref, engine, entropy)
+    others = {"entropy": entropy, "likelihood": mask / mask.sum(), "divergence": entropy / 2}
+    return Columns(weight.nan_to_num(0.0), live, old, advantage, mask, ref, engine, **others)
 
 
 def _bounds(part: Any) -> list[float]:
@@ -163,7 +172,7 @@ def _slots(row: Algorithm) -> dict[str, tuple[Any, Any, Any]]:
     return {
         "ratio": (row.ratio, definitions.RATIOS, TokenRatio()),
         "trust": (row.trust, definitions.TRUSTS, NoTrust()),
-        "kl": (row.kl.estimator, definitions.ESTIMATORS, K3()),
+        "kl": (row.kl.estimator, {**definitions.ESTIMATORS, **dict.fromkeys(DIVERGENCES)}, K3()),
         "mismatch": (row.mismatch, definitions.CORRECTIONS, NoMismatch()),
         "rejection": (row.rejection, definitions.CORRECTIONS, NoRejection()),
     }

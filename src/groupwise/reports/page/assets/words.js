@@ -86,7 +86,7 @@
   /** Head and rows as a table that scrolls by itself; `numbers` are flush right. */
   function grid(head, rows, numbers) {
     const right = (index) => (numbers.includes(index) ? "number" : null);
-    return element("div", { class: head.length > 3 ? "scroll many" : "scroll", tabindex: 0, role: "region", "aria-label": `Table: ${head.join(", ")}` }, element("table", {},
+    return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Table: ${head.join(", ")}` }, element("table", {},
       element("thead", {}, element("tr", {}, head.map((words, index) => element("th", { scope: "col", class: right(index) }, words)))),
       element("tbody", {}, rows.map((row) => element("tr", {}, row.map((cell, index) => element("td", { class: right(index) }, cell)))))));
   }
