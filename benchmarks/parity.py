@@ -35,7 +35,7 @@ PEERS = {"verl": "of_verl", "trl": "of_trl", "liger-kernel": "of_liger", "skyrl"
 ELSEWHERE = {
     "drpo": "in UniRL alone, which has no wheel",
     "topr": "in ROLL alone, which has no wheel",
-    "fipo": "in ms-swift, inside a trainer's step",
+    "fipo": "in ms-swift alone, whose trainer needs modelscope to be imported",
     "grpo-process": "the newer trainers score whole completions alone",
 }
 KEY = ("row", "peer", "function", "dialect")
