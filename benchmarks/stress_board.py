@@ -258,7 +258,8 @@ def overview(board: Board) -> Iterator[str]:
     signs = {(c, d.algorithm): " +" if d.value > 0 else " -" for c in shown for d in board.differences(c) if d.told}
     yield f"| algorithm | {' | '.join(shown)} |"
     yield "|---" * (len(shown) + 1) + "|"
-    for name in board.algorithms:
+    begun = {row["algorithm"] for row in board.rows if not row["sweep"] or row.get("refused")}
+    for name in (name for name in board.algorithms if name in begun):
         cells = []
         for condition in shown:
             own = list(board.areas(name, condition).values())

@@ -255,7 +255,7 @@ def _of_teachers(recipe: Recipe, task: Task) -> Iterator[str]:
         yield 'reference.template with prompt_truncation = "left": it would be cut off as well; set that to "none"'
     if reference.template and isinstance(task, EnvironmentTask) and task.history == "rewrite":
         yield 'reference.template with task.history = "rewrite": each turn has another prompt; set that to "grow"'
-    if "," in reference.address:
+    if "," in (reference.address or ""):
         yield f"reference.address = {reference.address!r}: several addresses; one teacher is served at one"
     for source, model in reference.by_source.items():
         if model == START:

@@ -44,7 +44,7 @@ class ReferenceSettings(Settings):
     offload: Changeable[bool] = False
     template: str = ""
     by_source: dict[str, Location] = Field(default_factory=dict)
-    address: Changeable[AddressText] = ""
+    address: Changeable[AddressText | None] = None
     key_file: Changeable[Location | None] = None
     deadline: Changeable[float] = Field(default=600.0, ge=0.1, le=86_400)
 

@@ -51,7 +51,7 @@ class TeacherAtAddress:
         self, settings: ReferenceSettings, sampling: Sampling, eos: Iterable[int], note: Callable[[str], None]
     ) -> None:
         self._where, self._seconds, self._note = f"reference.address = {settings.address!r}", settings.deadline, note
-        self._reach = reach_address(Address.of(settings.address), settings.deadline, settings.key, "reference")
+        self._reach = reach_address(Address.of(settings.address or ""), settings.deadline, settings.key, "reference")
         said = {"sampling": sampling.model_dump(mode="json"), "eos": sorted(eos), "precision": settings.precision}
         self._start = {"verb": "start", **said}
         self._process: EngineProcess | None = None
