@@ -35,7 +35,7 @@ PEERS = {"verl": "of_verl", "trl": "of_trl", "liger-kernel": "of_liger", "skyrl"
 ELSEWHERE = {
     "drpo": "in UniRL alone, which has no wheel",
     "topr": "in ROLL alone, which has no wheel",
-    "fipo": "in ms-swift, inside a trainer's step",
+    "fipo": "in ms-swift alone, whose trainer needs modelscope to be imported",
     "grpo-process": "the newer trainers score whole completions alone",
 }
 KEY = ("row", "peer", "function", "dialect")
@@ -48,9 +48,11 @@ Both sides get the same random batches: ragged masks, advantages of both signs, 
 0.005, 0.2 and 2 nats (0.005, 0.2, 0.5 where the ratio is a whole completion's), four seeds. Each makes its
 advantages and its loss. Both have the catalog's constants, unless the dialect says otherwise: the peer's own,
 which are the settings beside it. The numbers are the largest absolute differences in float32: of the
-advantages, of the loss, and of its gradient with respect to the log-probabilities. The same is at most 1e-6 in
-each, and at most 1e-6 of the largest number in float64. Empty: the peer does not make it, or writes the same
-gradient as another function. Packages: {packages}.
+advantages, of the loss, and of its gradient with respect to the log-probabilities. The same is at most 1e-6
+in each, and at most 1e-6 of the largest number in float64. Empty: the peer does not make it, or writes the
+same gradient as another function.
+
+Versions: {packages}.
 
 ## The same
 

@@ -11,13 +11,14 @@ A task is a frozen dataclass whose fields are keys of [task], with two methods: 
 """
 
 import hashlib
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations_with_replacement, product
 from typing import ClassVar
 
-from groupwise import Numeric, Sample, Task, UsageError
+from groupwise import Demonstration, Numeric, Sample, Task, UsageError
 
 #: Larger factors are not drawn.
 LARGEST = 99
@@ -59,6 +60,11 @@ class Products(Task):
     def score(self, sample: Sample, completion: str) -> float:
         """Score a completion: 1.0 if the number that it states as its answer is the product, else 0.0."""
         return Numeric()(completion, sample.answer)
+
+    def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
+        """Draw `count` training problems with a completion to imitate: `7 * 8 = 56`."""
+        drawn = random.Random(seed).choices(self.samples("train"), k=count)
+        return [Demonstration(one.prompt, f"{one.key.replace('x', ' * ')} = {one.answer}") for one in drawn]
 
 
 def question(a: int, b: int) -> str:

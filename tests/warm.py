@@ -34,6 +34,7 @@ MODULES = (
     "groupwise.engines.outside.server",
     "groupwise.commands.train.process",
     "groupwise.commands.build.learner",
+    "groupwise.training.teachers.server",
     "tests.engines.outside.without_slots",
 )
 #: What every other process that is forked has imported.

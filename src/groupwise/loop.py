@@ -142,7 +142,7 @@ def annotate(run: Training, result: RolloutResult) -> Batch:
         reward_names=tuple(rewards.training) if rewards.each else (),
     )
     old = (settings.updates_per_step > 1 or algorithm.needs_old) and not settings.old_from_engine
-    batch = parts.learner.annotate(batch, old=old, ref=algorithm.needs_reference, top=algorithm.kl.top)
+    batch = parts.annotate(batch, result.groups, old)
     if settings.old_from_engine:
         batch = batch.add(logp_old=batch.logp_engine)
     if parts.critic is not None:
@@ -194,7 +194,7 @@ def evaluate(run: Training) -> None:
             run.clock.phase("evaluate"),
             run.stop.leaving(when=parts.learner.mesh.alone or not (parts.rollout.judge or parts.supervised)),
         ):
-            evaluation, groups = parts.evaluate()
+            evaluation, groups = parts.evaluated(run.progress.step)
         run.output.evaluation(run.progress.step, evaluation, groups, run.clock.lap())
         witnessed(run, groups)
         run.progress.owes_evaluation = False

@@ -82,7 +82,7 @@ def test_every_recipe_resolves_and_reads_back(path: Path, tmp_path: Path):
 def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
     given = {"algorithm": {"name": algorithm_name}, "guard": "rollback"}
     table = resolved_recipe(plan(given, "rlhf"))
-    absent = {"rewards", "start", "adapter"} | ({"critic"} if algorithm_name == "grpo" else set())
+    absent = {"rewards", "start", "adapter", "supervised", "mix"} | ({"critic"} if algorithm_name == "grpo" else set())
     assert list(table) == [key for key in Recipe.model_fields if key not in absent]
     for key, section in table.items():
         value = getattr(recipe.parse(table, "again"), key)
@@ -264,6 +264,11 @@ ELSEWHERE = (
     "sampling.repetition_penalty",
     "critic",
     "start",
+    # tests/runs/test_supervised_run.py
+    "supervised",
+    "mix.reinforced",
+    "mix.distilled",
+    "mix.supervised",
 )
 
 

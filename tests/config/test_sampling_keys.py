@@ -47,6 +47,10 @@ from tests.config.made import plan, refusal
             "kl.estimator, top-k.*, with sampling.min_p = 0.1",
         ),
         (
+            {"algorithm.kl.estimator": "full", "reference.template": "{prompt}"},
+            "kl.estimator, full.*, with reference.template: such a teacher gives",
+        ),
+        (
             {"algorithm.kl.estimator": "full", "reference.offload": True},
             "kl.estimator, full.* every update runs the ref",
         ),

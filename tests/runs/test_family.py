@@ -89,6 +89,18 @@ def test_every_row_trains(name: str, small):
     assert unpicked(again) == plan
 
 
+@pytest.mark.parametrize("estimator", ["full", "top-k"])
+def test_a_teacher_of_whole_distributions_draws_the_policy_near(estimator: str, small) -> None:
+    teacher = groupwise.train("quickstart", small(name="teacher", steps=2, learner__learning_rate=1e-2))
+    changes = small(algorithm__name="opd", name="it", steps=6, evaluation__problems=4, learner__learning_rate=3e-3)
+    keys = {"place": "loss", "estimator": estimator, **({"k": 4} if estimator == "top-k" else {})}
+    changes |= {"reference.model": str(teacher.folder), "algorithm.kl": keys}
+    rows = step_rows(groupwise.train("quickstart", changes).folder)
+    assert not [c for row in rows for c in row["checks"].values() if c["verdict"] == "fail"]
+    assert 0 < rows[-1]["kl_mean"] < 0.5 * rows[0]["kl_mean"]
+    assert all(row["advantage_abs_mean"] == 0 for row in rows)
+
+
 def test_a_row_that_can_use_steps_goes_without_them_where_the_task_has_none():
     """PPO's step_scale can do without step scores: the plan only says that there are none."""
     task = {"use": f"{Path(__file__).parent / 'task_of_a_run.py'}:Sums"}

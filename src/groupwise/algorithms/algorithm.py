@@ -10,7 +10,7 @@ from torch import Tensor
 
 from groupwise.algorithms.calls import call
 from groupwise.algorithms.parts import Part
-from groupwise.algorithms.parts.advantage import Advantage
+from groupwise.algorithms.parts.advantage import Advantage, require_binary, unwhitened
 from groupwise.algorithms.parts.aggregate import Aggregate, count
 from groupwise.algorithms.parts.filters import Filter, KeepAll
 from groupwise.algorithms.parts.kl import KL
@@ -19,13 +19,15 @@ from groupwise.algorithms.parts.ratio import Ratio, TokenRatio, bounded
 from groupwise.algorithms.parts.rejection import NoRejection, Rejection
 from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Shaping, at_last_token, sampled_kl
 from groupwise.algorithms.parts.trust import Trust
-from groupwise.core.masked import keep, real, row_sum, whiten
+from groupwise.core.masked import keep, real, whiten
 from groupwise.core.numbers.inputs import (
     LARGEST,
     Column,
     mask_of,
     numbers,
+    per_token,
     require_finite,
+    require_mask_shape,
     require_shape,
     whole_numbers,
 )
@@ -189,7 +191,7 @@ class Algorithm:
             advantage, returns = self._advantage(reward, **given)
         else:
             scored = [dataclasses.replace(batch, score=score) for score in batch.need("reward_scores").unbind(1)]
-            alone = dataclasses.replace(self, advantage=_unwhitened(self.advantage))
+            alone = dataclasses.replace(self, advantage=unwhitened(self.advantage))
             each = [alone._advantage(call("shaping", self.shaping, one), **given) for one in scored]
             advantage, returns = (
                 torch.stack([w * column for w, column in zip(weights, columns, strict=True)]).sum(0)
@@ -272,14 +274,14 @@ class Algorithm:
         if rewards.dim() not in (1, 2):
             raise ValueError(f"rewards has shape {tuple(rewards.shape)}; [N], or [N,T] per token, is due")
         require_shape("groups", groups, rewards.shape[:1], "an id for each reward [N]:")
-        per_token = rewards if rewards.dim() == 2 else rewards[:, None]
-        inside = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask_of("mask", mask, rewards)
+        each = rewards if rewards.dim() == 2 else rewards[:, None]
+        inside = torch.ones_like(each, dtype=torch.bool) if mask is None else mask_of("mask", mask, rewards)
         due = rewards.shape if rewards.dim() == 2 else (*rewards.shape, *inside.shape[-1:])
         require_shape("mask", inside, torch.Size(due), "[N,T] of the rewards:")
         voting = (inside if rewards.dim() == 2 else inside.any(-1)) & ~rewards.isnan()
         require_finite("rewards", rewards, voting, "finite numbers are due, or NaN where there is no reward", LARGEST)
         if rewards.dim() == 1:
-            per_token = at_last_token(rewards, inside)
+            each = at_last_token(rewards, inside)
         if self.advantage.reads_steps and step_end is None:
             raise ValueError(f"{self.name}: its advantages read where steps end; give step_end [N,T], True there")
         ends = None if step_end is None else mask_of("step_end", step_end, rewards)
@@ -287,7 +289,7 @@ class Algorithm:
         for name, column in (("step_end", ends), ("step_state", states)):
             if column is not None:
                 require_shape(name, column, inside.shape, "[N,T] of the mask:")
-        advantage, _ = self._advantage(per_token, None, inside, groups, ends, states)
+        advantage, _ = self._advantage(each, None, inside, groups, ends, states)
         if rewards.dim() == 2:
             return advantage
         return at_last_token(advantage.new_ones(len(advantage)), inside).mul(advantage).sum(-1)
@@ -320,15 +322,15 @@ class Algorithm:
         if inside.dim() != 2:
             raise ValueError(f"mask has shape {tuple(inside.shape)}; [N,T] is due")
         old = numbers("logp_old", logp_old, live)
-        advantage = _per_token(numbers("advantage", advantage, live), inside)
+        advantage = per_token(numbers("advantage", advantage, live), inside)
         given = {"logp_ref": logp_ref, "logp_engine": logp_engine, "entropy": entropy, "divergence": divergence}
         more = {name: None if one is None else numbers(name, one, live) for name, one in given.items()}
         columns = {"logp_live": live, "logp_old": old, "advantage": advantage, **more}
-        _same_shape(inside, **columns)
+        require_mask_shape(inside, **columns)
         whole = self.kl.divergence is not None
         reads_ref = self.kl.in_loss and self.kl.reads_reference and not whole
-        read = {"logp_ref": reads_ref, "logp_engine": self.corrects, "entropy": self.entropy_coefficient}
-        read["divergence"] = whole
+        read = {"logp_ref": reads_ref, "divergence": whole, "logp_engine": self.corrects}
+        read["entropy"] = bool(self.entropy_coefficient)
         for name, column in columns.items():
             if column is not None and read.get(name, True):
                 require_finite(name, column, inside, "finite numbers are due at every trained token", LARGEST)
@@ -352,10 +354,10 @@ class Algorithm:
         divergence: Tensor | None = None,
     ) -> LossOut:
         """Compute the loss under weights [N,T] made beforehand, so that parts of an optimizer batch add up to it."""
-        _same_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
-        _same_shape(mask, weight=weight, correction=correction, likelihood=likelihood, divergence=divergence)
+        require_mask_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
+        require_mask_shape(mask, weight=weight, correction=correction, likelihood=likelihood, divergence=divergence)
         live, old = keep(real(logp_live), mask), keep(real(logp_old), mask)
-        advantage = keep(_per_token(advantage, mask).to(live.dtype), mask)
+        advantage = keep(per_token(advantage, mask).to(live.dtype), mask)
         log_ratio = call("ratio", self.ratio, live, old, mask)
         surrogate, share = call("trust", self.trust, log_ratio, advantage, live, mask)
         total = surrogate if correction is None else surrogate * keep(correction.to(live.dtype), mask)
@@ -399,33 +401,3 @@ class Algorithm:
         if logp_ref is None:
             raise ValueError(f"{self.name} has a KL term in its loss (beta {self.kl.beta}) and needs logp_ref")
         return self.kl(live, keep(real(logp_ref), mask), bounded(live - old))
-
-
-def _unwhitened(part: Advantage) -> Advantage:
-    """Return the part without its whitening if it credits rewards one by one: it is their sum that is whitened."""
-    return dataclasses.replace(part, whiten=False) if part.by_reward else part  # type: ignore[type-var, call-arg]
-
-
-def require_binary(reward: Tensor, mask: Tensor, describe: str) -> None:
-    """Raise ValueError if a completion's reward is not 0 or 1. NaN, which has no vote, is let through."""
-    total = row_sum(real(reward), mask)
-    other = (total != 0) & (total != 1) & ~total.isnan()
-    if other.any():
-        raise ValueError(
-            f"advantage.kind ({describe}) is for rewards of 0 and 1, and there is one of {float(total[other][0]):g}; "
-            'take advantage.kind = "group-mean", or a reward that is 0 or 1'
-        )
-
-
-def _per_token(advantage: Tensor, mask: Tensor) -> Tensor:
-    if advantage.shape == mask.shape:
-        return advantage
-    if advantage.shape != mask.shape[:1]:
-        raise ValueError(f"advantage has shape {tuple(advantage.shape)}; expected [N] or [N,T] of {tuple(mask.shape)}")
-    return advantage[:, None].expand(mask.shape)
-
-
-def _same_shape(mask: Tensor, **columns: Tensor | None) -> None:
-    for name, column in columns.items():
-        if column is not None and column.shape != mask.shape:
-            raise ValueError(f"{name} has shape {tuple(column.shape)}, the mask {tuple(mask.shape)}")

@@ -24,14 +24,17 @@ def serve(
     key_file: Annotated[
         str | None, typer.Option(help="File with the key that a run must have; required if other machines can connect.")
     ] = None,
+    teacher: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Serve this model, or run, as a teacher: reference.address.")
+    ] = None,
 ) -> None:
-    """Serve this machine as an inference engine for a run on another machine, one at a time.
+    """Serve this machine as an inference engine, or a teacher, for a run on another machine, one at a time.
 
     Example: groupwise serve 127.0.0.1:7000, and for the run: --set engine.address=127.0.0.1:7000
     """
     from groupwise.commands.serve import serve as serve_engine
 
-    serve_engine(address, python, device, threads, key_file, Terminal().print)
+    serve_engine(address, python, device, threads, key_file, Terminal().print, teacher)
 
 
 @command("Serve")

@@ -5,22 +5,33 @@ from collections.abc import Callable
 
 import torch
 
+from groupwise.commands.build.policy import named_model
 from groupwise.core.errors import UsageError
+from groupwise.core.files.atomic import temporary_folder
 from groupwise.core.machine.gpu import Device, device_of
 from groupwise.core.processes.handshake import key_in
 from groupwise.core.processes.network import LOOPBACK, Address
 from groupwise.engines.outside.serving import EngineServer
+from groupwise.models.load import model_folder
 
 Say = Callable[[str], None]
+#: The program of a teacher's process.
+TEACHER = "groupwise.training.teachers.server"
 #: Hosts at which this machine alone is heard, and those that stand for all of its addresses.
 OWN = frozenset({LOOPBACK, "localhost", "::1"})
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
 
 def serve(
-    address: str, python: str | None, device: Device, threads: int | None, key_file: str | None, say: Say
+    address: str,
+    python: str | None,
+    device: Device,
+    threads: int | None,
+    key_file: str | None,
+    say: Say,
+    teacher: str | None = None,
 ) -> None:
-    """Serve until an interrupt.
+    """Serve an engine until an interrupt, or a teacher: a model's folder, a hub's id or a run.
 
     Raises UsageError if it cannot listen, the machine has no such device or program, the file holds no secret key, or
     other machines could come without one.
@@ -42,13 +53,24 @@ def serve(
             f"{place.port}"
         )
     threads = threads or torch.get_num_threads()
-    server = EngineServer(place, python, device_of(device, f"--device {device}"), threads, say, key)
+    where = (place, python, device_of(device, f"--device {device}"), threads, say, key)
+    if teacher is None:
+        _serve(EngineServer(*where), "engine", key is not None, say)
+        return
+    with temporary_folder("teacher") as own:
+        model = {"model": str(model_folder(named_model(teacher, own / "policy", say)).resolve())}
+        _serve(EngineServer(*where, module=TEACHER, said=model), "reference", key is not None, say)
+
+
+def _serve(server: EngineServer, section: str, asks: bool, say: Say) -> None:
+    """Say how a run names a server in this section, and serve."""
+    host, port = server.address
     # Of one that listens everywhere the run knows the name.
-    name = f"HOST:{server.address.port}" if server.address.host in EVERYWHERE else server.address
+    name = f"HOST:{port}" if host in EVERYWHERE else server.address
     try:
-        keys = "" if key is None else " and engine.key_file with the same key"
-        say(f"listens at {server.address}; a run takes --set engine.address={name}{keys}; Ctrl-C ends")
-        if place.host not in OWN:
+        keys = f" and {section}.key_file with the same key" if asks else ""
+        say(f"listens at {server.address}; a run takes --set {section}.address={name}{keys}; Ctrl-C ends")
+        if host not in OWN:
             say("whoever has the key can use it, and nothing on the way is encrypted: see docs/howto/engines.md")
         server.serve()
     except KeyboardInterrupt:

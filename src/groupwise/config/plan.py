@@ -71,7 +71,8 @@ class Plan:
     @property
     def copies_reference(self) -> bool:
         """True if the reference is a model of its own, and not the policy without its adapters."""
-        return self.algorithm.needs_reference and not self.recipe.reference_is_base
+        recipe = self.recipe
+        return self.algorithm.needs_reference and not recipe.reference_is_base and not recipe.reference.address
 
     @cached_property
     def evaluated(self) -> dict[str, int]:
@@ -109,11 +110,11 @@ class Plan:
             "supervised": {"demonstrations"} if recipe.supervised and recipe.supervised.path else no_keys,
             "placement": recipe.placement.unread(set(self.processes)),
             "preference": recipe.preference.unread if recipe.preference else no_keys,
-            "reference": no_keys if row.needs_reference else every["reference"],
+            "reference": recipe.reference.unread if row.needs_reference else every["reference"],
             "rollback": no_keys if recipe.guard is Guard.ROLLBACK else every["rollback"],
         }
         if row.needs_reference and recipe.reference_is_base:
-            unread["reference"] = {"precision", "offload"}  # of a copy, and there is none
+            unread["reference"] |= {"precision", "offload"}  # of a copy, and there is none
         return unread
 
     @property
@@ -134,7 +135,7 @@ def _policy_lines(plan: Plan) -> Iterator[str]:
     yield f"run          {plan.folder}, seed {recipe.seed}, {recipe.device}{_describe_order(recipe)}"
     yield f"policy       {recipe.origin}, {_describe_warm_start(recipe)}{instead}"
     if row.needs_reference:
-        model, every = recipe.reference.model, recipe.reference.every
+        model, every = recipe.reference.address or recipe.reference.model, recipe.reference.every
         start = "the policy that the run starts from" if model == START else model
         yield f"reference    {start}" + (f", renewed from the policy every {every} steps" if every else "")
     yield f"task         {plan.task}"

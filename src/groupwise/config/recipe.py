@@ -39,9 +39,13 @@ def parse(table: Mapping[str, Any], where: str) -> Recipe:
         require_plain(f"{where}: {key}", value)
     require_known(table, known_keys(), algorithm_keys(), where)
     try:
-        return Recipe.model_validate(dict(table))
+        loaded = Recipe.model_validate(dict(table))
     except ValidationError as error:
         raise UsageError(f"{where}: {first_ones(list(map(_in_words, error.errors())))}") from None
+    missing = [f"{key} is missing" for key in ("task", "algorithm") if key not in loaded.model_fields_set]
+    if missing and loaded.supervised is None and loaded.task.get("name") != "chats":
+        raise UsageError(f"{where}: {'; '.join(missing)}")
+    return loaded
 
 
 def known_keys() -> dict[str, Any]:

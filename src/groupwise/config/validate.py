@@ -40,13 +40,14 @@ def require_runnable(plan: Plan) -> None:
     """Raise UsageError, one line, if the plan's settings do not go together."""
     recipe, row, rewards, learned = plan.recipe, plan.algorithm, plan.rewards, plan.recipe.preference is not None
     _require(_of_sampling(recipe, row))
-    if isinstance(row.shaping, NoReward) and recipe.reference.stays_start:
+    if isinstance(row.shaping, NoReward) and recipe.reference.stays_start and not recipe.reference.apart:
         raise UsageError(
             f"reference.model = {recipe.reference.model!r}: {row.name} learns from a teacher, and this is the policy "
             "itself; set reference.model to the folder of a model, or to a run, with the policy's tokenizer"
         )
     location(recipe.name, "name")
     recipe.adapter.require_installed()
+    _require(_of_teachers(recipe, plan.task))
     _require(_of_origins(recipe, plan.folder, plan.copies_reference))
     if isinstance(plan.task, Notes):
         plan.task.notes()  # a task that cannot read its files, or protect this machine, refuses here
@@ -78,6 +79,7 @@ def require_rankable(recipe: Recipe) -> None:
         "adapter.base": recipe.adapter.packs and "weights in 4 bits are not sharded: set it to 'same'",
         "learner.attention": recipe.learner.attention == "flex" and "it has not been tried in shards: set it to 'auto'",
         "learner.compile": recipe.learner.compile and "compiled layers have not been tried in shards: set it to false",
+        "reference.by_source": recipe.reference.by_source and "further teachers are not sharded: take it out",
     }
     placement = recipe.placement
     if recipe.device != "cpu" and placement.ray and not placement.rank_gpus:
@@ -175,6 +177,11 @@ def _of_distributions(recipe: Recipe, row: Algorithm) -> Iterator[str]:
                 f"distributions of which sampling leaves ids out; take sampling.{key} out, or set "
                 'algorithm.kl.estimator = "k3"'
             )
+    if apart := recipe.reference.apart:
+        yield (
+            f"algorithm.kl.estimator, {name}, with {apart}: such a teacher gives log-probabilities of sampled tokens "
+            'alone; set algorithm.kl.place = "reward" with algorithm.kl.estimator = "k1", as opd has it'
+        )
     if recipe.reference.offload and not row.kl.top:
         yield (
             f"algorithm.kl.estimator, {name}, with reference.offload = true: every update runs the reference; take it "
@@ -225,6 +232,9 @@ def _of_origins(recipe: Recipe, folder: Path, copies_reference: bool) -> Iterato
         check_model("model", recipe.origin)
     if copies_reference and reference != START and not (folder / OWN_REFERENCE).is_dir():
         check_model("reference.model", reference, [START])
+    for number, (source, model) in enumerate(sorted(recipe.reference.by_source.items()), 1):
+        if not (folder / f"{OWN_REFERENCE}-{number}").is_dir():
+            check_model(f"reference.by_source.{source}", model, [])
     if critic is not None:
         if critic.start == REWARD_START and recipe.preference is None:
             yield f"critic.start = {critic.start!r}: this run has no reward model; add [preference], or a folder"
@@ -236,6 +246,20 @@ def _of_origins(recipe: Recipe, folder: Path, copies_reference: bool) -> Iterato
     model = recipe.preference.model if recipe.preference else None
     if model is not None and not any(place.is_dir() for place in (Path(model), folder / REWARD_MODEL)):
         yield f"preference.model = {model!r}: there is no such folder"
+
+
+def _of_teachers(recipe: Recipe, task: Task) -> Iterator[str]:
+    """Refuse a template where a prompt is not what the problem says, and copies of the start as further teachers."""
+    reference = recipe.reference
+    if reference.template and recipe.prompt_truncation == "left":
+        yield 'reference.template with prompt_truncation = "left": it would be cut off as well; set that to "none"'
+    if reference.template and isinstance(task, EnvironmentTask) and task.history == "rewrite":
+        yield 'reference.template with task.history = "rewrite": each turn has another prompt; set that to "grow"'
+    if "," in reference.address:
+        yield f"reference.address = {reference.address!r}: several addresses; one teacher is served at one"
+    for source, model in reference.by_source.items():
+        if model == START:
+            yield f"reference.by_source.{source} = {START!r}: reference.model says what the other sources have"
 
 
 def _of_time(task: Task, deadline: float) -> Iterator[str]:

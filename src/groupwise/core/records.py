@@ -326,6 +326,7 @@ class Evaluation:
                   set with a name
     supervised_loss  of held-out supervised rows, nats a token; None without any
     by_problem    {key: the share of its samples that pass, without a pass mark their mean} of each problem that has it
+    teachers      {name: avg_at_k, measured_mean, length_mean} of each policy that teaches, before the first step
     """
 
     problems: int
@@ -344,12 +345,14 @@ class Evaluation:
     by_source: dict[str, dict[str, float]] = field(default_factory=dict)
     by_problem: dict[str, float] = field(default_factory=dict)
     supervised_loss: float | None = None
+    teachers: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def row(self) -> dict[str, Any]:
-        """Row for files: everything but single problems, which are too many for a row of metrics."""
-        unsaid = {"by_problem", *["supervised_loss"] * (self.supervised_loss is None)}
-        return {name: value for name, value in asdict(self).items() if name not in unsaid}
+        """Row for files: without single problems, too many for a row of metrics, and what a run has none of."""
+        left_out = {"by_problem", *["supervised_loss"] * (self.supervised_loss is None)}
+        left_out |= {*["teachers"] * (not self.teachers)}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)

@@ -187,10 +187,11 @@ def checks_in_short(checks: Sequence[Checked]) -> str:
 
 
 def details(evaluation: Evaluation) -> str:
-    """Write the length, the mean of each reward and source if there are several, and what has no score:
+    """Write the length, the teachers, the mean of each reward and source if there are several, and what has no score:
     "len 9.0 | gcd 0.380".
     """
     parts = [f"len {evaluation.length_mean:.1f}"]
+    parts += [f"{name} {number(teacher['measured_mean'])}" for name, teacher in evaluation.teachers.items()]
     if evaluation.rewards:
         parts.append(", ".join(f"{name} {number(mean)}" for name, mean in evaluation.rewards.items()))
     if evaluation.by_source:

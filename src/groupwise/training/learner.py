@@ -57,6 +57,7 @@ class Learner(TrainedModel):
         adjustment: Adjustment = UNADJUSTED,
         mesh: Mesh = ALONE,
         deterministic: bool = True,
+        teachers: Sequence[nn.Module] = (),
     ) -> None:
         """`routers` are those of a mixture of experts whose routes are recorded; none, and there are no routes.
 
@@ -64,8 +65,10 @@ class Learner(TrainedModel):
         mesh           the ranks over which policy and reference are put in shards; every one of them makes this
                        learner, with the same weights, and calls the same methods with the same batches
         deterministic  whether a GPU adds gradients up in one order (core/numbers/reproducible.py)
+        teachers       further models whose log-probabilities are asked for, of one process
         """
-        models = [model.eval()] if reference is None else [model.eval(), reference.eval().requires_grad_(False)]
+        frozen = [other.eval().requires_grad_(False) for other in (reference, *teachers) if other is not None]
+        models = [model.eval(), *frozen]
         # Rank 0 alone may have weights to try it with; the others get theirs where the models are sharded.
         self.packs = mesh.plain(
             mesh.leads and settings.shared_prefixes and all(runs_packed(halves(m)[0]) for m in models)
@@ -87,17 +90,17 @@ class Learner(TrainedModel):
         self.chunk_logits = CHUNK_ELEMENTS if settings.chunk_logits == AUTO else settings.chunk_logits
         self.held_logits = HELD_ELEMENTS if settings.held_logits == AUTO else settings.held_logits
 
-    def annotate(self, batch: Batch, old: bool, ref: bool, top: int = 0) -> Batch:
+    def annotate(self, batch: Batch, old: bool, ref: bool, top: int = 0, routed: bool = True) -> Batch:
         """Add `logp_old` and `logp_ref` [N,T] without gradient, each only if it is read; and the reference's `top` most
         likely ids in each place.
 
-        With experts also `routes`: those of the very pass that makes logp_old, or of one made for them if only they are
-        read. With the engine's replayed there, `routes_own` says what the routers would have chosen.
+        With experts also `routes`, if `routed`: of the pass that makes logp_old, or of one made for them if only they
+        are read. With the engine's replayed there, `routes_own` says what the routers would have chosen.
         """
-        with self.mesh.together(Verb.ANNOTATE, batch, old=old, ref=ref, top=top), torch.no_grad():
-            logp_old, routed = self._under_old_policy(batch, old)
+        with self.mesh.together(Verb.ANNOTATE, batch, old=old, ref=ref, top=top, routed=routed), torch.no_grad():
+            logp_old, routes = self._under_old_policy(batch, old) if old or routed else (None, {})
             of_reference = self._under_reference(batch, top) if ref else {}
-        return batch.add(logp_old=logp_old, **of_reference, **routed)
+        return batch.add(logp_old=logp_old, **of_reference, **routes)
 
     def _under_old_policy(self, batch: Batch, old: bool) -> tuple[Tensor | None, dict[str, RowRoutes]]:
         from_engine = self.routing.replay is ReplayFrom.ENGINE
@@ -377,22 +380,19 @@ class AdaptedLearner(Learner):
         settings: LearnerSettings,
         temperature: float,
         total_updates: int,
-        routing: RoutingSettings = RoutingSettings(),
-        routers: Sequence[Router] = (),
         reference: nn.Module | None = None,
-        adjustment: Adjustment = UNADJUSTED,
         mesh: Mesh = ALONE,
-        deterministic: bool = True,
+        **others: Any,
     ) -> None:
         """Inject adapters into the model; `seed` is the run's, of which their random numbers are a function.
 
         reference  another one than the model with its adapters off
+        others     as `Learner` takes them
         """
         self.adapters = Adapters(model, adapter, seed, packs=True)
         self.adapters.base_digest = mesh.plain(self.adapters.base_digest)
         faster = settings.replace(learning_rate=settings.learning_rate * adapter.rate_factor)
-        others = (temperature, total_updates, routing, routers, adjustment, mesh, deterministic)
-        super().__init__(model, reference, faster, *others)
+        super().__init__(model, reference, faster, temperature, total_updates, mesh=mesh, **others)
 
     @contextmanager
     def _referring(self) -> Iterator[nn.Module | None]:

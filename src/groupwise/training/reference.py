@@ -8,9 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from groupwise.core.errors import RunError
+from groupwise.core.errors import RunError, UsageError
 from groupwise.core.numbers.precision import beyond_float16
+from groupwise.core.processes.handshake import key_in
 from groupwise.core.settings import Changeable, Fixed, Location, Settings
+from groupwise.engines.outside.connection import AddressText
 from groupwise.models.precision import WeightPrecision, cast_weights, require_range
 from groupwise.models.shards import set_unsharded
 from groupwise.models.unread import Weights
@@ -28,17 +30,47 @@ class ReferenceSettings(Settings):
     every      steps between updates of the reference to the current policy; 0: never
     precision  precision of the reference's weights; "same": as the learner's master weights
     offload    keep a reference with weights of its own in host memory between batches; one GPU only
+    template   prompt of the reference, in the place of the last user message: text with {prompt}, {answer},
+               {completion}, {feedback}, {best} or {COLUMN}; "": the policy's prompt
+    by_source  references of the problems of a source, { SOURCE = "MODEL" }; `model` is that of all others
+    address    HOST:PORT of `groupwise serve --teacher MODEL`, in place of `model`
+    key_file   private file with the key of `groupwise serve --key-file`, never sent; default: trust any server
+    deadline   seconds without an answer before the server at the address counts as lost
     """
 
     model: Annotated[Location, Fixed("the steps before were held near to another policy")] = START
     every: Changeable[int] = Field(default=0, ge=0, le=10**9)
     precision: Annotated[WeightPrecision, Fixed("the limits of the run's checks are those of this arithmetic")] = "same"
     offload: Changeable[bool] = False
+    template: str = ""
+    by_source: dict[str, Location] = Field(default_factory=dict)
+    address: Changeable[AddressText] = ""
+    key_file: Changeable[Location | None] = None
+    deadline: Changeable[float] = Field(default=600.0, ge=0.1, le=86_400)
 
     @property
     def stays_start(self) -> bool:
         """True if it is the policy that the run starts from, to the end."""
-        return self.model == START and self.every == 0
+        return self.model == START and self.every == 0 and not self.address
+
+    @property
+    def key(self) -> bytes | None:
+        """Key of the server at its address, read from its file. Raises UsageError if that holds no secret key."""
+        try:
+            return None if self.key_file is None else key_in(self.key_file)
+        except ValueError as error:
+            raise UsageError(f"reference.key_file = {self.key_file!r}: {error}") from None
+
+    @property
+    def unread(self) -> set[str]:
+        """The keys that nothing reads: of a model here where there is an address, else those of the address."""
+        return {"model", "every", "offload"} if self.address else {"key_file", "deadline"}
+
+    @property
+    def apart(self) -> str:
+        """Keys by which logp_ref is not what one model says behind the policy's prompts, in words; "" if it is."""
+        keys = {"template": self.template, "by_source": self.by_source, "address": self.address}
+        return " and ".join(f"reference.{key}" for key, value in keys.items() if value)
 
 
 class KeepsReference(Protocol):

@@ -31,6 +31,7 @@ from groupwise.training.learner import Learner
 from groupwise.training.settings import Guard, RunSettings
 from groupwise.training.state import Progress, Rollback, RunState, way_back
 from groupwise.training.supervised import SupervisedRows
+from groupwise.training.teachers.teaching import Teaching
 
 #: Seconds that a stop takes without its being said.
 PATIENCE = 10.0
@@ -45,8 +46,10 @@ class Components:
     witness          reads each step a second time, by definitions of its own
     evaluate         samples the held-out problems, if there are any, and measures held-out supervised rows
     supervised       rows to imitate, if there are any
+    rate_teachers    measures on the held-out problems what teaches, if it can be sampled here
     pad              the id that fills up rows
     other_reference  why the reference is not the starting policy, on purpose; "" if it is
+    teaching         computes logp_ref where that is not the learner's reference behind the policy's prompts
     """
 
     algorithm: Algorithm
@@ -63,6 +66,22 @@ class Components:
     pad: int
     other_reference: str
     supervised: SupervisedRows | None = None
+    teaching: Teaching | None = None
+    rate_teachers: Callable[[], dict[str, dict[str, float]]] = dict
+
+    def evaluated(self, step: int) -> tuple[Evaluation, Sequence[Group]]:
+        """Sample the held-out problems, which there are; before the first step by the teachers too."""
+        assert self.evaluate is not None
+        evaluation, groups = self.evaluate()
+        return (evaluation if step else replace(evaluation, teachers=self.rate_teachers())), groups
+
+    def annotate(self, batch: Batch, groups: Sequence[Group], old: bool) -> Batch:
+        """Add the frozen log-probabilities that something reads to the batch made of these groups."""
+        ref = self.algorithm.needs_reference
+        if self.teaching is None or not ref:
+            return self.learner.annotate(batch, old=old, ref=ref, top=self.algorithm.kl.top)
+        wait = self.teaching.begin(groups, batch)
+        return self.learner.annotate(batch, old=old, ref=False).add(logp_ref=wait())
 
 
 @dataclass

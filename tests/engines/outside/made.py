@@ -79,10 +79,11 @@ def assert_alike(some: Any, others: Any) -> None:
 
 
 @contextlib.contextmanager
-def listening(port: int = 0, key: bytes | None = None) -> Iterator[SimpleNamespace]:
+def listening(port: int = 0, key: bytes | None = None, **program: Any) -> Iterator[SimpleNamespace]:
     """A server, and what it has noted."""
     notes: list[str] = []
-    server = EngineServer(Address("127.0.0.1", port), None, "cpu", torch.get_num_threads(), notes.append, key)
+    place, threads = Address("127.0.0.1", port), torch.get_num_threads()
+    server = EngineServer(place, None, "cpu", threads, notes.append, key, **program)
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     try:

@@ -1,5 +1,6 @@
 """Reward to advantage. A completion votes when it has a trained token and its reward is a number."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -259,3 +260,19 @@ def z_score(centred: Tensor, votes: Tensor, dense: Tensor, epsilon: float) -> Te
 def _to_go(x: Tensor) -> Tensor:
     """[N,T] -> [N,T]: the sum from each column to the end of its row."""
     return x.flip(-1).cumsum(-1).flip(-1)
+
+
+def unwhitened(part: Advantage) -> Advantage:
+    """Return the part without its whitening if it credits rewards one by one: it is their sum that is whitened."""
+    return dataclasses.replace(part, whiten=False) if part.by_reward else part  # type: ignore[type-var, call-arg]
+
+
+def require_binary(reward: Tensor, mask: Tensor, describe: str) -> None:
+    """Raise ValueError if a completion's reward is not 0 or 1. NaN, which has no vote, is let through."""
+    total = row_sum(real(reward), mask)
+    other = (total != 0) & (total != 1) & ~total.isnan()
+    if other.any():
+        raise ValueError(
+            f"advantage.kind ({describe}) is for rewards of 0 and 1, and there is one of {float(total[other][0]):g}; "
+            'take advantage.kind = "group-mean", or a reward that is 0 or 1'
+        )

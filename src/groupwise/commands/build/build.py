@@ -20,7 +20,7 @@ from groupwise.commands.build.machine import (
     size_in_words,
     with_cuts,
 )
-from groupwise.commands.build.policy import base_policy, named_model, reference_copy, reward_model, value_model
+from groupwise.commands.build.policy import base_policy, named_model, other_policy, reward_model, value_model
 from groupwise.commands.build.rollout import (
     TRIED_ROWS,
     batches_of,
@@ -37,6 +37,7 @@ from groupwise.commands.build.rollout import (
     too_long,
     with_supervised,
 )
+from groupwise.commands.build.teachers import References, Taught, references_of, teacher_rates, teaching_of
 from groupwise.commands.build.witness import unheard, witness_of
 from groupwise.config.plan import OWN_START, Plan
 from groupwise.config.recipe_files import dump
@@ -122,12 +123,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Beside:
-    """Parts beside the policy: the digest of its start, the reference, what scores, the critic's model, and the
+    """Parts beside the policy: what teachers have to fit, the references, what scores, the critic's model, and the
     routers whose routes are recorded.
     """
 
-    start: str
-    reference: Reference | None
+    taught: Taught
+    references: References
     scorer: Scorer
     judge: RewardModel | None
     values: nn.Module | None
@@ -214,9 +215,10 @@ def _beside(plan: Plan, asked: Asked, around: Surroundings) -> Beside:
     recipe, policy, folder, note = plan.recipe, asked.policy, plan.folder, around.view.plan
     start = digest(policy.model)
     around.journal.log(f"starting policy {start}")
-    reference = Reference(None, start) if plan.algorithm.needs_reference else None
-    if plan.copies_reference:
-        reference = reference_copy(recipe, policy, start, asked.selection.longest, folder, note)
+    taught = Taught(plan, policy, asked.chat, asked.selection, start, load=partial(other_policy, recipe, note))
+    references = references_of(taught, note)
+    if references.remote is not None:
+        around.started.callback(references.remote.close)
     scorer = scorer_of(plan.task, plan.rewards, policy, asked.chat, asked.pool, plan.algorithm.reads_steps)
     on_step = partial(around.on_step, "reward model")
     judge = reward_model(recipe, policy, asked.chat, scorer, folder, plan.cache, on_step, around.say)
@@ -227,16 +229,17 @@ def _beside(plan: Plan, asked: Asked, around: Surroundings) -> Beside:
     disk = disk_plan(recipe, folder, policy.model, values, plan.copies_reference)
     disk.require()
     note(f"disk         {disk}")
-    return Beside(start, reference, scorer, judge, values, routers)
+    return Beside(taught, references, scorer, judge, values, routers)
 
 
 def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, around: Surroundings) -> Training:
     """Start the engine and the ranks, and put all parts together; `table` is the resolved recipe."""
-    recipe, row, policy, reference = plan.recipe, plan.algorithm, asked.policy, beside.reference
+    recipe, row, policy, reference = plan.recipe, plan.algorithm, asked.policy, beside.references.reference
     engine = training_engine(recipe, policy, beside.routers, around.say, around.place, around.cards)
     around.started.callback(engine.close)
     models = (policy, beside.routers, reference and reference.model, beside.values, beside.judge)
-    trained = over_ranks(recipe, table, plan.folder, *models, around.place, around.cards)
+    others = [*beside.references.by_source.values()]
+    trained = over_ranks(recipe, table, plan.folder, *models, around.place, around.cards, others)
     learner = trained.learner
     around.started.callback(learner.mesh.close)
     prompts = Prompts(asked.selection.train, asked.selection.encode, recipe.seed)
@@ -247,8 +250,9 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
     heard = HeardEngine(engine, listens=recipe.checks.witness is not WitnessAction.OFF)
     episodes = episodes_of(plan.task, policy, asked.chat, heard, asked.environments)
     rollout = rollout_of(recipe, row.filter, heard, beside.scorer, prompts, trained.judge, episodes)
-    other = reference is not None and reference.digest != beside.start
+    other = reference is not None and reference.digest != beside.taught.start
     why = f"reference.model = {recipe.reference.model!r} is another policy than the run starts from" if other else ""
+    why = f"{apart} is set" if (apart := recipe.reference.apart) else why
     evaluate = evaluation_of(recipe, rollout.sample, beside.scorer, asked.selection, trained.judge)
     sampled = unheard(heard, evaluate) if asked.selection.heldout else None
     rows = asked.supervised
@@ -267,6 +271,8 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
         state=_state(plan, policy, trained, reference, rows),
         pad=policy.pad,
         other_reference=why,
+        rate_teachers=teacher_rates(beside.taught, beside.references, beside.scorer, around.say),
+        teaching=teaching_of(beside.taught, beside.references, learner, around.say),
     )
     output = Output(
         journal=around.journal,

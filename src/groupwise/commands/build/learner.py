@@ -61,12 +61,14 @@ def over_ranks(
     reward: RewardModel | None,
     place: Place = HERE,
     cards: Cards | None = None,
+    teachers: Sequence[nn.Module] = (),
 ) -> OverRanks:
     """Put the run's models over as many processes as the recipe says; the learner's mesh is to be closed.
 
     table  the resolved recipe
     place  where the processes of the other ranks are started
     cards  GPUs of this machine that they take, if it is for the run to say
+    teachers  further references, of a run in one process
     Raises UsageError if one cannot be started, RunError if one is lost before it is ready.
     """
     models = (policy.model, reference, critic, reward and reward.model)
@@ -82,11 +84,11 @@ def over_ranks(
                 for model in models:
                     mesh.plain(None if model is None else description(model))
             parts = OverRanks(
-                learner=make_learner(recipe, policy, routers, reference, mesh),
+                learner=make_learner(recipe, policy, routers, reference, mesh, teachers),
                 critic=make_critic(recipe, critic, mesh),
                 judge=None if reward is None else RewardScorer(reward, mesh).scores,
             )
-            _put_away(recipe, reference, critic, reward)
+            _put_away(recipe, [reference, *teachers], critic, reward)
             if not mesh.alone:
                 give_back()  # of the weights that were whole here, one after another or all at once
             return parts
@@ -96,10 +98,11 @@ def over_ranks(
 
 
 def _put_away(
-    recipe: Recipe, reference: nn.Module | None, critic: nn.Module | None, reward: RewardModel | None
+    recipe: Recipe, references: Sequence[nn.Module | None], critic: nn.Module | None, reward: RewardModel | None
 ) -> None:
     """Move to the host the models that are to be there while they are not used, once they were tried on the device."""
-    sections = ((recipe.reference, reference), (recipe.critic, critic), (recipe.preference, reward and reward.model))
+    others = ((recipe.critic, critic), (recipe.preference, reward and reward.model))
+    sections = (*((recipe.reference, one) for one in references), *others)
     for settings, model in sections:
         if settings is not None and settings.offload and model is not None:
             put_on_host(model.requires_grad_(model is critic))  # what does not train need not come back
@@ -206,6 +209,7 @@ def make_learner(
     routers: Sequence[Router],
     reference: nn.Module | None = None,
     mesh: Mesh = ALONE,
+    teachers: Sequence[nn.Module] = (),
 ) -> Learner:
     """Make the policy's learner; `reference` is a frozen model, if the algorithm reads one of its own.
 
@@ -220,6 +224,7 @@ def make_learner(
         "adjustment": adjustment_of(recipe.sampling, policy.eos, policy.model.config.get_text_config().vocab_size),
         "mesh": mesh,
         "deterministic": recipe.deterministic,
+        "teachers": teachers,
     }
     if recipe.adapter.rank:
         return AdaptedLearner(policy.model, recipe.adapter, recipe.seed, reference=reference, **common)

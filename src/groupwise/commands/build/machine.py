@@ -185,7 +185,7 @@ def run_shape(run: Plan, longest: int, most: int, cards: Cards | None = None) ->
         truncates=recipe.sampling.truncates or recipe.evaluation.truncates,
         adjusts=recipe.sampling.adjusts or recipe.evaluation.adjusts,
         engine=itemsize(engine.precision),
-        reference=itemsize(recipe.reference.precision) if run.copies_reference else 0,
+        reference=itemsize(recipe.reference.precision) * (run.copies_reference + len(recipe.reference.by_source)),
         reward_model=recipe.preference is not None,
         engines=engine.count,
         outside=engine.place != "inside",

@@ -1,20 +1,18 @@
 """Policies of a run: the one that it starts from, and those of its checkpoints."""
 
-import copy
 import os
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from groupwise.commands.build.rollout import too_long
 from groupwise.config import recipe as recipes
 from groupwise.config import recipe_files
-from groupwise.config.plan import OWN_CRITIC, OWN_REFERENCE, OWN_START, REWARD_MODEL
+from groupwise.config.plan import OWN_CRITIC, OWN_START, REWARD_MODEL
 from groupwise.config.recipe import Recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
@@ -25,7 +23,7 @@ from groupwise.models.adapters.lora import Adapters, holds_adapters, read_adapte
 from groupwise.models.adapters.packed import round_base
 from groupwise.models.adapters.settings import adapted_weights
 from groupwise.models.chat.prompts import Chat
-from groupwise.models.load import Policy, digest, load_policy, model_folder, save_policy
+from groupwise.models.load import Policy, load_policy, model_folder, save_policy
 from groupwise.models.scalar_heads import (
     POLICY_START,
     REWARD_START,
@@ -38,8 +36,6 @@ from groupwise.rollout.scoring import Scorer
 from groupwise.training import checkpoint
 from groupwise.training.critic import CriticSettings
 from groupwise.training.optimizer import OnStep, silent
-from groupwise.training.reference import START, Reference, frozen
-from groupwise.training.settings import Guard
 from groupwise.training.start.cached_reward_model import REPORT, cached_reward_model, read_report
 from groupwise.training.start.initial_policy import RunPolicy, run_policy, starting_policy
 
@@ -53,11 +49,16 @@ def pinned(recipe: Recipe, note: Note) -> Recipe:
     """Add the step to each run that a recipe names: that run may go on, and its newest policy be another one."""
 
     def runs(settings: Any, *keys: str) -> dict[str, str]:
-        named = {key: run_policy(value) for key in keys if (value := getattr(settings, key)) is not None}
+        return of_steps({key: getattr(settings, key) for key in keys})
+
+    def of_steps(models: Mapping[str, str | None]) -> dict[str, str]:
+        named = {key: run_policy(value) for key, value in models.items() if value is not None}
         found = {key: (s.run, checkpoint_of(s.run, s.step, note)) for key, s in named.items() if s is not None}
         return {key: str(RunPolicy(run, step_of(folder))) for key, (run, folder) in found.items()}
 
-    sections = {"reference": runs(recipe.reference, "model")}
+    by_source = recipe.reference.by_source
+    teachers = {"by_source": {**by_source, **of_steps(by_source)}} if by_source else {}
+    sections: dict[str, dict[str, Any]] = {"reference": {**runs(recipe.reference, "model"), **teachers}}
     sections["critic"] = runs(recipe.critic, "start") if recipe.critic is not None else {}
     changed = {name: getattr(recipe, name).replace(**keys) for name, keys in sections.items() if keys}
     return recipe.replace(**runs(recipe, "start", "model"), **changed)
@@ -195,39 +196,10 @@ def checkpoint_of(run: Path, step: int | None, note: Note) -> Path:
     return checkpoint.folder_of(root, step)
 
 
-def reference_copy(recipe: Recipe, policy: Policy, start: str, longest: int, folder: Path, note: Note) -> Reference:
-    """Make the frozen reference of an algorithm that reads a copy.
-
-    start    digest of the policy
-    longest  prompt, tokens
-    Raises UsageError if it does not read the policy's tokens or prompts, or cannot be renewed from it.
-    """
-    settings = recipe.reference
-    source = policy if settings.model == START else _other_policy(recipe, policy, folder, note)
-    if wrong := too_long(recipe, source.model.config, longest):
-        raise UsageError(f"reference.model = {settings.model!r}: {wrong}")
-    identity = start if source is policy else digest(source.model)
-    note(f"reference    policy {identity}" + (", the start" if identity == start else ""))
-    model = frozen(copy.deepcopy(policy.model) if source is policy else source.model, settings)
-    return Reference(model, identity, settings.every, returns=recipe.guard is Guard.ROLLBACK)
-
-
-def _other_policy(recipe: Recipe, policy: Policy, folder: Path, note: Note) -> Policy:
-    """Load the policy that `reference.model` names, before a cast."""
-    settings = recipe.reference
-    other = load_policy(
-        model_folder(named_model(settings.model, folder / OWN_REFERENCE, note)),
-        device=start_device(recipe),
-        in_files=bool(recipe.in_files),
-    )
-    where = f"reference.model = {settings.model!r}"
-    embeddings = [p.model.get_input_embeddings().weight.shape[0] for p in (policy, other)]
-    if policy.tokenizer.get_vocab() != other.tokenizer.get_vocab() or embeddings[1] < embeddings[0]:
-        raise UsageError(f"{where}: its tokenizer is another than the policy's, whose tokens it is to read")
-    shapes = [{name: p.shape for name, p in model.named_parameters()} for model in (policy.model, other.model)]
-    if settings.every and shapes[0] != shapes[1]:
-        raise UsageError(f"{where}: its weights have other shapes than the policy's; set reference.every = 0")
-    return other
+def other_policy(recipe: Recipe, note: Note, model: str, own: Path) -> Policy:
+    """Load a policy that stands beside the run's own; a run's is copied once into `own`."""
+    folder = model_folder(named_model(model, own, note))
+    return load_policy(folder, device=start_device(recipe), in_files=bool(recipe.in_files))
 
 
 def value_model(critic: CriticSettings | None, policy: Policy, folder: Path, note: Note) -> nn.Module | None:

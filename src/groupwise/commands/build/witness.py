@@ -102,7 +102,8 @@ def _plain_readings(
         return unsharded().model
 
     scored = reward.model if reward is not None and learner.mesh.alone else None
-    of_steps = (recipe.waiting_steps, recipe.old_from_engine, scored)
+    apart = f"{keys} is set" if (keys := recipe.reference.apart) else ""
+    of_steps = (recipe.waiting_steps, recipe.old_from_engine, scored, apart)
     model = ModelReading(MODEL_IS_TRAINED, row, learner, critic, limits, whole, *of_steps)
     return [
         FixedReading(
@@ -111,6 +112,7 @@ def _plain_readings(
             recipe.old_from_engine,
             rounding=lambda: limits.tolerance.reference,
             files=_put_back_into(learner, critic),
+            apart=apart,
         ),
         ObjectiveReading(LOSS_BY_DEFINITION, row, losses, learner.bf16, critic and critic.clip),
         model,

@@ -344,6 +344,8 @@ def _begun(
             parts.rollout,
         ):  # the last is closed first
             opened.callback(each.close)
+        if parts.teaching is not None:
+            opened.callback(parts.teaching.close)
         return run
     except BaseException as error:
         discarded = fresh and not stop.asked

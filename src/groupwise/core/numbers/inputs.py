@@ -93,3 +93,19 @@ def require_finite(name: str, column: Tensor, read: Tensor, remedy: str, largest
         place, value = wrong.nonzero()[0].tolist(), float(column[wrong][0])
         beyond = f", beyond {largest:g}" if torch.finfo(column.dtype).max >= abs(value) else ""
         raise ValueError(f"{name}{place} is {value:g}{beyond}; {remedy}")
+
+
+def per_token(advantage: Tensor, mask: Tensor) -> Tensor:
+    """Expand an advantage [N] to the mask's [N,T]; one that has this shape stays. Raises ValueError for another."""
+    if advantage.shape == mask.shape:
+        return advantage
+    if advantage.shape != mask.shape[:1]:
+        raise ValueError(f"advantage has shape {tuple(advantage.shape)}; expected [N] or [N,T] of {tuple(mask.shape)}")
+    return advantage[:, None].expand(mask.shape)
+
+
+def require_mask_shape(mask: Tensor, **columns: Tensor | None) -> None:
+    """Raise ValueError, with its name, for a column of another shape than the mask's."""
+    for name, column in columns.items():
+        if column is not None and column.shape != mask.shape:
+            raise ValueError(f"{name} has shape {tuple(column.shape)}, the mask {tuple(mask.shape)}")

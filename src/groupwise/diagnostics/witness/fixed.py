@@ -41,6 +41,7 @@ class FixedReading(Reading):
     renewed   steps from one renewal of the reference to the next; 0: it is never renewed
     files     what each file of a checkpoint has been put back into; one that is not there is not looked at
     rounding  of the reference's forward beside the learner's
+    apart     why logp_ref is not what the learner's reference says of the batch; "" if it is
     """
 
     subject = MODEL_IS_TRAINED
@@ -52,9 +53,10 @@ class FixedReading(Reading):
         old_from_engine: bool,
         rounding: Callable[[], NumericalNoise | None],
         files: Mapping[str, Named],
+        apart: str = "",
     ) -> None:
         self._learner, self._renewed, self._rounding = learner, renewed, rounding
-        self._old_from_engine, self._files = old_from_engine, files
+        self._old_from_engine, self._files, self._apart = old_from_engine, files, apart
         self._rows: Batch | None = None
         self._replays = False
 
@@ -71,7 +73,8 @@ class FixedReading(Reading):
     def begin(self, seen: StepSeen) -> Said:
         """Compare the reference with the policy where it was just renewed, else with what it said before."""
         batch = seen.batch
-        yield from self._after_renewal(seen)
+        if not self._apart:
+            yield from self._after_renewal(seen)
         if not seen.slow:
             return
         yield from self._trained()
@@ -84,9 +87,12 @@ class FixedReading(Reading):
             if self._rows is None:
                 self._rows = replace(batch.rows(range(min(FEW, len(batch)))), routes=None, routes_own=None)
                 self._rows = replace(self._rows, logp_ref=self._learner.reference_logprobs(self._rows))
-                return
+                if self._rows.logp_ref is not None:
+                    return
             again = self._learner.reference_logprobs(self._rows)
-        assert again is not None
+        if again is None:
+            yield Unmeasured(self._apart)  # what is at an address is not asked again
+            return
         about = "what the reference says of completions of an earlier step, which must stay"
         yield gap(about, again, self._rows.need("logp_ref"), self._rows.mask, lambda: None)
 
@@ -100,7 +106,13 @@ class FixedReading(Reading):
 
     def _after_renewal(self, seen: StepSeen) -> Said:
         batch = seen.batch
-        if not self._renewed or seen.step == 1 or (seen.step - 1) % self._renewed or batch.logp_ref is None:
+        if (
+            self._apart
+            or not self._renewed
+            or seen.step == 1
+            or (seen.step - 1) % self._renewed
+            or batch.logp_ref is None
+        ):
             return
         if batch.logp_old is None or self._old_from_engine or self._learner.routers:
             yield Unmeasured("nothing says what the policy was when the reference was renewed")

@@ -26,6 +26,8 @@ PAUSE = 1.0
 PATIENCE = 10.0
 #: The first words of a server, before its challenge.
 GREETING: Mapping[str, str] = {"groupwise": VERSION}
+#: Options of `groupwise serve` for what a section of the recipe names.
+OPTION: Mapping[str, str] = {"engine": "", "reference": " --teacher MODEL"}
 #: The remedies where one end alone has a key.
 NO_KEY_HERE = "it asks for a key; set engine.key_file to a file with the key of its --key-file"
 NO_KEY_THERE = (
@@ -59,15 +61,16 @@ class Greeted(NamedTuple):
     challenge: str
 
 
-def connect(address: Address, key: bytes | None = None) -> Greeted:
+def connect(address: Address, key: bytes | None = None, section: str = "engine") -> Greeted:
     """Connect to a server that asks for a key if there is one here, and hear its greeting.
 
+    section  of the recipe that names it; one that serves a model of its own is a teacher, for "reference"
     Raises UsageError if there is none of this version.
     """
     try:
         connection = socket.create_connection(address, timeout=PATIENCE)
     except (OSError, UnicodeError) as error:
-        raise UsageError(f"engine.address = '{address}': {_unreachable(error, address)}") from None
+        raise UsageError(f"{section}.address = '{address}': {_unreachable(error, address, section)}") from None
     keep_alive(connection)
     channel = Channel(connection)
     try:
@@ -78,14 +81,19 @@ def connect(address: Address, key: bytes | None = None) -> Greeted:
     except (OSError, EOFError, FrameError):
         channel.close()
         words = "what answers there is no engine's server; start one there: groupwise serve"
-        raise UsageError(f"engine.address = '{address}': {words} {address.port}") from None
+        raise UsageError(f"{section}.address = '{address}': {words} {address.port}{OPTION[section]}") from None
     if version != VERSION:
         channel.close()
         words = f"groupwise {printable(version)} serves there, and this is {VERSION}: install the same at both ends"
-        raise UsageError(f"engine.address = '{address}': {words}")
+        raise UsageError(f"{section}.address = '{address}': {words}")
+    if ("model" in said) != (section == "reference"):
+        channel.close()
+        what = f"{'a teacher' if 'model' in said else 'an engine'} is served there; start another server"
+        raise UsageError(f"{section}.address = '{address}': {what}: groupwise serve PORT{OPTION[section]}")
     if bool(challenge) != (key is not None):
         channel.close()
-        raise UsageError(f"engine.address = '{address}': {NO_KEY_HERE if challenge else NO_KEY_THERE}")
+        words = (NO_KEY_HERE if challenge else NO_KEY_THERE).replace("engine", section)
+        raise UsageError(f"{section}.address = '{address}': {words}")
     return Greeted(channel, challenge)
 
 
@@ -98,9 +106,9 @@ def printable(text: object) -> str:
     return shortened("".join(letter if letter.isprintable() else "?" for letter in str(text)))
 
 
-def _unreachable(error: Exception, address: Address) -> str:
+def _unreachable(error: Exception, address: Address, section: str) -> str:
     if isinstance(error, ConnectionRefusedError):
-        return f"nothing listens there; start it on that machine: groupwise serve {address.port}"
+        return f"nothing listens there; start it on that machine: groupwise serve {address.port}{OPTION[section]}"
     if isinstance(error, TimeoutError):
         return f"no answer for {PATIENCE:g} seconds"
     if isinstance(error, socket.gaierror | UnicodeError):
@@ -166,7 +174,7 @@ class AddressLine(Peer):
     shares_memory = False
 
 
-def reach_address(address: Address, seconds: float, key: bytes | None = None) -> Reach:
+def reach_address(address: Address, seconds: float, key: bytes | None = None, section: str = "engine") -> Reach:
     """Return what connects to the server at an address, in the name of one run, with the key that it asks for.
 
     It raises UsageError if no process can be had at once, or PeerLost if none is there `seconds` after a loss.
@@ -181,7 +189,7 @@ def reach_address(address: Address, seconds: float, key: bytes | None = None) ->
         end = time.monotonic() + seconds
         while True:
             try:
-                return Reached(_process_at(address, run, key), explained)
+                return Reached(_process_at(address, run, key, section), explained)
             except UsageError as error:
                 if not again:
                     raise
@@ -192,8 +200,8 @@ def reach_address(address: Address, seconds: float, key: bytes | None = None) ->
     return reach
 
 
-def _process_at(address: Address, run: str, key: bytes | None) -> AddressLine:
-    channel, challenge = connect(address, key)
+def _process_at(address: Address, run: str, key: bytes | None, section: str) -> AddressLine:
+    channel, challenge = connect(address, key, section)
     try:
         answer = introduce(channel, challenge, run, key, PATIENCE)
     except (OSError, EOFError):
@@ -202,7 +210,7 @@ def _process_at(address: Address, run: str, key: bytes | None) -> AddressLine:
         answer = {"refused": str(error)}
     if refused := answer.get("refused"):
         channel.close()
-        raise UsageError(f"engine.address = '{address}': {printable(refused)}")
+        raise UsageError(f"{section}.address = '{address}': {printable(refused)}")
     # However this process ends, the server hears of it at once: what a stopped engine does not read would be kept, and
     # the end of the connection behind it.
     channel.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

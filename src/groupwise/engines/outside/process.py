@@ -173,7 +173,7 @@ class EngineProcess:
             write_folder(folder)
             files = wire.files_in(folder)
         answer = self._ask_with({"verb": "start", "spec": to_json(spec)}, weights, seconds, files)
-        with self._no_answer():
+        with self.no_answer():
             declared = Declared(**{**answer.content, "options": tuple(answer.content["options"])})
         self._vocabulary, self._version = spec.vocabulary, weights.stamp.version
         return declared
@@ -181,14 +181,14 @@ class EngineProcess:
     def load(self, weights: NewestWeights, seconds: float) -> int:
         """Load these weights -> the version that the engine has then. Raises as `start` does."""
         answer = self._ask_with({"verb": "load"}, weights, seconds)
-        with self._no_answer():
+        with self.no_answer():
             version = answer.content["version"]
         self._version = weights.stamp.version
         return version
 
     def sleep(self, seconds: float) -> None:
         """Have the engine sleep until the next load. Raises as `start` does."""
-        self._ask({"verb": "sleep"}, seconds)
+        self.ask({"verb": "sleep"}, seconds)
 
     def generate(
         self, requests: list[Request], sampling: Sampling, on_finish: OnFinish | None, seconds: float
@@ -198,14 +198,14 @@ class EngineProcess:
         asked = Asked(requests, sampling, self._vocabulary, self._version)
 
         def finished(message: Message) -> None:
-            with self._no_answer():
+            with self.no_answer():
                 done = wire.finished_of(message.content)
                 asked.require_finished(done)
             if on_finish is not None:
                 on_finish(done)
 
-        message = self._ask(content, seconds, finished=None if on_finish is None else finished)
-        with self._no_answer():
+        message = self.ask(content, seconds, finished=None if on_finish is None else finished)
+        with self.no_answer():
             answer = wire.answer_of(message)
             asked.require_answer(answer)
         return answer
@@ -223,16 +223,16 @@ class EngineProcess:
         """
         self._gone = partial(weights.forget, self)
         parcel = weights.parcel(self, self._line.shares_memory)
-        answer = self._ask({**content, **parcel.content}, seconds, {**parcel.arrays, **files}, parcel.descriptors)
+        answer = self.ask({**content, **parcel.content}, seconds, {**parcel.arrays, **files}, parcel.descriptors)
         if "card" not in parcel.content or "declined" not in answer.content:
             return answer
         weights.decline(self, str(answer.content["declined"]))
         parcel = weights.parcel(self, self._line.shares_memory)
-        return self._ask({**content, **parcel.content}, seconds, {**parcel.arrays, **files}, parcel.descriptors)
+        return self.ask({**content, **parcel.content}, seconds, {**parcel.arrays, **files}, parcel.descriptors)
 
-    def _ask(
+    def ask(
         self,
-        content: dict[str, Any],
+        content: Mapping[str, Any],
         seconds: float,
         arrays: Arrays = MappingProxyType({}),
         descriptors: Sequence[int] = (),
@@ -253,7 +253,7 @@ class EngineProcess:
                     self.answered = True
                     return Message(message.content["answer"], message.arrays)
                 if "error" in message.content:
-                    with self._no_answer():
+                    with self.no_answer():
                         kind, words, notes = (message.content["error"][key] for key in ("kind", "message", "notes"))
                     self.answered = True
                     error = UsageError(words) if kind == "usage" else RunError(words)
@@ -274,11 +274,11 @@ class EngineProcess:
             self.longest_silence = max(self.longest_silence, silent)
             if silent >= seconds:
                 raise PeerLost(f"it gave no sign of progress for {seconds:g} seconds", late=True)
-        with self._no_answer():
+        with self.no_answer():
             return wire.receive(self._line, seconds)
 
     @contextmanager
-    def _no_answer(self) -> Iterator[None]:
+    def no_answer(self) -> Iterator[None]:
         """Raise RunError for what the other process wrote, where it can be no answer: another make, or no engine."""
         try:
             yield

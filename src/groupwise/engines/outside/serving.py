@@ -7,7 +7,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from groupwise.core.channel import Channel, FrameError
 from groupwise.core.errors import UsageError, one_line
@@ -35,6 +36,8 @@ class EngineServer:
     threads  of torch there
     note     hears a line of what happens
     key      that a run must have; None asks for none
+    module   program of the processes
+    said     what the greeting and the program are told besides
     address  at which it listens, with the port that it was given
     Raises UsageError if it cannot listen.
     """
@@ -47,10 +50,12 @@ class EngineServer:
         threads: int,
         note: Callable[[str], None],
         key: bytes | None = None,
+        module: str = SERVER,
+        said: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._python, self._note, self._key = python, note, key
+        self._python, self._note, self._key, self._module = python, note, key, module
         self._strangers = False
-        self._options = {"machine": [device, threads]}
+        self._options, self._greeting = {"machine": [device, threads], **said}, {**GREETING, **said}
         self._lock = threading.Lock()
         self._run, self._child = "", None
         self._ended: set[Child] = set()  # here, and not of themselves
@@ -95,7 +100,7 @@ class EngineServer:
         channel = Channel(connection)
         try:
             keep_alive(connection)
-            return meet(channel, lambda _: self._key, PATIENCE, GREETING, asks=self._key is not None)
+            return meet(channel, lambda _: self._key, PATIENCE, self._greeting, asks=self._key is not None)
         except (OSError, EOFError, FrameError):
             return None
         except Refused:
@@ -125,7 +130,7 @@ class EngineServer:
             self._end_process(GRACE)  # the run has lost its connection to that one
             try:
                 command = [self._python, "-P"] if self._python else ()
-                child = Child(SERVER, self._options, command=command, alone=self._python is not None, stderr=None)
+                child = Child(self._module, self._options, command=command, alone=self._python is not None, stderr=None)
                 channel.send({"welcome": run.name, "proof": run.proof}, seconds=PATIENCE)
                 child.send({}, [connection.fileno()], PATIENCE)
             except (OSError, PeerLost) as error:

@@ -77,7 +77,7 @@ class Chat:
         ids = self.ids(self.text(sample), where)
         if lost := self.dropped(self.messages(sample), where, sample.tools):
             raise UsageError(
-                f"{where}the chat template ({self._source()}) drops the {lost.get('role')}'s text: "
+                f"{where}the chat template ({self.source}) drops the {lost.get('role')}'s text: "
                 f"{str(lost.get('content'))[:40]!r}; set chat.template to a Jinja file that renders it, or take it out"
             )
         return ids
@@ -173,7 +173,7 @@ class Chat:
             )
         except Exception as error:  # a template is a program: it can raise anything
             raise UsageError(
-                f"{where}the chat template ({self._source()}) does not render it: {type(error).__name__}: "
+                f"{where}the chat template ({self.source}) does not render it: {type(error).__name__}: "
                 f"{error_line(error)}"
             ) from None
 
@@ -190,7 +190,7 @@ class Chat:
     def describe(self) -> str:
         """Return one line for the plan: what every prompt is made of."""
         bos = f"BOS {self.tokenizer.bos_token}" if self.has_bos else "no BOS"
-        parts = [f"template: {self._source()}", bos]
+        parts = [f"template: {self.source}", bos]
         if self.settings.system:
             system = self.settings.system
             parts.append(f"system prompt {(system if len(system) <= 60 else system[:57] + '...')!r}")
@@ -202,7 +202,9 @@ class Chat:
             parts.append(f"tools {_names(self.tools)}")
         return "; ".join(parts)
 
-    def _source(self) -> str:
+    @property
+    def source(self) -> str:
+        """Origin of the template, and the beginning of its hash."""
         if self.template is None:
             return "none, prompts are plain text"
         origin = "the tokenizer's own" if self.settings.template in (AUTO, TOKENIZER) else self.settings.template
@@ -244,7 +246,7 @@ class Chat:
     def _silence(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """Tell why no prompt says that there are these tools, and what to do."""
         none = self.template is None
-        reads = "there is no chat template to read" if none else f"the chat template ({self._source()}) reads no"
+        reads = "there is no chat template to read" if none else f"the chat template ({self.source}) reads no"
         return (
             f"{reads} tools, so no prompt would say that there is {_names(tools)}; set chat.template to a Jinja file "
             "that writes each of `tools`, say by {% for tool in tools %}{{ tool | tojson }}{% endfor %}"
@@ -253,7 +255,7 @@ class Chat:
     def _require_moderate(self, template: str | None) -> None:
         tokens = json.dumps(self.tokenizer.special_tokens_map, default=str)
         if template is not None and (wrong := excess(template, tokens)):
-            raise UsageError(f"the chat template ({self._source()}) {wrong} for a few words; set chat.template anew")
+            raise UsageError(f"the chat template ({self.source}) {wrong} for a few words; set chat.template anew")
 
     def _require_calls_read(self, messages: Sequence[Message], where: str, tools: Sequence[Mapping[str, Any]]) -> None:
         """Refuse calls of tools in a conversation that no prompt would show."""
@@ -267,7 +269,7 @@ class Chat:
             self._reads_calls = True
         if not self._reads_calls:
             raise UsageError(
-                f"{where}an assistant's turn holds tool_calls, which the chat template ({self._source()}) does not "
+                f"{where}an assistant's turn holds tool_calls, which the chat template ({self.source}) does not "
                 "read; set chat.template to a Jinja file that writes them, or put them into the turn's content"
             )
 

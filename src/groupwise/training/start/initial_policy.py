@@ -151,7 +151,8 @@ def check_model(key: str, model: str, names: Sequence[str] = tuple(TINY)) -> Non
         raise UsageError(f"{key} = {model!r} is a file; a model is a folder, as save_pretrained writes it")
     known = model in names or os.path.isdir(model) or HUB_ID.fullmatch(model) or run_policy(model)
     if not known:
-        raise UsageError(f"{key} = {model!r}: there is no such folder; or one of: {', '.join(names)}")
+        others = f"; or one of: {', '.join(names)}" if names else ""
+        raise UsageError(f"{key} = {model!r}: there is no such folder{others}")
 
 
 def starting_policy(

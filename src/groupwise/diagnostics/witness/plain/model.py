@@ -53,6 +53,7 @@ class ModelReading(Reading):
     waiting  first steps in which only the critic is trained
     old_from_engine  logp_old is the engine's, and not made by the learner
     reward   the reward model that scores, a sequence classifier, if there is one and it is whole
+    apart    why logp_ref is not what the learner's reference says of the batch; "" if it is
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class ModelReading(Reading):
         waiting: int = 0,
         old_from_engine: bool = False,
         reward: Any = None,
+        apart: str = "",
     ) -> None:
         self.subject, self._row, self._learner, self._critic = subject, row, learner, critic
         self._limits, self._whole, self._waiting = limits, whole, waiting
-        self._old_from_engine, self._reward = old_from_engine, reward
+        self._old_from_engine, self._reward, self._apart = old_from_engine, reward, apart
         self.policy: Found | None = None
         self.values: Found | None = None
         self._read, self._full = False, -1
@@ -152,8 +154,8 @@ class ModelReading(Reading):
         learner = self._learner
         rows = minibatch.rows(self._few(minibatch))
         adapters: Any = getattr(learner, "adapters", None)
-        if not learner.mesh.alone:
-            yield Unmeasured("the reference is in shards")
+        if why := self._apart or ("" if learner.mesh.alone else "the reference is in shards"):
+            yield Unmeasured(why)
             return
         model = plain.model if learner.reference is None else learner.reference
         with on_device(model, learner.device), adapters.off() if learner.reference is None else nullcontext():

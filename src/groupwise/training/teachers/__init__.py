@@ -1,0 +1,1 @@
+"""Teachers whose prompt says more than the policy's, and several of them by the source of a problem."""
