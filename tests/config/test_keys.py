@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.algorithms.settings import KINDS, algorithm, settings
+from groupwise.algorithms.settings import DIVERGENCES, KINDS, algorithm, settings
 from groupwise.cli.__main__ import app
 from groupwise.config.described import KeySection, chosen, page, text
 from groupwise.config.keys import sections
@@ -34,6 +34,7 @@ def declared() -> set[str]:
         for kind in kinds.values()
         for field in dataclasses.fields(kind)
     }
+    keys |= {f"algorithm.kl.{field.name}" for kind in DIVERGENCES.values() for field in dataclasses.fields(kind)}
     for slot, values in settings(algorithm("grpo")).items():
         keys |= {f"algorithm.{slot}.{key}" for key in values} if isinstance(values, dict) else {f"algorithm.{slot}"}
     for name, field in Recipe.model_fields.items():

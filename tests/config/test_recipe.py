@@ -89,6 +89,7 @@ def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
         if isinstance(value, Settings):
             unread = {
                 "preference": {"model", "path"},
+                "reference": {"address", "key_file", "deadline"},
                 "engine": OF_A_CHILD | {"cache_mib", "memory_share", "address", "key_file"},
             }
             of_ray = set(PlacementSettings.model_fields) - {"restarts"}
@@ -195,6 +196,8 @@ OTHER: dict[str, Any] = {
     "engine.python": "python3",
     "reference.precision": "bf16",
     "reference.model": ".",
+    "reference.template": "{prompt}",
+    "reference.by_source": {"algebra": "."},
     "learner.tokens_per_microbatch": 7,
     "learner.chunk_logits": 7,
     "learner.held_logits": 7,
@@ -264,6 +267,10 @@ ELSEWHERE = (
     "sampling.repetition_penalty",
     "critic",
     "start",
+    # tests/training/test_teacher_address.py
+    "reference.address",
+    "reference.key_file",
+    "reference.deadline",
     # tests/runs/test_supervised_run.py
     "supervised",
     "mix.reinforced",
@@ -358,7 +365,8 @@ def test_sampling_keys_are_those_that_no_other_source_of_pairs_reads():
     assert inside.keys() == {"name", "process", "max_rows", "compile", "precision", "sleep"}
     assert "reference" not in resolved_recipe(plan({"algorithm.name": "dapo"}))
     read = resolved_recipe(plan({"reference.precision": "bf16"}))
-    assert read["reference"] == {"model": "start", "every": 0, "precision": "bf16", "offload": False}
+    none = {"template": "", "by_source": {}}
+    assert read["reference"] == {"model": "start", "every": 0, "precision": "bf16", "offload": False, **none}
 
 
 def test_rank_0_laid_over_a_recipe_with_adapters_leaves_their_keys_unread():

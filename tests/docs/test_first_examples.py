@@ -35,6 +35,7 @@ NOT_RUN = {
     "ladder.md": ("check", "it trains for hours"),
     "models.md": ("shown", "it takes a minute a model"),
     "own_loop.md": ("shown", "tests/docs/test_docs.py runs docs/howto/own_loop.py, which these lines are from"),
+    "parity.md": ("shown", "its peers live in an environment of their own"),
     "performance.md": ("shown", "it takes minutes, and says how fast"),
     "python.md": ("shown", "tests/docs/test_python_page.py runs every block of the page"),
     "real_models.md": ("shown", "it fetches a model of 93 MB"),
@@ -48,6 +49,7 @@ NOT_RUN = {
     "sweep.md": ("shown", "tests/commands/test_sweep.py runs sweeps"),
     "runs.md": ("check", "the run is the reader's"),
     "scale.md": ("check", "a second process takes its time; tests/training/ranks has such runs"),
+    "which.md": ("shown", "it takes hours; tests/benchmarks/test_stress.py has a board of planted rows"),
     "tools.md": ("shown", "it measures, with TRL in an environment of its own"),
 }
 #: What makes a run one of seconds, where a command does not say otherwise.

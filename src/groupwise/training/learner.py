@@ -212,7 +212,8 @@ class Learner(TrainedModel):
 
     def run_microbatch(self, micro: Microbatch, algorithm: Algorithm, trains: bool) -> tuple[Tensor, Columns]:
         """Run a microbatch, backward too if it trains -> its loss and what it saw, on the device, not waited for."""
-        bonus, ids = algorithm.entropy_coefficient != 0, micro.rows.ref_ids
+        bonus = algorithm.entropy_coefficient != 0
+        ids = micro.rows.ref_ids
         among, teacher = None if ids is None else micro.read.of_each(ids), self._taught(micro, algorithm.kl)
         with torch.set_grad_enabled(trains), self._forward(micro, bonus, among, teacher) as scored:
             out = micro.objective(algorithm, scored)
