@@ -128,9 +128,9 @@ def test_a_step_in_which_nothing_can_train_runs_one_row_of_the_first_update_and_
     changes["rewards.same.use"] = f"{own}:same"
     rows, real = [], Learner._forward
 
-    def counted(learner: Learner, micro: Any, *bonus: bool) -> Any:
+    def counted(learner: Learner, micro: Any, *given: Any, **named: Any) -> Any:
         rows.append(len(micro.index))
-        return real(learner, micro, *bonus)
+        return real(learner, micro, *given, **named)
 
     monkeypatch.setattr(Learner, "_forward", counted)
     learned = Learner.update

@@ -246,9 +246,9 @@ class Learner(TrainedModel):
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for micro in self._microbatches(Pass(self.model, rows, sampled=False), rows.mask.any(1)):
             with self._forward(micro) as scored:
-                value = -(micro.rows.need("weight").to(scored.logp.dtype) * scored.logp).sum()
-                value.backward()
-            total += value.detach()
+                loss = -(micro.rows.need("weight").to(scored.logp.dtype) * scored.logp).sum()
+                loss.backward()
+            total += loss.detach()
         (value,) = self.mesh.sums([float(total)])
         return Supervised(value, value / float(rows.need("weight").sum()), int(rows.mask.sum()))
 
