@@ -6,14 +6,14 @@ from math import log2
 import torch
 from torch import Tensor
 
-from groupwise.algorithms.settings import algorithm
+from groupwise.algorithms.parts.kl import K1, K2, K3, Estimator, K3Ratio
 from groupwise.claims.claim import Claim, grid, matrix, quantities
 from groupwise.claims.experiments import GRPO, KL_LOSS, KL_REWARD, computed
 from groupwise.claims.measurements import above, below, both, every
 from groupwise.claims.readings import in_words
 
 VOCABULARY = 12
-ESTIMATORS = {name: algorithm("grpo", {"kl.estimator": name}).kl.estimator for name in ("k1", "k2", "k3", "k3-ratio")}
+ESTIMATORS: dict[str, Estimator] = {"k1": K1(), "k2": K2(), "k3": K3(), "k3-ratio": K3Ratio()}
 
 
 @computed("kl-estimators", seeds=10)
