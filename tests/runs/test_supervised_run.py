@@ -137,6 +137,7 @@ def test_rows_that_changed_are_not_gone_on_with(alone: groupwise.Run, place: Pat
         ({"mix.supervised": 1.0}, "mix.supervised = 1: there are no rows"),
         ({"mix.distilled": 0.5}, "mix.distilled = 0.5: the loss has no KL term to a teacher"),
         ({"supervised.path": "none.jsonl"}, "supervised.path = 'none.jsonl': there is no such file"),
+        ({"supervised.path": "no"}, "supervised.path = 'no': no such file or folder"),
         ({"supervised.rows_per_step": 1, "updates_per_batch": 2}, "supervised.rows_per_step = 1: a step has 2 updates"),
         ({"task": {"name": "chats", "path": "x.jsonl"}, "mix.reinforced": 1.0}, "nothing scores chats"),
     ],

@@ -21,6 +21,7 @@ from groupwise.health.symptoms.base import RECENT
 from groupwise.models.precision import require_precision
 from groupwise.models.scalar_heads import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import RewardWeights, has_answers
+from groupwise.tasks.data.sources import sources_at
 from groupwise.tasks.environment import EnvironmentTask
 from groupwise.training.moments import require_moments
 from groupwise.training.reference import START
@@ -60,6 +61,8 @@ def require_runnable(plan: Plan) -> None:
     _require(_of_episodes(recipe, plan.task))
     if not has_answers(plan.task) and not recipe.supervised_alone:
         _require(_of_no_answers(recipe, rewards))
+    if recipe.supervised is not None and recipe.supervised.path is not None:
+        sources_at("supervised.path", recipe.supervised.path)  # rows that are not there are refused here
     if recipe.supervised is not None and recipe.supervised.rows_per_step < recipe.updates_per_step:
         rows, updates = recipe.supervised.rows_per_step, recipe.updates_per_step
         raise UsageError(
