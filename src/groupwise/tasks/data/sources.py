@@ -177,7 +177,7 @@ def hub_splits(key: str, name: str) -> dict[str, Dataset]:
             if not (unreachable := unreachable_words()):
                 raise
             what = f"{missing} or folder, and no data set of that id can be downloaded: {unreachable}"
-            raise UsageError(f"{what}; set task.path and task.heldout to files, see docs/howto/data.md") from None
+            raise UsageError(f"{what}; set {key} to a file or a folder, see docs/howto/data.md") from None
 
 
 def _splits(name: str, load: Callable[[], Any], before: str = "") -> dict[str, Dataset]:
