@@ -23,9 +23,10 @@ from groupwise.core.files import jsonl
 from groupwise.core.machine.facts import machine_row
 from groupwise.core.numbers.metrics import read
 from groupwise.core.numbers.seeds import stream
-from groupwise.core.records import Batch, Completion, Group, Prompt, UpdateRecord
+from groupwise.core.records import Batch, Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.stream import RolloutResult
+from groupwise.core.updates import UpdateRecord
 from groupwise.diagnostics.updates import engine_gap, loss_metrics
 from groupwise.journal.journal import Journal, read_about, read_metrics
 from groupwise.journal.per_token import PerToken, expand, packed

@@ -22,8 +22,9 @@ from torch import Tensor
 import groupwise
 from groupwise.algorithms.settings import CATALOG
 from groupwise.core.engine import Sampling
-from groupwise.core.records import Batch, Group, Prompt, Support, UpdateRecord
+from groupwise.core.records import Batch, Group, Prompt, Support
 from groupwise.core.samples import Sample
+from groupwise.core.updates import UpdateRecord
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.load import Policy

@@ -21,8 +21,9 @@ from groupwise.config.resolve import resolve
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.core.numbers.metrics import Last, Max, Mean, Sum, merge, read
-from groupwise.core.records import Batch, Group, Prompt, UpdateRecord
+from groupwise.core.records import Batch, Group, Prompt
 from groupwise.core.samples import Sample
+from groupwise.core.updates import UpdateRecord
 from groupwise.diagnostics.updates import loss_metrics, update_metrics
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.models.adapters.settings import AdapterSettings

@@ -11,7 +11,7 @@ from torch import Tensor
 from groupwise.algorithms.calls import call
 from groupwise.algorithms.parts import Part
 from groupwise.algorithms.parts.advantage import Advantage, require_binary, unwhitened
-from groupwise.algorithms.parts.aggregate import Aggregate, count
+from groupwise.algorithms.parts.aggregate import Aggregate, count, over_tokens
 from groupwise.algorithms.parts.filters import Filter, KeepAll
 from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.mismatch import Mismatch, NoMismatch
@@ -226,12 +226,8 @@ class Algorithm:
 
     def weigh(self, minibatch: Batch) -> Batch:
         """Add `weight` and, if it is read, `likelihood`, each [N,T] and made once for the optimizer batch."""
-        likelihood = self._likelihood(minibatch.score > 0, minibatch.mask) if self.likelihood_coefficient else None
+        likelihood = over_tokens(minibatch.score > 0, minibatch.mask) if self.likelihood_coefficient else None
         return minibatch.add(weight=self._weight(minibatch.mask), likelihood=likelihood)
-
-    def _likelihood(self, right: Tensor, mask: Tensor) -> Tensor:
-        inside = mask & right[:, None]
-        return inside.double() / inside.sum().clamp(min=1)
 
     def _weight(self, mask: Tensor) -> Tensor:
         return call("aggregate", self.aggregate, mask, count(mask))
@@ -337,7 +333,7 @@ class Algorithm:
         more["correction"] = self._correction(old, more.pop("logp_engine"), inside)
         if right is not None:
             require_shape("right", one := mask_of("right", right, live), inside.shape[:1], "[N] of the mask:")
-            more["likelihood"] = self._likelihood(one, inside)
+            more["likelihood"] = over_tokens(one, inside)
         return self.objective(self._weight(inside), live, old, advantage, inside, **more)
 
     def objective(

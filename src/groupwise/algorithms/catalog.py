@@ -25,6 +25,10 @@ from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, So
 
 #: Keys that dialects share.
 DECOUPLED, UNCAPPED = ("advantage.kind", "gae-decoupled"), ("trust.cap", 0.0)
+VAPO = (
+    *(DECOUPLED, ("advantage.alpha", 0.05), ("trust.epsilon_high", 0.28), ("kl.beta", 0.0)),
+    ("likelihood_coefficient", 0.1),
+)
 WIDE = (("trust.delta_low", 0.2), ("trust.delta_high", 0.2))
 TOP = (("kl.place", "loss"), ("kl.estimator", "top-k"))
 
@@ -43,17 +47,7 @@ PPO = Algorithm(
     passes=4,
     dialects=(
         Dialect("VC-PPO", (DECOUPLED,), "critic.warmup_steps trains the critic alone first"),
-        Dialect(
-            "VAPO",
-            (
-                DECOUPLED,
-                ("advantage.alpha", 0.05),
-                ("trust.epsilon_high", 0.28),
-                ("kl.beta", 0.0),
-                ("likelihood_coefficient", 0.1),
-            ),
-            "right completions are those with a score above 0",
-        ),
+        Dialect("VAPO", VAPO, "right completions are those with a score above 0"),
     ),
 )
 

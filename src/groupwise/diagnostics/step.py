@@ -11,7 +11,8 @@ from torch import Tensor
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.machine.clock import Extent
 from groupwise.core.numbers.metrics import Max, Mean, Metrics, Sum, Value, merge, read
-from groupwise.core.records import Batch, RoutingRecord, UpdateRecord, UpdateResult
+from groupwise.core.records import Batch
+from groupwise.core.updates import RoutingRecord, UpdateRecord, UpdateResult
 from groupwise.diagnostics.checks import (
     Check,
     learner_equals_engine,

@@ -12,7 +12,8 @@ from groupwise.algorithms.parts.ratio import bounded
 from groupwise.algorithms.parts.shaping import sampled_kl
 from groupwise.core.masked import keep, row_mean, row_sum
 from groupwise.core.numbers.metrics import Last, Max, Mean, Sum, Value, mean_of, mean_over
-from groupwise.core.records import Batch, UpdateRecord, UpdateResult
+from groupwise.core.records import Batch
+from groupwise.core.updates import UpdateRecord, UpdateResult
 
 #: Of the ratios of a step, the places in their order that are metrics.
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)

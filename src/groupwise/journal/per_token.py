@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from groupwise.core.masked import group_sum
-from groupwise.core.records import Batch, UpdateRecord
+from groupwise.core.records import Batch
+from groupwise.core.updates import UpdateRecord
 
 GIVEN = ("logp_engine", "logp_old", "logp_ref", "value", "returns", "advantage", "correction", "step_score")
 SEEN = ("logp_live", "log_ratio", "share", "entropy", "kl")

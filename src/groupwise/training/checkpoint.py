@@ -19,8 +19,11 @@ from groupwise.core.errors import RunError, UsageError, disk_words
 from groupwise.core.files.atomic import make_folder, open_regular, remove
 from groupwise.core.files.json_text import json_value
 from groupwise.core.settings import Changeable, Settings
+from groupwise.models.load import load_policy, save_policy
+from groupwise.models.shards import set_unsharded_state, unsharded_state
 from groupwise.training.mesh import ALONE, Mesh
 from groupwise.training.moments import HostAdamW
+from groupwise.training.ranks.arrival import read_own_rows
 from groupwise.training.ranks.parts import sha256_of, stored, sync, write_parts
 
 MANIFEST, STATE, OPTIMIZER, POLICY = "manifest.json", "state.json", "optimizer.safetensors", "policy"
@@ -136,6 +139,23 @@ def damaged(folder: Path, needed: Sequence[str] = (STATE,)) -> str:
         if sha256_of(files[name]) != hashes.get(name):
             return f"{name} does not match its hash"
     return ""
+
+
+def write_policy(folder: Path, model: nn.Module, tokenizer: Any, mesh: Mesh) -> None:
+    """Write the policy as `from_pretrained` loads it; rank 0 alone writes."""
+    weights = None if mesh.alone else unsharded_state(model, holds=mesh.leads)
+    if mesh.leads:
+        save_policy(model, tokenizer, folder, weights)
+
+
+def read_policy(folder: Path, model: nn.Module, mesh: Mesh) -> None:
+    """Put the weights of a policy's folder into the model, whole or in shards."""
+    # As a model: the files of some name weights otherwise, such as each expert by itself that the model has as one.
+    if mesh.alone:
+        model.load_state_dict(load_policy(folder).model.state_dict())
+    elif not read_own_rows(model, folder, mesh):
+        saved = load_policy(folder).model.state_dict() if mesh.leads else {}
+        set_unsharded_state(model, saved, mesh.tensors)
 
 
 def write_parameters(folder: Path, model: nn.Module, name: str, mesh: Mesh = ALONE) -> dict[str, str]:

@@ -16,7 +16,8 @@ from groupwise.core.collate import collate, microbatches
 from groupwise.core.engine import WeightStream
 from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.prefixes import prefix_microbatches
-from groupwise.core.records import Batch, Group, Supervised, UpdateRecord, UpdateResult
+from groupwise.core.records import Batch, Group
+from groupwise.core.updates import Supervised, UpdateRecord, UpdateResult
 from groupwise.models.adapters.lora import Adapters, read_adapters, write_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
@@ -25,17 +26,15 @@ from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import halves
 from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, Scored, Teacher, Top, layout_logprobs
 from groupwise.models.forward.packed_attention import attend_packed, hidden_states, runs_packed, windows_as_one
-from groupwise.models.load import load_policy, save_policy
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings
 from groupwise.models.on_host import on_device
-from groupwise.models.shards import set_unsharded_state, unsharded, unsharded_state
+from groupwise.models.shards import unsharded
 from groupwise.training import checkpoint
 from groupwise.training.learner_settings import LearnerSettings
 from groupwise.training.mesh import ALONE, Mesh, Verb
 from groupwise.training.microbatch import Microbatch, Pass
 from groupwise.training.optimizer import AUTO, Collected, Columns, TrainedModel
-from groupwise.training.ranks.arrival import read_own_rows
 from groupwise.training.reference import renew
 
 #: The columns of an UpdateRecord that are made inside the loss, beside logp_live.
@@ -109,7 +108,7 @@ class Learner(TrainedModel):
         run = Pass(self.model, batch, self.routers, replayed="routes_engine" if from_engine else None)
         if not old and run.replayed is not None:
             return None, {"routes": run.replayed}
-        logp, seen = self._logprobs(run), run.record(self.mesh)
+        logp, seen = self._scored(run)["logp"], run.record(self.mesh)
         own = {"routes_own": seen.own} if seen and from_engine else {}
         return logp if old else None, {"routes": seen.used, **own} if seen else {}
 
@@ -131,25 +130,18 @@ class Learner(TrainedModel):
 
     def logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute [N,T] nats on the CPU, 0 where masked."""
-        return self._logprobs(Pass(model, batch))
-
-    def _logprobs(self, run: Pass) -> Tensor:
-        return self._scored(run)["logp"]
+        return self._scored(Pass(model, batch))["logp"]
 
     def _scored(self, run: Pass, top: int = 0) -> dict[str, Tensor]:
         """Compute `logp` [N,T] nats, and of the `top` most likely ids there `ids` and `among` [N,T,K]."""
         shape, ids = run.batch.tokens.shape, halves(self.model)[1].out_features
         found, most = Collected(shape, {"logp": self.precision}), Top(min(top, ids), ids)
         among = Collected(torch.Size((*shape, most.k)), {"ids": torch.int32, "among": self.precision})
-        for micro in self._microbatches(run, self._read(run.batch)):
+        for micro in self._microbatches(run, run.read):
             with self._forward(micro, among=most if top else None) as out:
                 found.add(micro.index, {"logp": out.logp})
                 among.add(micro.index, {"ids": micro.read.spread(out.ids), "among": micro.read.spread(out.among)})
         return {name: self.mesh.joined(table) for name, table in {**found.tables(), **among.tables()}.items()}
-
-    def _read(self, batch: Batch) -> Tensor:
-        """Find the rows [N] with a token whose log-probability is read; all if routes are recorded."""
-        return batch.mask.any(1) | bool(self.routers)
 
     def _microbatches(self, run: Pass, rows: Tensor) -> Iterator[Microbatch]:
         """Yield this rank's microbatches of rows [N] bool of a pass; on every rank as many, the last of some idle."""
@@ -166,10 +158,8 @@ class Learner(TrainedModel):
         They are on the engine's experts where these are known: this compares weights, and a choice between two equal
         experts may fall either way.
         """
-        scored = [
-            Group(group.prompt, tuple(dataclasses.replace(c, score=0.0) for c in group.completions)) for group in groups
-        ]
-        batch = collate(scored, pad)
+        scored = [[dataclasses.replace(c, score=0.0) for c in group.completions] for group in groups]
+        batch = collate([Group(one.prompt, tuple(own)) for one, own in zip(groups, scored, strict=True)], pad)
         return [row[inside] for row, inside in zip(self.logprobs_now(batch), batch.mask, strict=True)]
 
     def logprobs_now(self, batch: Batch, sampled: bool = True) -> Tensor:
@@ -177,7 +167,7 @@ class Learner(TrainedModel):
         known = self.routers and batch.routes_engine
         run = Pass(self.model, batch, self.routers, "routes_engine" if known else None, sampled=sampled)
         with self.mesh.together(Verb.LOGPROBS, batch, sampled=sampled), torch.no_grad():
-            return self._logprobs(run)
+            return self._scored(run)["logp"]
 
     def gradients(self, minibatch: Batch, algorithm: Algorithm) -> tuple[float, UpdateRecord | None]:
         """Add the minibatch's gradient to the parameters; any split adds up to the same. -> the loss, what it saw.
@@ -195,7 +185,7 @@ class Learner(TrainedModel):
         run = Pass(self.model, minibatch, self.routers, replayed, losses, teacher=teacher)
         # Rows with a gradient, or the shortest one; then those that are run for the record alone.
         with_gradient = torch.arange(len(trained)) == minibatch.length.argmin() if nothing else trained
-        without = torch.zeros_like(trained) if nothing else self._read(minibatch) & ~trained
+        without = torch.zeros_like(trained) if nothing else run.read & ~trained
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         found = Collected(minibatch.tokens.shape, {"logp_live": self.precision, **dict.fromkeys(OTHERS)})
         for trains, rows in ((True, with_gradient), (False, without)):
@@ -284,22 +274,20 @@ class Learner(TrainedModel):
     def renew_reference(self) -> None:
         """Give the reference, a model of its own, the policy's weights of now. Raises RunError as `renew` does."""
         with self.mesh.together(Verb.RENEW_REFERENCE):
-            renew(self._own_reference, self.unsharded_weights)
+            assert self.reference is not None
+            renew(self.reference, self.unsharded_weights)
 
     def save_reference(self, folder: Path, name: str) -> dict[str, str]:
         """Save the reference's weights into a checkpoint's folder -> the hashes of the files that ranks wrote."""
         with self.mesh.together(Verb.SAVE_REFERENCE, folder=folder, name=name):
-            return checkpoint.write_parameters(folder, self._own_reference, name, self.mesh)
+            assert self.reference is not None
+            return checkpoint.write_parameters(folder, self.reference, name, self.mesh)
 
     def restore_reference(self, folder: Path, name: str) -> None:
         """Put the reference back as a checkpoint has it, bit for bit. Raises ValueError if it does not fit."""
         with self.mesh.together(Verb.RESTORE_REFERENCE, folder=folder, name=name):
-            checkpoint.read_parameters(folder, self._own_reference, name)
-
-    @property
-    def _own_reference(self) -> nn.Module:
-        assert self.reference is not None
-        return self.reference
+            assert self.reference is not None
+            checkpoint.read_parameters(folder, self.reference, name)
 
     def save(self, folder: Path, tokenizer: Any) -> dict[str, str]:
         """Save the policy and its optimizer into a checkpoint's folder -> the hashes of the files that ranks wrote.
@@ -318,17 +306,10 @@ class Learner(TrainedModel):
             self.optimizer.updates = updates
 
     def _write_policy(self, folder: Path, tokenizer: Any) -> None:
-        weights = None if self.mesh.alone else unsharded_state(self.model, holds=self.mesh.leads)
-        if self.mesh.leads:
-            save_policy(self.model, tokenizer, folder, weights)
+        checkpoint.write_policy(folder, self.model, tokenizer, self.mesh)
 
     def _read_policy(self, folder: Path) -> None:
-        # As a model: the files of some name weights otherwise, such as each expert by itself that the model has as one.
-        if self.mesh.alone:
-            self.model.load_state_dict(load_policy(folder).model.state_dict())
-        elif not read_own_rows(self.model, folder, self.mesh):
-            saved = load_policy(folder).model.state_dict() if self.mesh.leads else {}
-            set_unsharded_state(self.model, saved, self.mesh.tensors)
+        checkpoint.read_policy(folder, self.model, self.mesh)
 
     @contextmanager
     def _forward(

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from groupwise.algorithms.algorithm import Algorithm, LossOut
 from groupwise.core.errors import RunError
 from groupwise.core.numbers.transfer import columns_to_device, to_device
-from groupwise.core.records import Batch, RoutingRecord
+from groupwise.core.records import Batch
+from groupwise.core.updates import RoutingRecord
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.flex import Windows
 from groupwise.models.forward.heads import halves, logit_change
@@ -64,6 +65,8 @@ class Pass:
         self.tokens = int((batch.length - 1).sum())
         self.shares: list[Tensor] = []
         self.live = 0
+        #: The rows [N] with a token whose log-probability is read; all if routes are recorded.
+        self.read = batch.mask.any(1) | bool(routers)
         self.routed: list[Routed] = []
         if "balance_loss" in self.losses:
             if batch.routes is None:

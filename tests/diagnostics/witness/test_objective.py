@@ -19,7 +19,7 @@ from groupwise.algorithms.parts.rejection import Veto
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate, Surrogate
 from groupwise.core.masked import keep
 from groupwise.core.numbers.metrics import Mean
-from groupwise.core.records import UpdateRecord, UpdateResult
+from groupwise.core.updates import UpdateRecord, UpdateResult
 from groupwise.diagnostics.witness.plain.objective import ObjectiveReading
 from groupwise.diagnostics.witness.plain.trials import critic_trials, trials
 from groupwise.health.checks import LOSS_BY_DEFINITION

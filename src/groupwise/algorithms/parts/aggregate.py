@@ -91,3 +91,9 @@ class TokenSum(Aggregate):
 def count(mask: Tensor) -> Totals:
     """[N,T] -> the totals of a batch that is the whole optimizer batch."""
     return Totals(int(mask.any(-1).sum()), int(mask.sum()))
+
+
+def over_tokens(right: Tensor, mask: Tensor) -> Tensor:
+    """Weigh the tokens of right completions [N] alike -> [N,T], with sum 1; 0 everywhere if none is right."""
+    inside = mask & right[:, None]
+    return inside.double() / inside.sum().clamp(min=1)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from groupwise.core.numbers.metrics import Value
-from groupwise.core.records import Batch, Group, UpdateResult
+from groupwise.core.records import Batch, Group
 from groupwise.core.stream import RolloutResult
+from groupwise.core.updates import UpdateResult
 from groupwise.diagnostics.witness.rows import Rows
 from groupwise.diagnostics.witness.rules import Rules
 from groupwise.health.checks import Invariant

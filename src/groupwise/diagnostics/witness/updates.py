@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from groupwise.core.records import Batch, UpdateResult
+from groupwise.core.records import Batch
+from groupwise.core.updates import UpdateResult
 from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, differs
 from groupwise.diagnostics.witness.rules import UpdateRules
 from groupwise.health.checks import UPDATE_AS_ASKED

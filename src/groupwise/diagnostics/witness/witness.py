@@ -5,8 +5,9 @@ from pathlib import Path
 
 from groupwise.core.errors import one_line
 from groupwise.core.numbers.metrics import Value
-from groupwise.core.records import Batch, Group, UpdateResult
+from groupwise.core.records import Batch, Group
 from groupwise.core.stream import RolloutResult
+from groupwise.core.updates import UpdateResult
 from groupwise.diagnostics.checks import Check, read_twice, unread
 from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, Unmeasured
 from groupwise.diagnostics.witness.rules import Rules

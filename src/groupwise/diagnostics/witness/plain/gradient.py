@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.numbers.metrics import Value
-from groupwise.core.records import Batch, UpdateResult
+from groupwise.core.records import Batch
+from groupwise.core.updates import UpdateResult
 from groupwise.diagnostics.checks import MOST_SKIPPED
 from groupwise.diagnostics.witness.plain.model import ModelReading
 from groupwise.diagnostics.witness.plain.slopes import Found, ReadCritic, ReadLearner

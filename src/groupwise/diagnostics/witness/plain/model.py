@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.algorithm import Algorithm
-from groupwise.core.records import Batch, UpdateResult
+from groupwise.core.records import Batch
+from groupwise.core.updates import UpdateResult
 from groupwise.diagnostics.checks import FLOAT32_LIMIT, MOST_TOKENS, OUTLIER
 from groupwise.diagnostics.tolerance import Limits, NumericalNoise, Tolerance
 from groupwise.diagnostics.witness.plain.forward import Plain, last_values

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.numbers.metrics import Value
-from groupwise.core.records import Batch, UpdateRecord, UpdateResult
+from groupwise.core.records import Batch
+from groupwise.core.updates import UpdateRecord, UpdateResult
 from groupwise.diagnostics.witness.plain.definitions import Columns, Terms, correction, loss_terms, trust
 from groupwise.diagnostics.witness.plain.trials import critic_trials, own_parts, trials
 from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen
