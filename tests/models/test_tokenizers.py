@@ -13,7 +13,7 @@ import pytest
 from groupwise.core.errors import UsageError
 from groupwise.models.files import folder as folders
 from groupwise.models.files import tokenizer_trial
-from groupwise.models.load import load_policy, text_ids
+from groupwise.models.load import load_policy, prompt_ids, text_ids
 
 Fields = dict[str, Any]
 
@@ -138,3 +138,13 @@ def test_a_file_that_would_fill_memory_is_not_read(name: str, folder: Path, monk
     monkeypatch.setattr(folders, "LARGEST_TEXT", 2**22)
     with pytest.raises(UsageError, match=rf"{name} has 4,194,305 bytes, .* take it out"):
         load_policy(folder)
+
+
+def test_the_ids_of_a_text_do_not_depend_on_the_texts_beside_it(folder: Path) -> None:
+    tokenizer = load_policy(folder).tokenizer
+    texts = ["1+2=3", "", "4+4=", "1+2=3", "4+4="]
+    for encode in (text_ids, prompt_ids):
+        together = encode(tokenizer, texts)
+        assert together == [encode(tokenizer, [text])[0] for text in texts]
+        together[0].append(0)  # a list of its own each, though equal texts are encoded once
+        assert together[3] == encode(tokenizer, [texts[3]])[0]

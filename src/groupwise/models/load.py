@@ -246,8 +246,8 @@ def prompt_ids(tokenizer: Any, prompts: list[str], where: str = "") -> list[list
     Raises UsageError, `where` first, if the tokenizer cannot read one.
     """
     end = tokenizer.eos_token_id
-    with reading(where):
-        return [ids[:-1] if ids and ids[-1] == end else ids for ids in tokenizer(prompts)["input_ids"]]
+    rows = _each_once(tokenizer, prompts, where)
+    return [ids[:-1] if ids and ids[-1] == end else ids for ids in rows]
 
 
 def text_ids(tokenizer: Any, texts: list[str], where: str = "") -> list[list[int]]:
@@ -255,8 +255,15 @@ def text_ids(tokenizer: Any, texts: list[str], where: str = "") -> list[list[int
 
     Raises UsageError, `where` first, if the tokenizer cannot read one.
     """
+    return _each_once(tokenizer, texts, where, add_special_tokens=False)
+
+
+def _each_once(tokenizer: Any, texts: list[str], where: str, **how: bool) -> list[list[int]]:
+    """Return the ids of texts, encoding each once: tens of thousands of demonstrations have a few thousand texts."""
+    different = list(dict.fromkeys(texts))
     with reading(where):
-        return tokenizer(texts, add_special_tokens=False)["input_ids"]
+        ids = dict(zip(different, tokenizer(different, **how)["input_ids"], strict=True))
+    return [list(ids[text]) for text in texts]
 
 
 @contextmanager
