@@ -32,6 +32,9 @@ def test_it_reads_back_as_what_it_was_made_from() -> None:
         ["keys", "lerner"],
         ["explain"],
         ["explain", "grpo"],
+        ["explain", "gropo"],
+        ["explain", "grpo", "--against", "gpso"],
+        ["train", "quickstart", "--set", "algorithm.name=gropo"],
         ["train", "quikstart"],
         ["train", "quickstart", "--set", "stps=3"],
         ["check", "quickstart", "--set", "learner.rate=3"],
@@ -68,3 +71,17 @@ def test_a_key_that_does_not_exist_is_answered_in_the_same_words_with_and_withou
         recipe.load("quickstart", changes)
     assert str(early.value) == str(late.value)
     assert words in str(early.value)
+
+
+def test_an_algorithm_that_does_not_exist_is_answered_in_the_same_words_with_and_without_torch() -> None:
+    said = []
+    for ask in (
+        lambda: answers.explained("gropo"),
+        lambda: answers.require_known_keys("quickstart", {"algorithm.name": "gropo"}),
+        lambda: explain.explain("gropo"),
+    ):
+        with pytest.raises(UsageError) as error:
+            ask()
+        said.append(str(error.value))
+    assert said == said[:1] * 3
+    assert said[0].startswith("algorithm.name = 'gropo': there is no such algorithm; did you mean 'grpo'?")

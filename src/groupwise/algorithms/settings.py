@@ -30,7 +30,7 @@ from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, So
 from groupwise.algorithms.parts.turns import StateGroups, TurnToGo
 from groupwise.core.code.live_code import located
 from groupwise.core.code.user_code import NO_FILES, Files, load, offered_name, raised, use_of
-from groupwise.core.errors import UsageError, brief, nearest
+from groupwise.core.errors import UsageError, brief, nearest, no_such_algorithm
 from groupwise.core.files.plain import of_program
 from groupwise.core.settings import required
 
@@ -215,7 +215,7 @@ def describe(part: object) -> str:
 
 def _row(name: str) -> Algorithm:
     if name not in CATALOG:
-        raise UsageError(f"algorithm.name = {brief(name)}: there is no such algorithm; {nearest(name, CATALOG)}")
+        raise UsageError(no_such_algorithm(name, CATALOG))
     return CATALOG[name]
 
 

@@ -74,8 +74,9 @@ def _explained(algorithm: str | None, against: str | None, given: Mapping[str, o
 
     if algorithm is None:
         return family()
-    if against is None and not given and (known := explained(algorithm)):
-        return known
+    known = [explained(name) for name in (algorithm, *([against] if against else []))]
+    if against is None and not given and known[0]:
+        return known[0]
     from groupwise.algorithms.explain import compare  # torch takes seconds to import
     from groupwise.commands.algorithm import explain as in_words
 

@@ -5,6 +5,7 @@ declare to answers.json, and a test holds that file against them.
 """
 
 import json
+import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -15,7 +16,7 @@ from typing import Any
 from groupwise.config.described import Key, KeySection
 from groupwise.config.elsewhere import option_of, require_own_names
 from groupwise.config.recipe_files import find, named_table, set_key
-from groupwise.core.errors import UsageError, brief, listed, nearest
+from groupwise.core.errors import UsageError, brief, listed, nearest, no_such_algorithm
 from groupwise.core.files.plain import require_plain
 
 ANSWERS = Path(str(files("groupwise.config") / "answers.json"))
@@ -44,8 +45,14 @@ def family() -> str:
 
 
 def explained(algorithm: str) -> str:
-    """Explain an algorithm of the catalog; "" if the catalog has none of that name."""
-    return _answers()["algorithms"].get(algorithm, "")
+    """Explain an algorithm of the catalog; "" if it is the path of a run folder.
+
+    Raises UsageError if it is neither.
+    """
+    known = _answers()["algorithms"]
+    if algorithm not in known and os.sep not in algorithm and not os.path.lexists(algorithm):
+        raise UsageError(no_such_algorithm(algorithm, known))
+    return known.get(algorithm, "")
 
 
 def require_known_keys(recipe: str, overrides: Mapping[str, object]) -> None:
@@ -57,6 +64,9 @@ def require_known_keys(recipe: str, overrides: Mapping[str, object]) -> None:
     for key, value in table.items():
         require_plain(f"{path.name}: {key}", value)
     require_known(table, _answers()["keys"], _answers()["algorithm_keys"], path.name)
+    chosen = algorithm.get("name") if isinstance(algorithm := table.get("algorithm"), dict) else None
+    if isinstance(chosen, str) and chosen not in _answers()["algorithms"]:
+        raise UsageError(no_such_algorithm(chosen, _answers()["algorithms"]))
 
 
 def require_known(

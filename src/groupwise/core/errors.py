@@ -58,6 +58,11 @@ def nearest(wrong: str, known: Iterable[str], elsewhere: Sequence[str] = ()) -> 
     return (f"did you mean {near[0]!r}? " if near else "") + f"known: {listed(names)}"
 
 
+def no_such_algorithm(name: object, known: Iterable[str]) -> str:
+    """Return the message about an algorithm that the catalog does not have."""
+    return f"algorithm.name = {brief(name)}: there is no such algorithm; {nearest(str(name), known)}"
+
+
 def listed(names: Iterable[str], most: int = MOST_NAMES) -> str:
     """List names as a message does: the first ones, and how many more there are.
 
