@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from groupwise.commands.init import write_project
 from groupwise.commands.runs import listing
 from groupwise.core.errors import UsageError
 from groupwise.reports.folder import overview as module
@@ -158,6 +159,13 @@ def test_of_an_empty_shell_nothing_is_claimed(tmp_path: Path) -> None:
     (tmp_path / "one" / ROLLOUTS).touch()
     assert row_of(tmp_path)[:5] == ["one", "damaged", "-", "-", "-"]
     assert "recipe.toml is missing" in listing(tmp_path)
+
+
+def test_a_project_that_was_never_trained_is_no_run(tmp_path: Path) -> None:
+    write_project(tmp_path / "mine")
+    assert overviews(tmp_path) == []
+    (tmp_path / "mine" / LOCK).touch()  # train was killed before it wrote more
+    assert [run.name for run in overviews(tmp_path)] == ["mine"]
 
 
 def test_long_names_and_many_odd_folders_keep_to_the_width(tmp_path: Path) -> None:

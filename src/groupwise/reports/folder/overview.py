@@ -142,7 +142,10 @@ def _row(run: Overview, now: float) -> dict[str, Any]:
 
 
 def _is_run(folder: Path) -> bool:
-    return any(os.path.lexists(folder / name) for name in _OF_A_RUN)
+    found = [name for name in _OF_A_RUN if os.path.lexists(folder / name)]
+    if found == [RECIPE] and not os.path.lexists(folder / LOCK):  # of `groupwise init`, or of one's own, not begun
+        return not recipe_of(text_of(folder / RECIPE, []) or "", [])
+    return bool(found)
 
 
 def _runs_in(root: Path, deeper: bool = True) -> Iterator[Path]:
