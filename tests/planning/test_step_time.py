@@ -265,11 +265,14 @@ def test_this_machines_processor_is_measured_and_its_threads_are_shared() -> Non
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        one, four = (device_of("cpu", ranks, 10**9) for ranks in (1, 4))
+        # Other processes may take a core while one of them is measured: the faster of two is the processor's.
+        measured = [[device_of("cpu", ranks, 10**9) for ranks in (1, 4)] for _ in range(2)]
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
-    assert one.fp32 == pytest.approx(4 * four.fp32, rel=0.75)
+    one = measured[0][0]
+    whole, shared = (max(each[way].fp32 for each in measured) for way in (0, 1))
+    assert whole == pytest.approx(4 * shared, rel=0.75)
     assert min(one.fp32, one.bf16, one.bandwidth) > 1e8
     assert one.memory == 10**9
     assert one.link(2) == one.host

@@ -137,7 +137,8 @@ class Learner(TrainedModel):
         shape, ids = run.batch.tokens.shape, halves(self.model)[1].out_features
         found, most = Collected(shape, {"logp": self.precision}), Top(min(top, ids), ids)
         among = Collected(torch.Size((*shape, most.k)), {"ids": torch.int32, "among": self.precision})
-        for micro in self._microbatches(run, run.read):
+        # Rows without a token that is read are run for their routes alone.
+        for micro in self._microbatches(run, run.batch.mask.any(1) | bool(self.routers)):
             with self._forward(micro, among=most if top else None) as out:
                 found.add(micro.index, {"logp": out.logp})
                 among.add(micro.index, {"ids": micro.read.spread(out.ids), "among": micro.read.spread(out.among)})
@@ -185,7 +186,7 @@ class Learner(TrainedModel):
         run = Pass(self.model, minibatch, self.routers, replayed, losses, teacher=teacher)
         # Rows with a gradient, or the shortest one; then those that are run for the record alone.
         with_gradient = torch.arange(len(trained)) == minibatch.length.argmin() if nothing else trained
-        without = torch.zeros_like(trained) if nothing else run.read & ~trained
+        without = torch.zeros_like(trained) if nothing else (minibatch.mask.any(1) | bool(self.routers)) & ~trained
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         found = Collected(minibatch.tokens.shape, {"logp_live": self.precision, **dict.fromkeys(OTHERS)})
         for trains, rows in ((True, with_gradient), (False, without)):

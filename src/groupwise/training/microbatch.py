@@ -65,8 +65,6 @@ class Pass:
         self.tokens = int((batch.length - 1).sum())
         self.shares: list[Tensor] = []
         self.live = 0
-        #: The rows [N] with a token whose log-probability is read; all if routes are recorded.
-        self.read = batch.mask.any(1) | bool(routers)
         self.routed: list[Routed] = []
         if "balance_loss" in self.losses:
             if batch.routes is None:
