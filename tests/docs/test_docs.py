@@ -27,7 +27,7 @@ from groupwise.algorithms.parts.gae import GAE
 from groupwise.algorithms.settings import KINDS
 from groupwise.cli import __main__ as cli
 from groupwise.commands.algorithm import laws
-from groupwise.config import recipe, recipe_files
+from groupwise.config import answers, recipe, recipe_files
 from groupwise.config.resolve import resolve
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -145,6 +145,8 @@ def added(monkeypatch: pytest.MonkeyPatch) -> type:
     for where, table in (('settings.py: KINDS["trust"]', KINDS["trust"]), ("catalog.py: CATALOG", rows.CATALOG)):
         for key, value in eval(BLOCKS[f"src/groupwise/algorithms/{where}"], names).items():
             monkeypatch.setitem(table, key, value)  # type: ignore[arg-type]
+    code = answers.algorithms_code() + BLOCKS["src/groupwise/algorithms/catalog.py"]
+    monkeypatch.setattr(answers, "algorithms_code", lambda: code)
     return module.StaleClip
 
 

@@ -49,10 +49,24 @@ def explained(algorithm: str) -> str:
 
     Raises UsageError if it is neither.
     """
+    if os.sep not in algorithm and not os.path.lexists(algorithm):
+        _require_algorithm(algorithm)
+    return _answers()["algorithms"].get(algorithm, "")
+
+
+def _require_algorithm(name: str) -> None:
+    """Raise UsageError for a name that neither answers.json has nor the catalog's code, to which one may just have added
+    a row.
+    """
     known = _answers()["algorithms"]
-    if algorithm not in known and os.sep not in algorithm and not os.path.lexists(algorithm):
-        raise UsageError(no_such_algorithm(algorithm, known))
-    return known.get(algorithm, "")
+    if name not in known and f'"{name}"' not in algorithms_code():
+        raise UsageError(no_such_algorithm(name, known))
+
+
+def algorithms_code() -> str:
+    """Read the code of the catalog and what lies beside it."""
+    code = (path for path in files("groupwise.algorithms").iterdir() if path.name.endswith(".py"))
+    return "".join(path.read_text("utf-8") for path in code)
 
 
 def require_known_keys(recipe: str, overrides: Mapping[str, object]) -> None:
@@ -65,8 +79,8 @@ def require_known_keys(recipe: str, overrides: Mapping[str, object]) -> None:
         require_plain(f"{path.name}: {key}", value)
     require_known(table, _answers()["keys"], _answers()["algorithm_keys"], path.name)
     chosen = algorithm.get("name") if isinstance(algorithm := table.get("algorithm"), dict) else None
-    if isinstance(chosen, str) and chosen not in _answers()["algorithms"]:
-        raise UsageError(no_such_algorithm(chosen, _answers()["algorithms"]))
+    if isinstance(chosen, str):
+        _require_algorithm(chosen)
 
 
 def require_known(
