@@ -36,6 +36,7 @@ ELSEWHERE = {
     "drpo": "in UniRL alone, which has no wheel",
     "topr": "in ROLL alone, which has no wheel",
     "fipo": "in ms-swift alone, whose trainer needs modelscope to be imported",
+    "score-centering": "it is newer than these wheels; molt, miles, vime and NeMo-RL have it",
     "grpo-process": "the newer trainers score whole completions alone",
 }
 KEY = ("row", "peer", "function", "dialect")

@@ -32,7 +32,7 @@ from groupwise.config.resolve import resolve
 
 DOCS = Path(__file__).parents[2] / "docs"
 OWN_LOOP = DOCS / "howto" / "own_loop.py"
-GROUP_BASED = sorted(rows.CATALOG.keys() - {"ppo", "grpo-process", "opd"})
+GROUP_BASED = sorted(rows.CATALOG.keys() - {"ppo", "grpo-process", "opd", "score-centering"})
 
 
 @pytest.fixture

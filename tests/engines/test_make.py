@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import RunError, UsageError
 from groupwise.engines.local.sampler import draw
-from groupwise.engines.make import make_engine, require_engine_support
+from groupwise.engines.make import make_engine, require_engine_support, require_engine_top
 from groupwise.engines.settings import EngineSettings
 
 
@@ -29,7 +29,7 @@ def policy(dtype: torch.dtype = torch.float32) -> Any:
 )
 def test_the_local_engine_says_what_it_is(dtype, precision):
     engine = make_engine(policy=policy(dtype), settings=EngineSettings(max_rows=3))
-    assert (engine.precision, engine.routes, engine.keeps_support) == (precision, False, True)
+    assert (engine.precision, engine.routes, engine.keeps_support, engine.keeps_top) == (precision, False, True, True)
     assert (engine.version, engine._max_rows) == (0, 3)  # type: ignore[attr-defined]
 
 
@@ -49,7 +49,7 @@ def test_a_closed_engine_holds_nothing_and_refuses_to_sample():
 class Untold:
     """An engine that does not return the ids that top-p, top-k or min-p left."""
 
-    keeps_support = False
+    keeps_support = keeps_top = False
 
 
 @pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=5), Sampling(min_p=0.1)])
@@ -59,6 +59,16 @@ def test_training_over_a_support_needs_an_engine_that_returns_it(sampling):
     assert "\n" not in str(caught.value)
     require_engine_support(Untold(), Sampling())  # type: ignore[arg-type]
     require_engine_support(SimpleNamespace(keeps_support=True), sampling)  # type: ignore[arg-type]
+
+
+def test_a_loss_that_reads_likely_ids_needs_an_engine_that_returns_them():
+    with pytest.raises(
+        UsageError, match=r"^algorithm\.trust\.k = 7: the run's engine does not return .*local"
+    ) as caught:
+        require_engine_top(Untold(), 7)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    require_engine_top(Untold(), 0)  # type: ignore[arg-type]
+    require_engine_top(SimpleNamespace(keeps_top=True), 7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

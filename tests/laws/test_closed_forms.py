@@ -15,6 +15,7 @@ import torch
 import groupwise
 from groupwise.algorithms.catalog import CATALOG
 from tests.laws import closed_forms as cf
+from tests.laws.sampler import of_sampler
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ ROWS = {
     "fipo": Row(cf.fipo(cf.clip(0.2, 0.28)), cf.token_mean),
     "dro": Row(cf.likelihood(lambda x, a: 1.0, whole=False), cf.token_mean, (0.05, cf.k2), against_old=True),
     "opo": Row(cf.free, cf.token_mean),
+    # Without what is subtracted, which test_centering.py has.
+    "score-centering": Row(cf.likelihood(lambda x, a: 1.0, whole=False), cf.token_mean),
     "opd": Row(cf.dppo(0.2, 0.2, math.inf, lambda old, new: abs(new - old)), cf.token_mean),
     "reinforce-rej": Row(cf.clip(0.2, 0.2), cf.sequence_mean),
 }
@@ -101,7 +104,7 @@ def columns(seed: int, spread: float, whole_completion: bool = False) -> Columns
 
 def agree(algo, c: Columns, expected: cf.Loss, advantage: torch.Tensor, **more: torch.Tensor) -> None:
     live = c.live.clone().requires_grad_(True)
-    out = algo.loss(live, c.old, advantage, c.mask, **more)
+    out = algo.loss(live, c.old, advantage, c.mask, **{**of_sampler(algo, c.old), **more})
     out.value.backward()
     assert abs(out.value.item() - expected.value) <= 1e-10 * expected.size + 1e-14
     compared = {"gradient": live.grad, "share": out.share, "log_ratio": out.log_ratio}

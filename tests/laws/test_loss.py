@@ -16,12 +16,14 @@ from groupwise.algorithms.parts.kl import KL
 from groupwise.algorithms.parts.off_policy import GammaWeight, Tapered
 from groupwise.algorithms.parts.ratio import SequenceSum
 from groupwise.algorithms.settings import CATALOG, ESTIMATORS
+from tests.laws.sampler import of_sampler
 
 ROWS = sorted(CATALOG)
 
 
 def value_and_gradient(algo, b, advantage=None, **columns):
     live = b.live.clone().requires_grad_(True)
+    columns = {**of_sampler(algo, b.old), **columns}
     out = algo.loss(live, b.old, b.advantage if advantage is None else advantage, b.mask, logp_ref=b.ref, **columns)
     out.value.backward()
     return out, live.grad
@@ -51,7 +53,8 @@ def test_masked_positions_change_nothing(name, batch):
         holes = {k: torch.where(batch.mask, getattr(batch, k), poison) for k in ("live", "old", "ref")}
         live = holes["live"].requires_grad_(True)
         advantage = torch.where(batch.mask, batch.advantage[:, None].expand_as(batch.mask), poison)
-        again = algo.loss(live, holes["old"], advantage, batch.mask, logp_ref=holes["ref"])
+        sampler = of_sampler(algo, holes["old"])
+        again = algo.loss(live, holes["old"], advantage, batch.mask, logp_ref=holes["ref"], **sampler)
         again.value.backward()
         assert torch.equal(again.value, out.value)
         assert torch.equal(live.grad, gradient)
@@ -94,7 +97,8 @@ def test_any_split_adds_up(name, batch):
         for rows in order.tensor_split(parts):
             columns = (weight, live, batch.old, batch.mask, batch.ref)
             w, x, old, mask, ref = (torch.nn.functional.pad(c[rows], (0, parts)) for c in columns)
-            total = total + algo.objective(w, x, old, batch.advantage[rows], mask, logp_ref=ref).value
+            more = {"logp_ref": ref, **of_sampler(algo, old)}
+            total = total + algo.objective(w, x, old, batch.advantage[rows], mask, **more).value
         total.backward()
         torch.testing.assert_close(total, out.value.detach(), rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(live.grad, gradient, rtol=1e-12, atol=1e-16)
@@ -122,7 +126,8 @@ def test_extreme_ratios_stay_finite(name, estimator):
     for dtype, shift in product((torch.float32, torch.float64), (-400.0, -60.0, -50.0, 50.0, 60.0, 400.0)):
         for ref in (b.ref, b.ref + shift):
             live = (b.old + shift).to(dtype).requires_grad_(True)
-            out = algo.loss(live, b.old.to(dtype), b.advantage.to(dtype), b.mask, logp_ref=ref.to(dtype))
+            more = {"logp_ref": ref.to(dtype), **of_sampler(algo, b.old.to(dtype))}
+            out = algo.loss(live, b.old.to(dtype), b.advantage.to(dtype), b.mask, **more)
             out.value.backward()
             assert out.value.isfinite()
             assert live.grad.isfinite().all()

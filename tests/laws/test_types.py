@@ -15,6 +15,7 @@ from groupwise.algorithms.parts.mismatch import TIS
 from groupwise.algorithms.parts.ratio import SequenceRatio
 from groupwise.algorithms.settings import CATALOG
 from groupwise.core.masked import real
+from tests.laws.sampler import of_sampler
 
 ROWS = sorted(CATALOG)
 WITHOUT_A_CRITIC = [name for name in ROWS if not CATALOG[name].advantage.reads_value]
@@ -69,6 +70,7 @@ def test_the_loss_of_half_precision_is_that_of_float32(name: str, half: torch.dt
 def _loss(algo: Any, columns: dict[str, Any], mask: Any) -> tuple[Any, Any]:
     live = columns["live"].clone().requires_grad_(True)
     more = {"logp_ref": columns["ref"], "logp_engine": columns["engine"], "entropy": -columns["live"]}
+    more |= of_sampler(algo, columns["engine"])
     out = algo.loss(live, columns["old"], columns["advantage"], mask, **more)
     out.value.backward()
     return [None if one is None else one.detach() for one in out], live.grad
@@ -119,8 +121,9 @@ MASKS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_a_mask_of_0_and_1_of_any_type_is_the_mask(name: str, kind: str) -> None:
     algo, b, of = groupwise.algorithm(name), draw(1), MASKS[kind]
-    expected = algo.loss(b.live, b.old, b.advantage, b.mask, logp_ref=b.ref)
-    found = algo.loss(b.live, b.old, b.advantage, of(b.mask), logp_ref=b.ref)
+    sampler = of_sampler(algo, b.old)
+    expected = algo.loss(b.live, b.old, b.advantage, b.mask, logp_ref=b.ref, **sampler)
+    found = algo.loss(b.live, b.old, b.advantage, of(b.mask), logp_ref=b.ref, **sampler)
     assert torch.equal(found.value, expected.value)
     assert torch.equal(found.share, expected.share)
     assert torch.equal(groupwise.gae(b.old, b.ref, of(b.mask))[0], groupwise.gae(b.old, b.ref, b.mask)[0])

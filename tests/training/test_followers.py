@@ -33,6 +33,8 @@ def whole_batch() -> Batch:
         step_end=few.mask,
         ref_ids=few.tokens[..., None].int(),
         ref_top=column[..., None],
+        engine_ids=few.tokens[..., None].int(),
+        engine_top=column[..., None],
         row=torch.arange(3),
         reward_scores=torch.tensor([[1.0], [float("nan")], [-0.0]]),
         support=(support, None, support),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.calls import call
+from groupwise.algorithms.dialect import Dialect
 from groupwise.algorithms.parts import Part
 from groupwise.algorithms.parts.advantage import Advantage, require_binary, unwhitened
 from groupwise.algorithms.parts.aggregate import Aggregate, count, over_tokens
@@ -18,7 +19,7 @@ from groupwise.algorithms.parts.mismatch import Mismatch, NoMismatch
 from groupwise.algorithms.parts.ratio import Ratio, TokenRatio, bounded
 from groupwise.algorithms.parts.rejection import NoRejection, Rejection
 from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Shaping, at_last_token, sampled_kl
-from groupwise.algorithms.parts.trust import Trust
+from groupwise.algorithms.parts.trust import Trust, require_turns_apart
 from groupwise.core.masked import keep, real, whiten
 from groupwise.core.numbers.inputs import (
     LARGEST,
@@ -44,26 +45,14 @@ class LossOut(NamedTuple):
     share      [N,T] fraction of gradient the trust region passes, 0 where masked
     log_ratio  [N,T] nats, 0 where masked
     kl         [N,T] nats, 0 where masked, or None without a KL term in the loss
+    centre     [N,T] nats, 0 where masked, or None where nothing is centered
     """
 
     value: Tensor
     share: Tensor
     log_ratio: Tensor
     kl: Tensor | None
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """The constants that a framework has for an algorithm, where they are not the catalog's.
-
-    of        the framework
-    settings  dotted keys under [algorithm] and their values
-    words     what to know of them
-    """
-
-    of: str
-    settings: tuple[tuple[str, object], ...] = ()
-    words: str = ""
+    centre: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +99,11 @@ class Algorithm:
                 'the ratio of one; take ratio.level = "token"'
             )
         varying = [slot for slot, part in self.corrections if part.varies]
+        if varying and self.trust.sampler_top:
+            raise ValueError(
+                f"{varying[0]}.kind ({getattr(self, varying[0])}) weighs each token for itself, after trust.kind "
+                f'({self.trust}) has centered it; take it out, or trust.kind = "centered-tis" or "centered-mis"'
+            )
         if varying and (self.ratio.per_completion or self.ratio.per_turn or self.trust.per_completion):
             shared = f"trust.kind ({self.trust})" if self.trust.per_completion else f"ratio.level ({self.ratio})"
             unit = "turn" if self.ratio.per_turn and not self.trust.per_completion else "completion"
@@ -119,7 +113,8 @@ class Algorithm:
                 f"number per {unit}, gradient included; take {remedy[varying[0]]}, or "
                 'ratio.level = "sequence-token" with a trust region per token'
             )
-        self._require_credit_arrives()
+        if self.advantage.by_turn:
+            require_turns_apart(self.advantage, self.ratio, self.trust)
         if isinstance(self.shaping, NoReward) and not (self.kl.in_reward or self.kl.divergence):
             raise ValueError(
                 f"kl.place ({self.kl.place}, beta {self.kl.beta:g}) leaves nothing that trains, since shaping.kind "
@@ -129,16 +124,6 @@ class Algorithm:
             raise ValueError(
                 f"kl.place ({self.kl.place}) puts a penalty on every token; advantage.kind ({self.advantage}) "
                 'reads rewards at step ends only; take kl.place = "loss"'
-            )
-
-    def _require_credit_arrives(self) -> None:
-        """Refuse a gradient that all tokens share: it would give each turn the mean of the turns' advantages."""
-        if self.advantage.by_turn and (self.ratio.per_completion or self.trust.per_completion):
-            shared = f"ratio.level ({self.ratio})" if self.ratio.per_completion else f"trust.kind ({self.trust})"
-            raise ValueError(
-                f"advantage.kind ({self.advantage}) gives each turn an advantage of its own, but {shared} is one "
-                'number per completion, gradient included, and would mix them; take ratio.level = "turn" or '
-                '"token", with a trust region per token'
             )
 
     @property
@@ -301,11 +286,13 @@ class Algorithm:
         entropy: Column | None = None,
         right: Column | None = None,
         divergence: Column | None = None,
+        centre: Column | None = None,
     ) -> LossOut:
         """Compute an optimizer batch's loss. Log-probabilities [N,T] nats, advantage [N] or [N,T], mask [N,T] bool.
 
         right       [N] bool, the right completions, for a likelihood term
         divergence  [N,T] nats, of kl.estimator "full" or "top-k", which need whole distributions
+        centre      [N,T] nats, trust.centre(log p, log q) of trust.kind "centered" and its like, with its gradient
 
         Masked positions may hold anything; an all-masked batch gives value 0 and gradient 0. Columns are of any type of
         numbers, the mask bool or 0 and 1: what is returned is made in float32, or float64 if log-probabilities are,
@@ -319,18 +306,20 @@ class Algorithm:
             raise ValueError(f"mask has shape {tuple(inside.shape)}; [N,T] is due")
         old = numbers("logp_old", logp_old, live)
         advantage = per_token(numbers("advantage", advantage, live), inside)
-        given = {"logp_ref": logp_ref, "logp_engine": logp_engine, "entropy": entropy, "divergence": divergence}
+        given = {"logp_ref": logp_ref, "logp_engine": logp_engine, "entropy": entropy, "centre": centre}
+        given["divergence"] = divergence
         more = {name: None if one is None else numbers(name, one, live) for name, one in given.items()}
         columns = {"logp_live": live, "logp_old": old, "advantage": advantage, **more}
         require_mask_shape(inside, **columns)
         whole = self.kl.divergence is not None
         reads_ref = self.kl.in_loss and self.kl.reads_reference and not whole
-        read = {"logp_ref": reads_ref, "divergence": whole, "logp_engine": self.corrects}
+        reads_engine = self.corrects or self.trust.sampler_top > 0
+        read = {"logp_ref": reads_ref, "divergence": whole, "logp_engine": reads_engine}
         read["entropy"] = bool(self.entropy_coefficient)
         for name, column in columns.items():
             if column is not None and read.get(name, True):
                 require_finite(name, column, inside, "finite numbers are due at every trained token", LARGEST)
-        more["correction"] = self._correction(old, more.pop("logp_engine"), inside)
+        more["correction"] = self._correction(old, more["logp_engine"], inside)
         if right is not None:
             require_shape("right", one := mask_of("right", right, live), inside.shape[:1], "[N] of the mask:")
             more["likelihood"] = over_tokens(one, inside)
@@ -348,15 +337,24 @@ class Algorithm:
         entropy: Tensor | None = None,
         likelihood: Tensor | None = None,
         divergence: Tensor | None = None,
+        logp_engine: Tensor | None = None,
+        centre: Tensor | None = None,
     ) -> LossOut:
         """Compute the loss under weights [N,T] made beforehand, so that parts of an optimizer batch add up to it."""
         require_mask_shape(mask, logp_live=logp_live, logp_old=logp_old, logp_ref=logp_ref, entropy=entropy)
         require_mask_shape(mask, weight=weight, correction=correction, likelihood=likelihood, divergence=divergence)
+        require_mask_shape(mask, logp_engine=logp_engine, centre=centre)
         live, old = keep(real(logp_live), mask), keep(real(logp_old), mask)
         advantage = keep(per_token(advantage, mask).to(live.dtype), mask)
         log_ratio = call("ratio", self.ratio, live, old, mask)
-        surrogate, share = call("trust", self.trust, log_ratio, advantage, live, mask)
-        total = surrogate if correction is None else surrogate * keep(correction.to(live.dtype), mask)
+        far, centre = log_ratio, centre if self.trust.sampler_top else None
+        if self.trust.sampler_top:
+            if logp_engine is None or centre is None:
+                raise ValueError(f"{self.name} centers tokens ({self.trust}) and needs logp_engine and centre [N,T]")
+            far, centre = live - keep(real(logp_engine), mask).to(live.dtype), keep(real(centre), mask)
+        surrogate, share = call("trust", self.trust, far, advantage, live, mask)
+        total = surrogate if centre is None else surrogate - advantage * centre.to(live.dtype)
+        total = total if correction is None else total * keep(correction.to(live.dtype), mask)
         if self.reinforced != 1:
             total = self.reinforced * total
         kl = self._kl(live, old, logp_ref, divergence, mask)
@@ -371,7 +369,8 @@ class Algorithm:
             if likelihood is None:
                 raise ValueError("a likelihood coefficient is set and needs which completions are right [N]")
             value = value - self.likelihood_coefficient * (likelihood.to(live.dtype) * live).sum()
-        return LossOut(value, share.detach(), log_ratio.detach(), None if kl is None else kl.detach())
+        kl, centre = (None if x is None else x.detach() for x in (kl, centre))
+        return LossOut(value, share.detach(), log_ratio.detach(), kl, centre)
 
     def _correction(self, logp_old: Tensor | None, logp_engine: Tensor | None, mask: Tensor) -> Tensor | None:
         parts = [(slot, part) for slot, part in self.corrections if part.reads_engine]

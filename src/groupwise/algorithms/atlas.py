@@ -16,7 +16,8 @@ PROBABILITIES = (0.01, 0.5, 0.99)
 #: What the gradient of a token is, in words, and where the numbers come from.
 HEAD = """\
 Weight w of a token: its gradient is w A grad log pi. r = pi_live / pi_old, and pi_live = {p:g}.
-Completions have one token. Empty: pi_old = {p:g} / r would be above 1. On policy w = 1 everywhere."""
+Completions have one token. Empty: pi_old = {p:g} / r would be above 1. On policy w = 1 everywhere.
+Of score-centering r is pi_live / pi_engine, and w is without the term that it subtracts."""
 
 PAGE = """\
 # Atlas: how much gradient each algorithm gives a token
@@ -26,7 +27,8 @@ Made by `make docs` from the catalog's parts; `groupwise explain --atlas` prints
 ![gradient weight over the ratio, a panel per algorithm, for better and worse tokens](../assets/atlas.png)
 
 Solid lines are for A > 0, dashed for A < 0; colors are the token's probability now (0.01, 0.5, 0.99).
-Completions have one token, so the ratio is the token's and the completion's alike.
+Completions have one token, so the ratio is the token's and the completion's alike. Of score-centering it is
+to the sampler, and the weight is without the term that is subtracted.
 [Algorithms](algorithms.md) has the parts. Redraw: `python benchmarks/atlas.py docs/assets/atlas.png`.
 
 {tables}

@@ -3,7 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 
-from groupwise.algorithms.algorithm import Algorithm, Dialect
+from groupwise.algorithms.algorithm import Algorithm
+from groupwise.algorithms.dialect import Dialect
+from groupwise.algorithms.distillation import OPD
 from groupwise.algorithms.parts.advantage import (
     GroupMean,
     GroupZScore,
@@ -18,9 +20,9 @@ from groupwise.algorithms.parts.divergence import BinaryKL, Quadratic, TotalVari
 from groupwise.algorithms.parts.filters import DropUniform
 from groupwise.algorithms.parts.gae import GAE, Return
 from groupwise.algorithms.parts.kl import K1, K2, K3, KL, K3Ratio
-from groupwise.algorithms.parts.off_policy import FutureKL, GammaWeight, OffPolicyMask, Tapered
+from groupwise.algorithms.parts.off_policy import Centered, FutureKL, GammaWeight, OffPolicyMask, Tapered
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio
-from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Steps
+from groupwise.algorithms.parts.shaping import OutcomeReward, Steps
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
 
 #: Keys that dialects share.
@@ -29,8 +31,8 @@ VAPO = (
     *(DECOUPLED, ("advantage.alpha", 0.05), ("trust.epsilon_high", 0.28), ("kl.beta", 0.0)),
     ("likelihood_coefficient", 0.1),
 )
+CENTERED_TIS = ("trust.kind", "centered-tis")
 WIDE = (("trust.delta_low", 0.2), ("trust.delta_high", 0.2))
-TOP = (("kl.place", "loss"), ("kl.estimator", "top-k"))
 
 PPO = Algorithm(
     name="ppo",
@@ -354,45 +356,26 @@ REINFORCE_REJ = dataclasses.replace(
     aggregate=SequenceMean(),
 )
 
-OPD = dataclasses.replace(
-    DPPO_TV,
-    name="opd",
-    summary="On-policy distillation: each sampled token gets log pi_teacher - log pi_old; the teacher is "
-    "reference.model, and scores only measure.",
-    watch="kl_reward_mean: nats between policy and teacher, falling to 0; the held-out rate rises to the teacher's",
-    paper="On-policy distillation as in verl and prime-rl, no arXiv id",
-    shaping=NoReward(),
-    advantage=Return(gamma=0.0, whiten=False),
-    trust=TotalVariation(delta_low=0.2, delta_high=0.2, cap=0.0),
-    kl=KL(beta=1.0, estimator=K1(), place="reward"),
+SCORE_CENTERING = dataclasses.replace(
+    OPO,
+    name="score-centering",
+    summary="Score centering: what the sampler would pull the policy to is subtracted from each log-likelihood.",
+    watch="engine_gap_mean: what the sampler pulls by; nothing bounds a step, so gradient_norm and ratio_max",
+    paper="Score Centering Stabilizes Off-policy Reinforcement Learning, 2609.20807",
+    advantage=GroupMean(),
+    trust=Centered(k=128),
     dialects=(
-        Dialect(
-            "prime-rl",
-            (("trust.delta_high", 1.0),),
-            "stops a token that became less likely by 0.2 whatever its advantage, and adds 1e-3 (log r)^2",
-        ),
-        Dialect(
-            "TRL, GKD",
-            (("kl.place", "loss"), ("kl.estimator", "full"), ("kl.mixture", 1.0)),
-            "mixture is its beta, 1.0 in its trainer and 0.5 in its function",
-        ),
-        Dialect(
-            "TRL, SDFT",
-            (*TOP, ("kl.k", 100), ("kl.mixture", 0.5), ("kl.tail", False)),
-            "with a local teacher the ids are the policy's most likely ones",
-        ),
-        Dialect(
-            "verl, forward_kl_topk",
-            (*TOP, ("kl.k", 128), ("kl.mixture", 0.0)),
-            "leaves the tail out without renormalising, and holds log-probabilities above -10 and the loss below 10",
-        ),
-        Dialect("MiniLLM-like", (("advantage.gamma", 1.0),), "the KL to go, of the whole rest of a completion"),
+        Dialect("miles, tis; verl, vime", (CENTERED_TIS,), "the ratio to the sampler as weight, at most 2"),
+        Dialect("miles, mis", (("trust.kind", "centered-mis"), ("trust.cap", 5.0)), "tokens beyond the bounds weigh 0"),
+        Dialect("tunix, FrozenLake", (("trust.k", 32),)),
+        Dialect("NeMo-RL, SkyRL", (), "subtract the term beside a clip, which is then not centered itself"),
+        Dialect("prime-rl", (), "over the ids that top-p and top-k leave, exactly, with the weight of its own mask"),
     ),
 )
 
 ROWS = (
     PPO, REINFORCE, RLOO, REINFORCE_PP, REINFORCE_PP_BASELINE, GRPO, GRPO_PROCESS, DR_GRPO, DAPO, GSPO,
     GSPO_TOKEN, SAPO, CISPO, GMPO, DPPO_TV, DPPO_KL, DRPO, MAXRL, DEEPSEEK_V32, GDPO, VESPO, LUSPO, TOPR, FIPO,
-    DRO, OPO, REINFORCE_REJ, OPD,
+    DRO, OPO, REINFORCE_REJ, SCORE_CENTERING, OPD,
 )  # fmt: skip
 CATALOG: Mapping[str, Algorithm] = {row.name: row for row in ROWS}

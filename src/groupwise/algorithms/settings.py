@@ -22,7 +22,15 @@ from groupwise.algorithms.parts.filters import DropUniform, KeepAll
 from groupwise.algorithms.parts.gae import GAE, DecoupledGAE, MonteCarlo, OneStepTD, Return
 from groupwise.algorithms.parts.kl import K1, K2, K3, KL, Against, Full, K3Ratio, Place, TopK
 from groupwise.algorithms.parts.mismatch import MIS, TIS, IcePop, NoMismatch, SequenceMIS, SequenceTIS
-from groupwise.algorithms.parts.off_policy import FutureKL, GammaWeight, OffPolicyMask, Tapered
+from groupwise.algorithms.parts.off_policy import (
+    Centered,
+    CenteredMIS,
+    CenteredTIS,
+    FutureKL,
+    GammaWeight,
+    OffPolicyMask,
+    Tapered,
+)
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
 from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, SequenceBand, TokenBand, Veto
 from groupwise.algorithms.parts.shaping import NoReward, OutcomeReward, Steps
@@ -76,6 +84,9 @@ KINDS: Mapping[str, Mapping[str, type]] = {
         "gamma": GammaWeight,
         "off-policy-mask": OffPolicyMask,
         "future-kl": FutureKL,
+        "centered": Centered,
+        "centered-tis": CenteredTIS,
+        "centered-mis": CenteredMIS,
     },
     "mismatch": {
         "none": NoMismatch,

@@ -176,6 +176,8 @@ def _training_lines(plan: Plan) -> Iterator[str]:
     decay = f", weight decay {learner.weight_decay:g}" if learner.weight_decay else ""
     yield f"learning     rate {learner.learning_rate:g}, {learner.schedule}{rising}, {norm}{decay}"
     yield f"sampling     {_describe_sampling(recipe.sampling)}"
+    if k := row.trust.sampler_top:
+        yield f"             with the {k} most likely ids of each token, which the loss reads: {8 * k} bytes a token"
     if recipe.engine.place != "inside":
         yield f"engine       {recipe.engine}"
     if recipe.placement.ray:

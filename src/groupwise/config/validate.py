@@ -169,17 +169,21 @@ def _of_sampling(recipe: Recipe, row: Algorithm) -> Iterator[str]:
 
 
 def _of_distributions(recipe: Recipe, row: Algorithm) -> Iterator[str]:
-    """Refuse a divergence of distributions of which sampling left ids out, or whose teacher is away in updates."""
+    """Refuse what reads distributions of which sampling left ids out, or of a teacher that is away in updates."""
+    sampling, read = recipe.sampling, list[tuple[str, object, str]]()
+    if row.kl.divergence is not None:
+        read.append(("kl.estimator", row.kl.divergence, 'kl.estimator = "k3"'))
+    if row.trust.sampler_top:
+        read.append(("trust.kind", row.trust, 'trust.kind = "cispo"'))
+    for key in TRUNCATIONS:
+        for slot, part, other in read if getattr(sampling, key) != Sampling.model_fields[key].default else ():
+            yield (
+                f"algorithm.{slot}, {describe(part)}, with sampling.{key} = {getattr(sampling, key):g}: it compares "
+                f"distributions of which sampling leaves ids out; take sampling.{key} out, or set algorithm.{other}"
+            )
     if row.kl.divergence is None:
         return
-    name, sampling = describe(row.kl.divergence), recipe.sampling
-    for key in TRUNCATIONS:
-        if getattr(sampling, key) != Sampling.model_fields[key].default:
-            yield (
-                f"algorithm.kl.estimator, {name}, with sampling.{key} = {getattr(sampling, key):g}: it compares "
-                f"distributions of which sampling leaves ids out; take sampling.{key} out, or set "
-                'algorithm.kl.estimator = "k3"'
-            )
+    name = describe(row.kl.divergence)
     if apart := recipe.reference.apart:
         yield (
             f"algorithm.kl.estimator, {name}, with {apart}: such a teacher gives log-probabilities of sampled tokens "

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from groupwise.core.errors import RunError
 from groupwise.core.records import Batch, Completion, Group, Prompt
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ def collate(
     for i, (_, prompt, completion) in enumerate(rows):
         length[i] = _fill_row(tokens[i], mask[i], logp[i], token_version[i], prompt, completion)
         mask[i] &= not (mask_truncated and completion.finish == "length")
+    engine_ids, engine_top = _likeliest(rows, width) if any(c.top for _, _, c in rows) else (None, None)
     step_score, step_end = _steps(rows, width) if steps or any(c.steps for _, _, c in rows) else (None, None)
     return Batch(
         tokens=tokens,
@@ -55,6 +57,8 @@ def collate(
         row=torch.arange(len(rows)),
         reward_scores=_reward_scores(rows, reward_names) if reward_names else None,
         support=_per_row(c.support for _, _, c in rows),
+        engine_ids=engine_ids,
+        engine_top=engine_top,
         routes_engine=_per_row(c.routes for _, _, c in rows),
         step_score=step_score,
         step_end=step_end,
@@ -92,6 +96,22 @@ def _per_row(values: Iterable[T | None]) -> tuple[T | None, ...] | None:
     """Return a column of one value a completion; None if no completion has one."""
     column = tuple(values)
     return column if any(value is not None for value in column) else None
+
+
+def _likeliest(rows: Sequence[tuple[int, Prompt, Completion]], width: int) -> tuple[Tensor, Tensor]:
+    """-> engine_ids and engine_top, [N,T,K] each, 0 where nothing was sampled. Raises RunError if a row has none."""
+    tops = [c.top for _, _, c in rows if c.top is not None]
+    if len(tops) < len(rows):
+        raise RunError(
+            f"{len(rows) - len(tops)} of {len(rows)} completions came without the sampler's most likely ids "
+            "(Completion.top), which the loss reads"
+        )
+    shape = len(rows), width, tops[0].ids.shape[1]
+    ids, logp = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape)
+    for i, ((_, prompt, completion), top) in enumerate(zip(rows, tops, strict=True)):
+        own = torch.cat([torch.arange(span.start, span.stop) for span in completion.spans if span.own])
+        ids[i, own + len(prompt.tokens)], logp[i, own + len(prompt.tokens)] = top.ids, top.logp
+    return ids, logp
 
 
 def _reward_scores(rows: Sequence[tuple[int, Prompt, Completion]], names: Sequence[str]) -> Tensor:

@@ -119,6 +119,8 @@ class Request:
     drawn           how many of the last tokens are its completions' own
     hold            whether a later call may go on from its completions, as the next turn of an episode does: what was
                     computed for them is worth keeping until the next call, be it one without requests
+    top             how many of the most likely ids its completions carry for each token (Completion.top), all where the
+                    vocabulary has fewer; of a call the largest holds for all its requests; greedy samples carry none
     held            how many of its first tokens were a prompt with one of its completions in the call before, which
                     asked to hold it; an engine that does not have them any more computes them again
     """
@@ -131,6 +133,7 @@ class Request:
     drawn: int = 0
     hold: bool = False
     held: int = 0
+    top: int = 0
 
 
 class Finished(NamedTuple):
@@ -182,6 +185,7 @@ class Engine(Protocol):
     version        which weights it samples from
     routes         whether its completions carry the experts that were chosen (Completion.routes)
     keeps_support  whether its completions carry the ids that top-p, top-k or min-p left (Completion.support)
+    keeps_top      whether its completions carry the most likely ids if a request asks for them (Request.top)
     options        the keys of Sampling that it follows
     precision      what it computes in
     remark         how it samples, and why, where that is otherwise than it was to; "" elsewhere
@@ -204,6 +208,9 @@ class Engine(Protocol):
 
     @property
     def keeps_support(self) -> bool: ...
+
+    @property
+    def keeps_top(self) -> bool: ...
 
     @property
     def options(self) -> frozenset[str]: ...

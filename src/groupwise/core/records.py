@@ -53,6 +53,18 @@ class Support:
 
 
 @dataclass(frozen=True)
+class SamplerTop:
+    """The sampler's K most likely ids of each token that it drew, under the very distribution it drew from.
+
+    ids   [sampled tokens, K] int32; of equally likely ids any
+    logp  [sampled tokens, K] float32, nats; -inf of an id that could not be drawn
+    """
+
+    ids: Tensor
+    logp: Tensor
+
+
+@dataclass(frozen=True)
 class Span:
     """tokens[start:stop] of a completion, which have one origin.
 
@@ -79,6 +91,7 @@ class Completion:
     finish       "stop" (an end id was sampled, or a stop string completed) or "length" (the limit was reached)
     spans        who wrote which tokens, in order and without gaps; the first is own: what precedes it is prompt
     support      the sampling support per own token, or None where it was the whole vocabulary
+    top          the sampler's most likely ids per own token, or None where they were not asked for
     routes       [prompt + completion tokens - 1, L, K] uint8 (int16 above 256 experts) on the CPU, the experts of each
                  token that was run, prompt included (the last one is not run), or None where the engine does not say
     stop         the stop string that the last token completed; "" where none did
@@ -105,6 +118,7 @@ class Completion:
     support: Support | None = None
     routes: Tensor | None = None
     stop: str = ""
+    top: SamplerTop | None = None
 
     text: str = ""
     score: float = math.nan
@@ -193,6 +207,8 @@ class Completion:
             raise ValueError("an environment's token has a log-probability other than 0; nothing sampled it")
         if self.support is not None and len(self.support.start) != self.length + 1:
             raise ValueError(f"{self.length} sampled tokens but a support of {len(self.support.start) - 1}")
+        if self.top is not None and not len(self.top.ids) == len(self.top.logp) == self.length:
+            raise ValueError(f"{self.length} sampled tokens but the likeliest ids of {len(self.top.ids)}")
 
 
 @dataclass(frozen=True)
@@ -225,6 +241,7 @@ class Batch:
     row          [N] int64, the place in the batch that the step trains, the same in every part of it
     logp_engine  [N,T] nats (the engine's)
     support      per row, the sampling support of its sampled tokens, or None
+    engine_ids, engine_top  [N,T,K] int32 and nats, the engine's K most likely ids in the token's place
     routes_engine  per row [length - 1, L, K], the engine's experts of each token that was run, or None
     routes       the same of the pass under the old policy, before the first update on this batch
     routes_own   the same, what the routers would have chosen there, where the engine's experts were replayed
@@ -256,6 +273,8 @@ class Batch:
     row: Tensor | None = None
     reward_scores: Tensor | None = None
     support: tuple[Support | None, ...] | None = None
+    engine_ids: Tensor | None = None
+    engine_top: Tensor | None = None
     routes_engine: tuple[Tensor | None, ...] | None = None
     routes: tuple[Tensor, ...] | None = None
     routes_own: tuple[Tensor, ...] | None = None

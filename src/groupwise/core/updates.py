@@ -29,6 +29,7 @@ class UpdateRecord:
     """Record of what one optimizer update saw, detached, [n,T] each: the columns that diagnostics and checks read.
 
     routing  what the routers of its forward did; None for a dense policy
+    centre   of a trust region that centers tokens; None of another
     """
 
     logp_live: Tensor
@@ -37,6 +38,7 @@ class UpdateRecord:
     entropy: Tensor
     kl: Tensor | None
     routing: RoutingRecord | None = None
+    centre: Tensor | None = None
 
 
 @dataclass(frozen=True)

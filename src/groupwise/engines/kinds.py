@@ -28,6 +28,7 @@ class EngineKind:
     install        how such an interpreter is made
     keys           the keys of [engine] that it alone reads
     keeps_support  whether it returns the ids that top-p, top-k and min-p left
+    keeps_top      whether it returns the most likely ids of each token
     own_layers     whether it computes every layer by code of its own, sliding windows too; else it runs transformers'
                    model as engines/local does
     cache_bytes    bytes of its keys and values, of the model's configuration, engine.max_rows, engine.cache_mib, the
@@ -49,6 +50,7 @@ class EngineKind:
     install: str = ""
     keys: frozenset[str] = frozenset()
     keeps_support: bool = False
+    keeps_top: bool = False
     own_layers: bool = False
     cache_bytes: Callable[[Any, int, int | None, int, bool], int] | None = None
     process_bytes: int = 0
@@ -67,6 +69,7 @@ LOCAL = EngineKind(
     build_inside="groupwise.engines.local.engine:local_engine",
     keys=frozenset({"compile"}),
     keeps_support=True,
+    keeps_top=True,
 )
 #: The interpreter that has vLLM unless engine.python names another.
 VLLM_PYTHON = ".venv-vllm/bin/python"
@@ -84,6 +87,7 @@ VLLM = EngineKind(
         "names one that is elsewhere"
     ),
     keys=frozenset({"cache_mib", "memory_share"}),
+    keeps_top=True,
     own_layers=True,
     cache_bytes=cache_bytes,
     process_bytes=760 * MIB,

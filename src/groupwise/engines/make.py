@@ -96,6 +96,16 @@ def require_sampling(engine: Engine, policy: Policy, sampling: Sampling, section
         raise UsageError(f"{section}.{error}") from None
 
 
+def require_engine_top(engine: Engine, top: int) -> None:
+    """Raise UsageError if training reads the sampler's `top` most likely ids and the engine returns none."""
+    if top and not engine.keeps_top:
+        raise UsageError(
+            f"algorithm.trust.k = {top}: the run's engine does not return the most likely ids of each token "
+            f"(Completion.top), which the loss reads; take {setting(lambda kind: kind.keeps_top)}, or an "
+            "algorithm.trust.kind that reads none"
+        )
+
+
 def require_engine_support(engine: Engine, sampling: Sampling) -> None:
     """Raise UsageError if training needs the ids that top-p, top-k or min-p left and the engine returns none."""
     if sampling.truncates and not engine.keeps_support:

@@ -361,10 +361,10 @@ def _batch(run: PlannedRun) -> dict[str, int]:
     """Size a batch's columns, which every rank has, and with the completions beside them, which rank 0 has."""
     if not run.on_cpu:
         return {"batch": 0, "columns": 0}
-    shape = run.shape
-    rows = shape.prompts * shape.samples
-    columns = rows * (shape.prompt + shape.completion) * (COLUMNS + 8 * shape.top)
-    return {"batch": columns + rows * shape.completion * SAMPLED, "columns": columns}
+    shape, rows = run.shape, run.shape.prompts * run.shape.samples
+    top = 8 * min(shape.engine_top, run.base.config.get_text_config().vocab_size)
+    columns = rows * (shape.prompt + shape.completion) * (COLUMNS + 8 * shape.top + top)
+    return {"batch": columns + rows * shape.completion * (SAMPLED + 2 * top), "columns": columns}
 
 
 def engine_parts(run: PlannedRun, cuts: Cuts) -> dict[str, int]:

@@ -29,7 +29,8 @@ class RunShape:
     annotated           passes of the policy's size over a batch before its updates: of the old policy, of a reference
     prompt, completion  tokens, at most
     rows                completions that an engine samples side by side
-    truncates, adjusts  whether sampling leaves ids out, and whether it changes logits
+    truncates, adjusts  whether sampling ranks ids, to leave some out or keep the likeliest, and whether it changes
+                        logits
     engine, reference   bytes of a weight of the engine's copy, and of the frozen one's; 0 where there is none
     reward_model        whether a reward model is held, which is of the policy's size
     engines             how many engines there are
@@ -48,7 +49,7 @@ class RunShape:
     sleep               engine.sleep
     memory_share        of the device, that the engine takes in all, if the recipe says it
     ranks               processes that hold the policy together; on a CPU all of one machine
-    top                 likely ids that each token of a batch has in columns, 8 bytes each
+    top, engine_top     likely ids, the reference's and the engine's, that each token has in columns, 8 bytes each
     offloaded           models that are on the host while they are not used: "reference", "critic", "reward model"
     """
 
@@ -75,6 +76,7 @@ class RunShape:
     memory_share: float | None = None
     ranks: int = 1
     top: int = 0
+    engine_top: int = 0
     passes: int = 1
     annotated: int = 0
     devices: int = 1

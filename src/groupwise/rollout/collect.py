@@ -74,6 +74,7 @@ class Rollout:
 
     turn_tokens  tokens that a completion draws in a round at most; None: it is sampled whole
     episodes     plays episodes, where the task has an environment; without it the engine samples completions
+    top          most likely ids of the sampler that completions carry for each token, for a loss that reads them
     """
 
     engine: Engine
@@ -86,6 +87,7 @@ class Rollout:
     measure: Measure = Measure()
     turn_tokens: int | None = None
     episodes: Episodes | None = None
+    top: int = 0
     state: StreamState = field(default_factory=StreamState)
 
     @property
@@ -179,7 +181,7 @@ class Rollout:
     @property
     def segment(self) -> Segment:
         """Sampling of a round."""
-        return Segment(self.samples_per_prompt, self.sampling, self.turn_tokens)
+        return Segment(self.samples_per_prompt, self.sampling, self.turn_tokens, self.top)
 
 
 def ended(

@@ -261,6 +261,7 @@ def _request(episode: Episode, how: Segment, limits: EpisodeLimits, samples: int
         first=episode.place[2],
         hold=grows and number + 1 < limits.turns,
         held=len(prompt) + episode.turns[-1].stop if number and grows else 0,
+        top=how.top,
     )
 
 

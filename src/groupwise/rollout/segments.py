@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 
 from groupwise.core.engine import Engine, Finished, OnFinish, Request, Sampling
-from groupwise.core.records import Completion, Support
+from groupwise.core.records import Completion, SamplerTop, Support
 from groupwise.core.stream import Cohort
 
 
@@ -40,11 +40,13 @@ class Segment:
 
     samples  completions of a prompt
     tokens   new tokens of a completion at most; None: as many as it has
+    top      most likely ids that completions carry for each token
     """
 
     samples: int
     sampling: Sampling
     tokens: int | None = None
+    top: int = 0
 
     @property
     def count(self) -> int:
@@ -100,7 +102,8 @@ def advance(
         if on_finish is not None and piece.cohort == 0 and (done.finish != "length" or len(tokens) == limit):
             on_finish(Finished(piece.prompt, piece.sample + done.sample, tokens, done.finish))
 
-    answers = engine.generate([piece.request for piece in pieces], segment.sampling, on_finish and hears)
+    requests = [replace(piece.request, top=segment.top) for piece in pieces]
+    answers = engine.generate(requests, segment.sampling, on_finish and hears)
     completions = [[list(group) for group in cohort.completions or [()] * len(cohort.prompts)] for cohort in cohorts]
     for piece, answer in zip(pieces, answers, strict=True):
         group = completions[piece.cohort][piece.prompt]
@@ -146,6 +149,9 @@ def joined(before: Completion, new: Completion) -> Completion:
     if before.support is not None and new.support is not None:
         start = torch.cat([before.support.start, new.support.start[1:] + before.support.start[-1]])
         support = Support(torch.cat([before.support.ids, new.support.ids]), start)
+    top = None
+    if before.top is not None and new.top is not None:
+        top = SamplerTop(torch.cat([before.top.ids, new.top.ids]), torch.cat([before.top.logp, new.top.logp]))
     routes = None
     if before.routes is not None and new.routes is not None:
         # The pass over what was there already has routes of its own, under other weights; those of the draws stay.
@@ -159,6 +165,7 @@ def joined(before: Completion, new: Completion) -> Completion:
         spans=tuple(spans),
         support=support,
         routes=routes,
+        top=top,
     )
 
 

@@ -38,7 +38,7 @@ from groupwise.training.optimizer import AUTO, Collected, Columns, TrainedModel
 from groupwise.training.reference import renew
 
 #: The columns of an UpdateRecord that are made inside the loss, beside logp_live.
-OTHERS = ("log_ratio", "share", "entropy", "kl")
+OTHERS = ("log_ratio", "share", "entropy", "kl", "centre")
 
 
 class Learner(TrainedModel):
@@ -198,20 +198,20 @@ class Learner(TrainedModel):
         if nothing:
             return loss, None
         seen = {name: self.mesh.joined(column) for name, column in found.tables().items()}
-        kl, routed = seen.pop("kl"), run.record(self.mesh)
-        return loss, UpdateRecord(**seen, kl=kl if algorithm.kl.in_loss else None, routing=routed)
+        kl, centre, routed = seen.pop("kl"), seen.pop("centre"), run.record(self.mesh)
+        kl, centre = kl if algorithm.kl.in_loss else None, centre if algorithm.trust.sampler_top else None
+        return loss, UpdateRecord(**seen, kl=kl, routing=routed, centre=centre)
 
     def run_microbatch(self, micro: Microbatch, algorithm: Algorithm, trains: bool) -> tuple[Tensor, Columns]:
         """Run a microbatch, backward too if it trains -> its loss and what it saw, on the device, not waited for."""
         bonus = algorithm.entropy_coefficient != 0
-        ids = micro.rows.ref_ids
-        among, teacher = None if ids is None else micro.read.of_each(ids), self._taught(micro, algorithm.kl)
-        with torch.set_grad_enabled(trains), self._forward(micro, bonus, among, teacher) as scored:
+        teacher = self._taught(micro, algorithm.kl)
+        with torch.set_grad_enabled(trains), self._forward(micro, bonus, micro.asked, teacher) as scored:
             out = micro.objective(algorithm, scored)
             value = micro.with_router_losses(out.value)
             if trains:
                 value.backward()
-        others = dict(zip(OTHERS, (out.log_ratio, out.share, scored.entropy, out.kl), strict=True))
+        others = dict(zip(OTHERS, (out.log_ratio, out.share, scored.entropy, out.kl, out.centre), strict=True))
         return value.detach(), {"logp_live": scored.logp, **others}
 
     def _teacher(self, minibatch: Batch, algorithm: Algorithm) -> Pass | None:

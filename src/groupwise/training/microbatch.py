@@ -141,7 +141,8 @@ class Microbatch:
         else:
             self._laid = padded(rows.tokens, rows.length, rows.read_from)
         device = run.head.weight.device
-        own = rows.ref_ids is not None  # ids of each token's own, even if two tokens have one prefix
+        # Ids of each token's own, even if two tokens have one prefix.
+        own = rows.ref_ids is not None or rows.engine_ids is not None
         self.read = Predictions.of(rows.tokens, rows.mask, self._laid, rows.support, adjustment, own).on(device)
         self.layout, self.rows = moved(self._laid, device, to_device), columns_to_device(rows, device)
         if run.routers:
@@ -168,11 +169,22 @@ class Microbatch:
         own = taken if replay is None else replay.own_chosen.flatten(0, 1)[self.places]
         run.routed.append(Routed(self.index, self._laid.run.sum(1).tolist(), taken, own))
 
+    @property
+    def asked(self) -> Tensor | None:
+        """The ids [M,K] beside the token's own whose log-probabilities a loss reads: the reference's, the engine's."""
+        ids = [self.read.of_each(x) for x in (self.rows.ref_ids, self.rows.engine_ids) if x is not None]
+        return torch.cat(ids, -1) if ids else None
+
     def objective(self, algorithm: Algorithm, scored: Scored) -> LossOut:
         """Compute the microbatch's part of the loss, of what its forward gave."""
-        rows, kl, divergence = self.rows, algorithm.kl.divergence, scored.divergence
+        rows, kl, divergence, centre = self.rows, algorithm.kl.divergence, scored.divergence, None
+        of_reference = 0 if rows.ref_ids is None else rows.ref_ids.shape[-1]
         if kl is not None and kl.k:
-            divergence = self.read.spread(kl(scored.among, self.read.of_each(rows.need("ref_top"))))
+            log_p = scored.among[:, :of_reference]
+            divergence = self.read.spread(kl(log_p, self.read.of_each(rows.need("ref_top"))))
+        if algorithm.trust.sampler_top:
+            log_p, log_q = scored.among[:, of_reference:], self.read.of_each(rows.need("engine_top"))
+            centre = self.read.spread(algorithm.trust.centre(log_p, log_q))
         return algorithm.objective(
             rows.need("weight"),
             scored.logp,
@@ -184,6 +196,8 @@ class Microbatch:
             entropy=scored.entropy,
             likelihood=rows.likelihood,
             divergence=divergence,
+            logp_engine=rows.logp_engine,
+            centre=centre,
         )
 
     def with_router_losses(self, loss: Tensor) -> Tensor:

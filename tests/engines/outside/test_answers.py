@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import socket
 import threading
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from groupwise.core.channel import Channel
 from groupwise.core.engine import Finished, Request, Sampling
@@ -16,9 +19,10 @@ from groupwise.core.errors import RunError
 from groupwise.core.peer import Peer
 from groupwise.core.processes import codec
 from groupwise.core.processes.codec import Message
-from groupwise.core.records import Completion
+from groupwise.core.records import Completion, SamplerTop
 from groupwise.engines.outside import wire
-from groupwise.engines.outside.process import EngineProcess
+from groupwise.engines.outside.process import Asked, EngineProcess
+from groupwise.engines.outside.wire import Generated
 
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
 REQUESTS, SAMPLING = [Request((3, 4), 1, 0, max_new_tokens=3), Request((3,), 1, 0)], Sampling(max_new_tokens=2)
@@ -83,6 +87,11 @@ WRONG: dict[str, tuple[Change, str]] = {
     "experts of other tokens": (
         lambda c, a: (c.update(routes=[3, None]), a.update(routes=np.zeros((3, 1, 1), np.uint8))), "for 4 tokens"
     ),
+    "likely ids that were not asked for": (
+        lambda c, a: (c.update(top=[True, False]),
+                      a.update(top_ids=np.zeros((3, 1), np.int32), top_logp=np.zeros((3, 1), np.float32))),
+        "its most likely ids are not 0 from 0 to 14 for each token"
+    ),
     "nothing": (lambda c, _: c.clear(), "KeyError"),
 }  # fmt: skip
 
@@ -130,6 +139,29 @@ def test_what_is_no_answer_is_refused_in_one_line_that_names_the_engine(name: st
     change, words = WRONG[name]
     with pytest.raises(RunError, match=rf"^engine.address = 'gpu-1:7001': what came back is no answer .*({words})"):
         asked([answer(change)])
+
+
+TOPS: dict[str, tuple[Any, Any]] = {
+    "none": (None, None),
+    "of two ids": (np.zeros((3, 2), np.int32), np.zeros((3, 2), np.float32)),
+    "beyond the vocabulary": (np.full((3, 4), 15, np.int32), np.zeros((3, 4), np.float32)),
+    "below 0": (np.full((3, 4), -1, np.int32), np.zeros((3, 4), np.float32)),
+    "NaN": (np.zeros((3, 4), np.int32), np.full((3, 4), np.nan, np.float32)),
+    "above 1": (np.zeros((3, 4), np.int32), np.full((3, 4), 0.5, np.float32)),
+    "of half numbers": (np.zeros((3, 4), np.float32), np.zeros((3, 4), np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", TOPS)
+def test_likely_ids_that_were_asked_for_are_there_and_are_ids(name: str) -> None:
+    logp = torch.tensor([[-0.5, -1, -9, -math.inf]] * 3)
+    good = SamplerTop(torch.tensor([[0, 14, 3, 7]] * 3, dtype=torch.int32), logp)
+    ids, logp = TOPS[name]
+    bad = None if ids is None else SamplerTop(torch.from_numpy(ids), torch.from_numpy(logp))
+    asked_for = Asked([dataclasses.replace(REQUESTS[0], top=4)], SAMPLING, vocabulary=15, version=3)
+    asked_for.require_answer(Generated([(dataclasses.replace(RIGHT[0][0], top=good),)], 5))
+    with pytest.raises(ValueError, match="its most likely ids are not 4 from 0 to 14 for each token"):
+        asked_for.require_answer(Generated([(dataclasses.replace(RIGHT[0][0], top=bad),)], 5))
 
 
 def test_what_is_repeated_of_an_answer_holds_nothing_that_a_terminal_obeys() -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,8 +96,19 @@ def child(engines: Any, experts: Policy) -> Any:
 
 
 def test_it_declares_what_the_engine_inside_declares(pair: Any) -> None:
-    for name in ("routes", "keeps_support", "options", "precision", "version"):
+    for name in ("routes", "keeps_support", "keeps_top", "options", "precision", "version"):
         assert getattr(pair.other, name) == getattr(pair.inside, name), name
+
+
+def test_the_likely_ids_are_those_of_the_engine_inside(pair: Any) -> None:
+    requests = [replace(request, top=5) for request in REQUESTS]
+    sampling = Sampling(max_new_tokens=9, temperature=0.7, logit_bias={5: -100.0})
+    ours, theirs = (engine.generate(requests, sampling) for engine in (pair.inside, pair.other))
+    pair.same(ours, theirs)
+    for one, other in zip(sum(ours, ()), sum(theirs, ()), strict=True):
+        assert one.top.ids.shape == (len(one.tokens), 5)
+        assert torch.equal(one.top.ids, other.top.ids)
+        torch.testing.assert_close(one.top.logp, other.top.logp, rtol=1e-5, atol=1e-5)
 
 
 def test_in_float16_they_are_those_of_the_engine_inside_and_refuse_the_same_weights(experts: Policy) -> None:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,16 +63,21 @@ LIMIT = 1e-4  # nats, in float32
 TURN = 4  # tokens
 
 
-def logprobs(policy: Policy, request: Request, completion: Completion, sampling: Sampling) -> torch.Tensor:
-    """[tokens] by definition (core/engine.py: Distribution), from one plain forward; the support is not truncated."""
+def distributions(policy: Policy, request: Request, completion: Completion, sampling: Sampling) -> torch.Tensor:
+    """[tokens,V] nats by definition (core/engine.py: Distribution), from one plain forward; nothing is truncated."""
     ids = torch.tensor([[*request.tokens, *completion.tokens]])
     with torch.no_grad():
         logits = policy.model(ids).logits[0, len(request.tokens) - 1 : -1].float()
     for token, bias in sampling.logit_bias.items():
         logits[:, token] += bias
     logits[: sampling.min_new_tokens, sorted(policy.eos.union(sampling.stop_ids))] = -torch.inf
+    return (logits / sampling.temperature).log_softmax(-1)
+
+
+def logprobs(policy: Policy, request: Request, completion: Completion, sampling: Sampling) -> torch.Tensor:
+    """[tokens] nats of the completion's own."""
     tokens = torch.tensor(completion.tokens)
-    return (logits / sampling.temperature).log_softmax(-1)[torch.arange(len(tokens)), tokens]
+    return distributions(policy, request, completion, sampling)[torch.arange(len(tokens)), tokens]
 
 
 def largest_gap(served: Served, groups: Sequence[Sequence[Completion]], sampling: Sampling) -> float:
@@ -99,6 +105,28 @@ def test_log_probabilities_are_those_of_what_was_sampled(served: Served, samplin
             assert len(completion.tokens) == limit or last in ends
             assert completion.support is None
             assert completion.routes is None
+
+
+@pytest.mark.parametrize("top", [5, 999])
+@pytest.mark.parametrize("name", ["plain", "colder", "not to end early", "a text ends it"])
+def test_the_likely_ids_are_those_of_what_was_drawn_from(served: Served, name: str, top: int) -> None:
+    """With their log-probabilities; of a vocabulary with fewer, all; and of greedy completions none."""
+    sampling = {**SAMPLINGS, "a text ends it": Sampling(max_new_tokens=20, stop=("1", "2"))}[name]
+    requests = [replace(request, top=top) for request in REQUESTS]
+    for request, group in zip(requests, served.vllm.generate(requests, sampling), strict=True):
+        for completion in group:
+            every, found = distributions(served.policy, request, completion, sampling), completion.top
+            assert found is not None
+            assert found.ids.shape == (len(completion.tokens), min(top, every.shape[1]))
+            own, likely = every.gather(1, found.ids.long()), every.topk(found.ids.shape[1]).values
+            drawn = found.ids == torch.tensor(completion.tokens)[:, None]
+            assert all(len(row.unique()) == len(row) for row in found.ids)
+            torch.testing.assert_close(own, found.logp, rtol=0, atol=LIMIT)
+            torch.testing.assert_close(likely, found.logp, rtol=0, atol=LIMIT)
+            engine = torch.tensor(completion.logp_engine)[drawn.any(1)]
+            torch.testing.assert_close(found.logp[drawn], engine, rtol=0, atol=1e-6)
+    assert served.vllm.generate(requests, SAMPLINGS["plain"].replace(temperature=0.0))[0][0].top is None
+    assert served.vllm.generate(REQUESTS, SAMPLINGS["plain"])[0][0].top is None
 
 
 def test_tokens_are_drawn_with_their_probabilities(served: Served) -> None:

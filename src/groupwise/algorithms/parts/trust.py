@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms.parts import Part, require_within
-from groupwise.algorithms.parts.ratio import bounded
+from groupwise.algorithms.parts.ratio import Ratio, bounded
 from groupwise.core.masked import keep, row_mean
 
 
@@ -24,12 +24,19 @@ class Trust(Part, Protocol):
 
     per_completion  whether a token's surrogate is one number of its completion, gradient included
     reads_tokens    whether it reads the probability of the token itself, which a ratio of several tokens would hide
+    sampler_top     how many of the sampler's most likely ids it reads at each token; with any, its log-ratio is to the
+                    sampler, and `centre` is subtracted from the log-likelihood (parts/off_policy.py: Centered)
     """
 
     per_completion: bool = False
     reads_tokens: bool = False
+    sampler_top: int = 0
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, logp_live: Tensor, mask: Tensor) -> Surrogate: ...
+
+    def centre(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """Compute what is subtracted from a token's log-likelihood; 0 of all but a part that reads distributions."""
+        return torch.zeros_like(log_p[..., 0])
 
 
 @dataclass(frozen=True)
@@ -197,6 +204,17 @@ class Cispo(Trust):
         ratio = bounded(keep(log_ratio, mask)).exp().detach()
         value = ratio.clamp(max=ceiling) * keep(advantage, mask) * keep(logp_live, mask)
         return Surrogate(value, keep((ceiling / ratio).clamp(max=1.0), mask))
+
+
+def require_turns_apart(advantage: Part, ratio: Ratio, trust: Trust) -> None:
+    """Raise ValueError if all tokens share a gradient: it would give each turn the mean of the turns' advantages."""
+    if ratio.per_completion or trust.per_completion:
+        shared = f"ratio.level ({ratio})" if ratio.per_completion else f"trust.kind ({trust})"
+        raise ValueError(
+            f"advantage.kind ({advantage}) gives each turn an advantage of its own, but {shared} is one "
+            'number per completion, gradient included, and would mix them; take ratio.level = "turn" or '
+            '"token", with a trust region per token'
+        )
 
 
 def _ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:

@@ -235,7 +235,8 @@ def _beside(plan: Plan, asked: Asked, around: Surroundings) -> Beside:
 def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, around: Surroundings) -> Training:
     """Start the engine and the ranks, and put all parts together; `table` is the resolved recipe."""
     recipe, row, policy, reference = plan.recipe, plan.algorithm, asked.policy, beside.references.reference
-    engine = training_engine(recipe, policy, beside.routers, around.say, around.place, around.cards)
+    asks = around.say, around.place, around.cards, row.trust.sampler_top
+    engine = training_engine(recipe, policy, beside.routers, *asks)
     around.started.callback(engine.close)
     models = (policy, beside.routers, reference and reference.model, beside.values, beside.judge)
     others = [*beside.references.by_source.values()]
@@ -249,7 +250,7 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
         around.view.plan(f"tolerance    {line}")
     heard = HeardEngine(engine, listens=recipe.checks.witness is not WitnessAction.OFF)
     episodes = episodes_of(plan.task, policy, asked.chat, heard, asked.environments)
-    rollout = rollout_of(recipe, row.filter, heard, beside.scorer, prompts, trained.judge, episodes)
+    rollout = rollout_of(recipe, row, heard, beside.scorer, prompts, trained.judge, episodes)
     other = reference is not None and reference.digest != beside.taught.start
     why = f"reference.model = {recipe.reference.model!r} is another policy than the run starts from" if other else ""
     why = f"{apart} is set" if (apart := recipe.reference.apart) else why

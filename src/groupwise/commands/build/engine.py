@@ -15,7 +15,7 @@ from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Group, Prompt
 from groupwise.diagnostics.checks import Probe
 from groupwise.diagnostics.tolerance import FLOAT32, Limits, Tolerance
-from groupwise.engines.make import make_engine, require_engine_support, require_sampling
+from groupwise.engines.make import make_engine, require_engine_support, require_engine_top, require_sampling
 from groupwise.journal.journal import Journal
 from groupwise.models.load import Policy
 from groupwise.models.moe.record import Router
@@ -47,10 +47,12 @@ def training_engine(
     note: Callable[[str], None] = lambda line: None,
     place: Place = HERE,
     cards: Cards | None = None,
+    top: int = 0,
 ) -> Engine:
     """Start an engine for the policy. Raises UsageError if it does not return what training needs.
 
     cards  GPUs that several engines in children take; None: all take the policy's device
+    top    the sampler's most likely ids that the loss reads of each token
     """
     settings, devices = recipe.engine.replace(sleep=recipe.engine_sleeps), engine_devices(recipe, cards)
     if settings.place == "inside" and policy.model.device.type != recipe.device:  # it is to be sharded from the host
@@ -61,6 +63,7 @@ def training_engine(
     try:
         require_engine_routes(engine, recipe.routing)
         require_engine_support(engine, recipe.sampling)
+        require_engine_top(engine, top)
         require_sampling(engine, policy, recipe.sampling, "sampling")
         require_sampling(engine, policy, recipe.evaluation_sampling, "evaluation")
     except BaseException:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from groupwise.algorithms.parts.filters import Filter
+from groupwise.algorithms.algorithm import Algorithm
 from groupwise.config.recipe import Recipe
 from groupwise.core.engine import Engine
 from groupwise.core.environment import Environments
@@ -159,25 +159,26 @@ def scorer_of(
 
 def rollout_of(
     recipe: Recipe,
-    keep: Filter,
+    row: Algorithm,
     engine: Engine,
     scorer: Scorer,
     prompts: Prompts,
     judge: Judge | None,
     episodes: Episodes | None,
 ) -> Rollout:
-    """Make what samples a step's groups, of which `keep` decides which train."""
+    """Make what samples a step's groups, of which the row's filter decides which train."""
     return Rollout(
         engine,
         scorer,
         prompts,
         sampling=recipe.sampling,
         samples_per_prompt=recipe.samples_per_prompt,
-        filter=keep,
+        filter=row.filter,
         judge=judge,
         measure=recipe.measure,
         turn_tokens=recipe.rollout.turn_tokens,
         episodes=episodes,
+        top=row.trust.sampler_top,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from groupwise.algorithms.algorithm import Algorithm
 from groupwise.commands.build.engine import precisions, tolerance_on, training_engine
 from groupwise.commands.build.learner import make_learner, rows_apart
 from groupwise.commands.build.machine import REMEDY, disk_plan, empty_model, in_words, memory_of
@@ -130,12 +131,12 @@ def loaded_findings(plan: Plan, files: ModelFiles, samples: Sequence[Sample], lo
     if routers:
         chosen = f"{routers[0].chosen} of {routers[0].experts} experts a token"
         findings.append(ok(f"{len(routers)} layers, {chosen}"))
-    return [*findings, *_parity(recipe, plan.algorithm.needs_reference, policy, routers, files.chat, samples)]
+    return [*findings, *_parity(recipe, plan.algorithm, policy, routers, files.chat, samples)]
 
 
 def _parity(
     recipe: Recipe,
-    needs_reference: bool,
+    row: Algorithm,
     policy: Policy,
     routers: Sequence[Router],
     chat: Chat,
@@ -148,7 +149,7 @@ def _parity(
     if not prompts:
         return [note("learner = engine: not measured (no prompt leaves room for an answer)")]
     try:
-        checks = engine_checks(recipe, needs_reference, policy, routers, prompts, tokens)
+        checks = engine_checks(recipe, row, policy, routers, prompts, tokens)
     except GroupwiseError as error:
         return [fault(str(error))]
     return [_check_finding(check, f"on {len(prompts)} prompts x {PARITY_SAMPLES} completions") for check in checks]
@@ -162,7 +163,7 @@ def _check_finding(check: Check, count: str) -> Remark:
 
 def engine_checks(
     recipe: Recipe,
-    needs_reference: bool,
+    row: Algorithm,
     policy: Policy,
     routers: Sequence[Router],
     prompts: Sequence[Prompt],
@@ -170,8 +171,9 @@ def engine_checks(
 ) -> list[Check]:
     """Make the checks of every training step, on one batch under the weights as they are, with the run's own replay."""
     recipe = recipe if routers else recipe.replace(routing=RoutingSettings())
-    engine, learner = training_engine(recipe, policy, routers), make_learner(recipe, policy, routers)
-    sides = precisions(recipe, engine, needs_reference)
+    top = row.trust.sampler_top
+    engine, learner = training_engine(recipe, policy, routers, top=top), make_learner(recipe, policy, routers)
+    sides = precisions(recipe, engine, row.needs_reference)
     seeds = [derive(recipe.seed, "check", i) for i in range(len(prompts))]
     requests = [Request(p.tokens, PARITY_SAMPLES, seed, tokens) for p, seed in zip(prompts, seeds, strict=True)]
     with closing(engine):

@@ -54,6 +54,10 @@ class HeardEngine:
         return self._engine.keeps_support
 
     @property
+    def keeps_top(self) -> bool:
+        return self._engine.keeps_top
+
+    @property
     def options(self) -> frozenset[str]:
         return self._engine.options
 

@@ -35,6 +35,7 @@ COLUMNS = (
     "logp_ref",
     "value",
     "ref_top",
+    "engine_top",
 )
 
 
@@ -64,6 +65,12 @@ class TrainsReading(Reading):
         if batch.support is not None and not seen.rules.truncates:
             words = "the engine left ids out, and [sampling] asks for all of them; look at what the engine is asked for"
             yield differs("the support of the step's tokens", words)
+        if batch.engine_ids is not None and batch.engine_top is not None:
+            tops = [completion.top for completion in rows.completions if completion.top is not None]
+            for theirs, name in ((batch.engine_ids, "ids"), (batch.engine_top, "logp")):
+                ours = torch.cat([getattr(top, name) for top in tops])
+                look = f"{name} of the sampler's most likely ids, as its completions have them; look at collate"
+                yield apart(lambda at: f"sampled token {at[0]} of the step", theirs[rows.own], ours, 0.0, look)
         for name, column in (("support", batch.support), ("routes", batch.routes_engine)):
             for row, (theirs, completion) in enumerate(zip(column or (), rows.completions, strict=False)):
                 if theirs is not getattr(completion, name):

@@ -13,6 +13,7 @@ edge of top-p's set. The same call again gives the same bits.
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ class LocalEngine:
     In tokens_run padding is not counted, nor what is computed in places that would be padding.
     """
 
-    keeps_support = True
+    keeps_support = keeps_top = True
     restarts = 0
 
     def __init__(
@@ -166,7 +167,7 @@ class LocalEngine:
         """Sample the completions of each request, in order. Raises UsageError at once, RunError on bad logits."""
         if self._model is None:
             raise RunError("the engine is closed")
-        rules = self._rules(sampling)
+        rules = self._rules(sampling, max((request.top for request in requests), default=0))
         limits = limits_of(requests, sampling, self._context, self._vocabulary, self._within)
         longest = max((len(r.tokens) + limit for r, limit in zip(requests, limits, strict=True)), default=0)
         queue = Queue(requests, limits, self._held)
@@ -183,13 +184,14 @@ class LocalEngine:
         completions = outputs.completions(self.version)
         return [tuple(completions[first : first + r.samples]) for first, r in zip(queue.offset, requests, strict=True)]
 
-    def _rules(self, sampling: Sampling) -> Rules:
-        """Return the same object for the same sampling. Raises UsageError, beginning with the key, for one that the
-        model cannot follow.
+    def _rules(self, sampling: Sampling, top: int = 0) -> Rules:
+        """Return the same object for the same sampling and number of likely ids. Raises UsageError, beginning with the
+        key, for a sampling that the model cannot follow.
         """
-        key = sampling.model_dump_json()
+        top = min(top, self._vocabulary) if sampling.temperature else 0
+        key = f"{top} {sampling.model_dump_json()}"
         if key not in self._rules_of:
-            self._rules_of[key] = self._new_rules(sampling)
+            self._rules_of[key] = replace(self._new_rules(sampling), top=top)
         return self._rules_of[key]
 
     def _new_rules(self, sampling: Sampling) -> Rules:
@@ -246,7 +248,7 @@ class LocalEngine:
                 logits = torch.cat([logits, *self._admit(scheduler)])
             if rules.sampling.adjusts:
                 logits = rules.adjusted(logits, scheduler.had, scheduler.age, scheduler.youngest)
-            drawn = draw(logits, scheduler.uniform(), rules.sampling)
+            drawn = draw(logits, scheduler.uniform(), rules.sampling, top=rules.top)
             if not scheduler.record(drawn, end_sum(drawn, rules.stops)):
                 raise broken(self.version, self.precision)
             tokens, finished = scheduler.retire(drawn.tokens)

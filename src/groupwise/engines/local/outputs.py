@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.core.records import Completion, Support
+from groupwise.core.records import Completion, SamplerTop, Support
 from groupwise.engines.local.sampler import Draw
 
 
@@ -35,6 +35,9 @@ class Outputs:
         # Of each step since the last flush, the rows and ids of its support; then, flushed, (slot, token) and ids.
         self._step_support: list[tuple[Tensor, Tensor]] = []
         self._support: list[tuple[np.ndarray, np.ndarray]] = []
+        # Of each step since the last flush; and of all tokens, ids and log-probabilities [N,longest + 1,K].
+        self._step_top: list[tuple[Tensor, Tensor]] = []
+        self._top: tuple[Tensor, Tensor] | None = None
         self._prompt_routes: dict[int, Tensor] = {}
         self._step_routes: list[Tensor] = []
         self._routes: Tensor | None = None
@@ -54,6 +57,9 @@ class Outputs:
         if draw.support is not None:
             self.append_support(draw.support)
             draw = draw._replace(support=None)
+        if draw.top is not None:
+            self.append_top(draw.top)
+            draw = draw._replace(top=None)
         self._steps.append(draw)
 
     def append_support(self, support: Tensor) -> None:
@@ -61,6 +67,10 @@ class Outputs:
         # Ids now and not at the flush: a step's mask over a large vocabulary is too large to wait.
         row, ids = support.nonzero(as_tuple=True)
         self._step_support.append((row, ids.int()))
+
+    def append_top(self, top: tuple[Tensor, Tensor]) -> None:
+        """Append [R,K] each, the most likely ids of one step of the live rows and their log-probabilities."""
+        self._step_top.append(top)
 
     def flush(self, slot: Tensor, age: Tensor, length: Tensor, run: Tensor) -> None:
         """Write the steps. Row r is completion slot[r], has drawn age[r] tokens, will have or has length[r], and run[r]
@@ -81,6 +91,12 @@ class Outputs:
         self._tokens[slot[:, None], column] = drawn.tokens
         self._logp[slot[:, None], column] = drawn.logp
         self._length[slot] = length
+        if self._step_top:
+            parts = [torch.stack(part, 1) for part in zip(*self._step_top, strict=True)]
+            whole = self._top or tuple(p.new_zeros(*self._tokens.shape, p.shape[2]) for p in parts)
+            for into, part in zip(whole, parts, strict=True):
+                into[slot[:, None], column] = part
+            self._top, self._step_top = (whole[0], whole[1]), []
         for token, (row, ids) in enumerate(self._step_support, start=-steps):
             at = age[row] + token
             live = at < length[row]
@@ -132,6 +148,7 @@ class Outputs:
         drawn = np.array(self._drawn)
         support = _by_completion(self._support, drawn, np.array(lengths)) if self._support else [None] * len(texts)
         logp, routes = self._logp.cpu().numpy(), None if self._routes is None else self._routes.cpu()
+        top = self._top and tuple(part.cpu() for part in self._top)
         ends = [begun + length for begun, length in zip(self._drawn, lengths, strict=True)]
         return [
             Completion.of_one_turn(
@@ -141,6 +158,7 @@ class Outputs:
                 version=version,
                 stop=stop,
                 support=support[i],
+                top=top and SamplerTop(*(part[i, self._drawn[i] : ends[i]].clone() for part in top)),
                 routes=_joined(
                     self._prompt_routes.get(i), None if routes is None else routes[i, self._drawn[i] : ends[i] - 1]
                 ),

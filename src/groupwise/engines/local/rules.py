@@ -17,12 +17,14 @@ class Rules:
     adjustment  of logits, on the engine's device
     stops       [V] bool, the ids that end a completion
     strings     the texts that end a completion; None without any
+    top         how many of the most likely ids are kept of each draw
     """
 
     sampling: Sampling
     adjustment: Adjustment
     stops: Tensor
     strings: StopStrings | None
+    top: int = 0
 
     def adjusted(self, logits: Tensor, had: Tensor | None, age: Tensor, youngest: int = 0) -> Tensor:
         """Turn a step's logits [R,V] into those that are divided by the temperature (core/engine.py: Distribution).

@@ -32,12 +32,14 @@ class Draw(NamedTuple):
     chance  [R] float32, the token's share of `total`; 1 where the draw is greedy
     total   [R] float64, about 1; NaN where the logits hold NaN or +inf, or nothing but -inf
     support [R,V] bool, the ids drawn from, or None if they are the whole vocabulary
+    top     [R,K] int32 and float32, the most likely ids and their log-probabilities, or None if none are asked for
     """
 
     tokens: Tensor
     chance: Tensor
     total: Tensor
     support: Tensor | None
+    top: tuple[Tensor, Tensor] | None = None
 
     @property
     def logp(self) -> Tensor:
@@ -45,10 +47,11 @@ class Draw(NamedTuple):
         return self.chance.double().log() - self.total.log()
 
 
-def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, looks: bool = True) -> Draw:
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, looks: bool = True, top: int = 0) -> Draw:
     """Draw one token per row from logits [R,V] and numbers [R] float64 in [0, 1).
 
     looks  numbers may be looked at on the way; not while a graph is recorded
+    top    how many of the most likely ids are kept
     """
     logits = logits.float()
     if sampling.temperature == 0:
@@ -64,7 +67,11 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, looks: bool = True
         logits = logits.masked_fill(~support, -torch.inf)
     chance = torch.softmax(logits, -1)
     tokens, total = (_invert if logits.shape[-1] <= 4 * BLOCK else _invert_blocks)(chance, uniform)
-    return Draw(tokens, chance.gather(1, tokens[:, None])[:, 0], total, support)
+    likely = None
+    if top:
+        ids = most_likely(logits, min(top, logits.shape[1]))[1]
+        likely = ids.int(), (chance.gather(1, ids).double().log() - total.log()[:, None]).float()
+    return Draw(tokens, chance.gather(1, tokens[:, None])[:, 0], total, support, likely)
 
 
 def end_sum(draw: Draw, stops: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class RemoteEngine:
         finally:
             if self._process is None:
                 self.close()
-        self.routes, self.keeps_support = declared.routes, declared.keeps_support
+        self.routes, self.keeps_support, self.keeps_top = declared.routes, declared.keeps_support, declared.keeps_top
         self.options = frozenset(declared.options)
         self.precision: Precision = declared.precision
         self.remark = declared.remark
@@ -220,7 +220,7 @@ class Replicas:
         self._workers = ThreadPoolExecutor(len(members), thread_name_prefix="engine")
         self._holds: dict[int, int] = {}
         first = members[0]
-        self.routes, self.keeps_support = first.routes, first.keeps_support
+        self.routes, self.keeps_support, self.keeps_top = first.routes, first.keeps_support, first.keeps_top
         self.options = first.options
         self.precision: Precision = first.precision
 

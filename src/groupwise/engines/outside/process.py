@@ -21,7 +21,7 @@ from groupwise.core.files.atomic import temporary_folder
 from groupwise.core.files.dataclass_json import to_json
 from groupwise.core.numbers.precision import Precision
 from groupwise.core.peer import PeerLost
-from groupwise.core.records import Completion, Support
+from groupwise.core.records import Completion, SamplerTop, Support
 from groupwise.engines.outside import wire
 from groupwise.engines.outside.connection import EngineLine, printable
 from groupwise.engines.outside.newest import NewestWeights
@@ -94,6 +94,9 @@ class Asked(NamedTuple):
             return f"sampled by version {versions[-1]} of the weights, which has version {self.version}"
         if support is not None and not self._is_support(support):
             return f"its sampling supports are not ids from 0 to {self.vocabulary - 1} for each token"
+        most = max(r.top for r in self.requests) if self.sampling.temperature else 0
+        if not self._is_top(completion.top, min(most, self.vocabulary)):
+            return f"its most likely ids are not {most} from 0 to {self.vocabulary - 1} for each token"
         if routes is not None and (routes.dim() != 3 or len(routes) != run or not _counts(routes)):
             return f"experts of shape {tuple(routes.shape)} for {run} tokens"
         return ""
@@ -117,6 +120,14 @@ class Asked(NamedTuple):
         inside = not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary
         return inside and int(start[0]) == 0 and int(start[-1]) == len(ids) and bool((start.diff() > 0).all())
 
+    def _is_top(self, top: SamplerTop | None, k: int) -> bool:
+        if top is None or not k:
+            return top is None and not k
+        if not top.ids.shape[1:] == top.logp.shape[1:] == (k,) or not _counts(top.ids):
+            return False
+        good = top.logp.is_floating_point() and bool((top.logp <= ROUNDING).all())  # NaN is not
+        return good and int(top.ids.max()) < self.vocabulary
+
 
 @dataclass(frozen=True)
 class Declared:
@@ -124,6 +135,7 @@ class Declared:
 
     routes: bool
     keeps_support: bool
+    keeps_top: bool
     options: tuple[str, ...]
     precision: Precision
     remark: str
@@ -132,9 +144,8 @@ class Declared:
 
     def __post_init__(self) -> None:
         """Raise ValueError for what no engine says."""
-        kinds = [bool, bool, tuple, str, str, int, str]
-        said = [self.routes, self.keeps_support, self.options, self.precision, self.remark, self.version, self.library]
-        if [type(each) for each in said] != kinds or self.precision not in get_args(Precision):
+        kinds = [bool, bool, bool, tuple, str, str, int, str]
+        if [type(each) for each in vars(self).values()] != kinds or self.precision not in get_args(Precision):
             raise ValueError("what it says of itself is not what an engine says")
 
 

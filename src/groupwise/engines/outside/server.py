@@ -107,6 +107,7 @@ class Server:
         declared = {
             "routes": engine.routes,
             "keeps_support": engine.keeps_support,
+            "keeps_top": engine.keeps_top,
             "options": sorted(engine.options),
             "precision": engine.precision,
             "remark": engine.remark,

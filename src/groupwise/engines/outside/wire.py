@@ -1,7 +1,7 @@
 """Messages between a run and its engine's process: `send` and `receive` messages of core/processes/codec.py.
 
-The tokens, log-probabilities, supports and routes of all completions of an answer lie one behind the other in one array
-each. Shapes: N completions, T tokens of all of them, L routers, K experts a token.
+The tokens, log-probabilities, supports, likely ids and routes of all completions of an answer lie one behind the other
+in one array each. Shapes: N completions, T tokens of all of them, L routers, K experts a token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from groupwise.core.processes.codec import Message as Message
 from groupwise.core.processes.codec import arrays_behind as arrays_behind
 from groupwise.core.processes.codec import receive as receive
 from groupwise.core.processes.codec import send as send
-from groupwise.core.records import Completion, Span, Support
+from groupwise.core.records import Completion, SamplerTop, Span, Support
 
 #: Before the name of an array that is a file of a folder.
 FILE = "file:"
@@ -86,6 +86,7 @@ def answer_message(groups: Sequence[Sequence[Completion]], tokens_run: int) -> M
     every = [c for group in groups for c in group]
     supports = [c.support for c in every if c.support is not None]
     routes = [c.routes for c in every if c.routes is not None]
+    tops = [c.top for c in every if c.top is not None]
     content = {
         "tokens_run": tokens_run,
         "groups": [len(group) for group in groups],
@@ -96,6 +97,7 @@ def answer_message(groups: Sequence[Sequence[Completion]], tokens_run: int) -> M
         "support_ids": [None if c.support is None else len(c.support.ids) for c in every],
         "support_start": [None if c.support is None else len(c.support.start) for c in every],
         "routes": [None if c.routes is None else len(c.routes) for c in every],
+        "top": [c.top is not None for c in every],
     }
     arrays = {
         "tokens": np.array([token for c in every for token in c.tokens], np.int64),
@@ -103,6 +105,7 @@ def answer_message(groups: Sequence[Sequence[Completion]], tokens_run: int) -> M
         **({"support_ids": _joined([s.ids for s in supports])} if supports else {}),
         **({"support_start": _joined([s.start for s in supports])} if supports else {}),
         **({"routes": _joined(routes)} if routes else {}),
+        **({"top_ids": _joined([t.ids for t in tops]), "top_logp": _joined([t.logp for t in tops])} if tops else {}),
     }
     return Message(content, arrays)
 
@@ -113,6 +116,8 @@ def answer_of(message: Message) -> Generated:
 
     def completion(i: int) -> Completion:
         ids, start = (take.tensor(name, content[name][i]) for name in ("support_ids", "support_start"))
+        count = content["tokens"][i] if content["top"][i] else None
+        top_ids, top_logp = (take.tensor(name, count) for name in ("top_ids", "top_logp"))
         return Completion(
             tokens=tuple(take("tokens", content["tokens"][i]).tolist()),
             logp_engine=tuple(take("logp_engine", content["tokens"][i]).tolist()),
@@ -121,6 +126,7 @@ def answer_of(message: Message) -> Generated:
             support=None if ids is None or start is None else Support(ids, start),
             routes=take.tensor("routes", content["routes"][i]),
             stop=content["stop"][i],
+            top=None if top_ids is None or top_logp is None else SamplerTop(top_ids, top_logp),
         )
 
     every = map(completion, range(sum(content["groups"])))

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from groupwise.core.engine import Finished, OnFinish, Progress, Request, Sampling
 from groupwise.core.errors import RunError
 from groupwise.core.numbers.precision import Precision
 from groupwise.core.numbers.seeds import derive
-from groupwise.core.records import Completion
+from groupwise.core.records import Completion, SamplerTop
 from groupwise.engines.inputs import Shapes, broken, limits_of, require_in_float16, require_whole, shapes_of
 from groupwise.engines.stop_strings import Decode, StopStrings
 from groupwise.engines.vllm.heads import Widening
@@ -71,8 +72,8 @@ class VllmEngine:
     sleeps     whether vLLM was made to give its memory back
     """
 
-    keeps_support = False
-    routes = False
+    keeps_support = routes = False
+    keeps_top = True
     restarts = 0
     remark = ""
     options = frozenset(Sampling.model_fields)
@@ -157,15 +158,16 @@ class VllmEngine:
         """Return every completion as a request of vLLM's: its name there -> what there is of it."""
         library, ends = self._library, self._model.eos.union(sampling.stop_ids)
         streamed = library.each_step if sampling.stop else library.at_end
+        most = min(max(r.top for r in requests), self._model.vocabulary) if sampling.temperature else 0
         rows = {}
         self._calls += 1
         for number, (request, limit) in enumerate(zip(requests, limits, strict=True)):
             for sample in range(request.samples):
-                params = params_of(sampling, library.params, ends, limit, request, sample, streamed)
+                params = params_of(sampling, library.params, ends, limit, request, sample, streamed, most)
                 name = f"{self._calls}-{number}-{sample}"
                 self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(request.tokens)}, params)
                 drawn = request.tokens[len(request.tokens) - request.drawn :]
-                rows[name] = LiveRow(number, sample, prompt=len(request.tokens), before=drawn)
+                rows[name] = LiveRow(number, sample, prompt=len(request.tokens), before=drawn, most=most)
         return rows
 
     def _sample(self, rows: Mapping[str, "LiveRow"], sampling: Sampling, on_finish: OnFinish | None) -> None:
@@ -210,6 +212,8 @@ class LiveRow:
 
     prompt  how many tokens it goes on from
     before  its tokens that were drawn before
+    most    how many of the most likely ids are kept of each token
+    top     of each token these ids, and their log-probabilities
     finish  "" while it goes on
     """
 
@@ -217,6 +221,8 @@ class LiveRow:
     sample: int
     prompt: int
     before: tuple[int, ...] = ()
+    most: int = 0
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     finish: str = ""
@@ -226,6 +232,9 @@ class LiveRow:
         """Append what vLLM's output brings."""
         self.tokens += new.token_ids
         self.logp += [chances[token].logprob for token, chances in zip(new.token_ids, new.logprobs, strict=True)]
+        for chances in new.logprobs if self.most else ():  # the drawn token is there too, likely or not
+            likely = sorted(chances.items(), key=lambda pair: (-pair[1].logprob, pair[0]))[: self.most]
+            self.top.append([(token, chance.logprob) for token, chance in likely])
         self.finish = new.finish_reason or ""
 
     def end_with(self, strings: StopStrings, begun: int, least: int) -> bool:
@@ -237,15 +246,24 @@ class LiveRow:
             length = begun + place + 1
             drawn = (*self.before, *self.tokens[:length])
             if len(drawn) > least and (stop := strings.completed(drawn)):
-                del self.tokens[length:], self.logp[length:]
+                del self.tokens[length:], self.logp[length:], self.top[length:]
                 self.finish, self.stop = "stop", stop
                 return True
         return False
 
     def completion(self, version: int) -> Completion:
         """Return the whole of it, sampled by weights `version`."""
+        top = None
+        if self.most:
+            ids, logp = zip(*(zip(*token, strict=True) for token in self.top), strict=True)
+            top = SamplerTop(torch.tensor(ids, dtype=torch.int32), torch.tensor(logp))
         return Completion.of_one_turn(
-            tuple(self.tokens), logp_engine=tuple(self.logp), finish=self.finish, version=version, stop=self.stop
+            tuple(self.tokens),
+            logp_engine=tuple(self.logp),
+            finish=self.finish,
+            version=version,
+            stop=self.stop,
+            top=top,
         )
 
 
@@ -257,6 +275,7 @@ def params_of(
     request: Request,
     sample: int,
     streamed: Any,
+    most: int = 0,
 ) -> Any:
     """Make vLLM's parameters of completion `sample` of a request: each is a request of its own, with its own seed.
 
@@ -264,6 +283,7 @@ def params_of(
     ends      ids that end it; vLLM knows of no others
     limit     most new tokens of it
     streamed  vLLM's kind of output: all at the end, or what is new at each step
+    most      how many of the most likely ids are returned of each token
     """
     # vLLM's generators cannot begin in the middle: what goes on has numbers of its own.
     turn = (request.drawn,) if request.drawn else ()
@@ -280,7 +300,7 @@ def params_of(
         stop_token_ids=sorted(ends),
         ignore_eos=True,
         seed=derive(request.seed, request.first + sample, *turn),
-        logprobs=0,
+        logprobs=most,
         detokenize=False,
         output_kind=streamed,
     )

@@ -70,6 +70,7 @@ def vllm_engine(spec: EngineSpec, folder: Path, weights: Mapping[str, Tensor], p
             max_num_seqs=settings.max_rows,
             **_memory(settings.memory_share, cache, taken, torch.device(spec.device)),
             logprobs_mode="processed_logprobs",
+            max_logprobs=-1,  # as many as a request asks for
             generation_config="vllm",
             enforce_eager=on_cpu,
             enable_sleep_mode=sleeps,

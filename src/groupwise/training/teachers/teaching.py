@@ -79,7 +79,8 @@ class Teaching:
                 f"{long} of {len(rows)} completions are too long for reference.template: with its prompt they exceed "
                 f"the teacher's {self.positions} positions, and it reads them behind the policy's own"
             )
-        return replace(collate(rows, self.pad, mask_truncated=self.masks_truncated), routes_engine=None)
+        seen = collate(rows, self.pad, mask_truncated=self.masks_truncated)
+        return replace(seen, routes_engine=None, engine_ids=None, engine_top=None)
 
 
 def reference_of(learner: Learner) -> Reader:

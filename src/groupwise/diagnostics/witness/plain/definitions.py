@@ -22,6 +22,7 @@ from groupwise.algorithms.parts.off_policy import FutureKL, GammaWeight, OffPoli
 from groupwise.algorithms.parts.ratio import SequenceRatio, SequenceSum, SequenceTokenRatio, TokenRatio, TurnRatio
 from groupwise.algorithms.parts.rejection import GeometricBand, NoRejection, SequenceBand, TokenBand, Veto
 from groupwise.algorithms.parts.trust import Cispo, Clip, Geometric, NoTrust, SoftGate
+from groupwise.diagnostics.witness.plain.centering import CENTRES, centered
 
 #: Nats beyond which a log-ratio is held, without gradient.
 FARTHEST = 60.0
@@ -32,6 +33,7 @@ class Columns(NamedTuple):
 
     correction  for the engine, where it is known; else it is made of `old` and `engine`
     divergence  of whole distributions, as it was recorded
+    centre      subtracted from the log-likelihood of a trust region that centers it, as it was recorded
     """
 
     weight: Tensor
@@ -45,6 +47,7 @@ class Columns(NamedTuple):
     correction: Tensor | None = None
     likelihood: Tensor | None = None
     divergence: Tensor | None = None
+    centre: Tensor | None = None
 
     def exact(self) -> "Columns":
         """Return the columns in float64, 0 where masked."""
@@ -56,6 +59,7 @@ class Terms(NamedTuple):
     """The terms of a loss, [N,T] each; value = -(weight * (correction * surrogate - beta * kl + c * entropy)).sum()
 
     size  the sum of the terms' absolute values, on which rounding depends
+    far   the log-ratio that the trust region reads: to the old policy, or to the sampler
     """
 
     value: Tensor
@@ -64,13 +68,20 @@ class Terms(NamedTuple):
     share: Tensor
     correction: Tensor
     kl: Tensor | None
+    far: Tensor
 
 
 def loss_terms(row: Algorithm, given: Columns) -> Terms:
     """Compute a row's loss by its definition from columns, differentiable in `live`."""
     c = given.exact()
     z = log_ratio(row.ratio, c.live, c.old, c.mask)
-    surrogate, share = trust(row.trust, z, c.advantage, c.live, c.mask)
+    far = z
+    if row.trust.sampler_top:
+        assert c.engine is not None
+        far = held(c.live - c.engine).masked_fill(~c.mask, 0.0)
+    surrogate, share = trust(row.trust, far, c.advantage, c.live, c.mask)
+    if row.trust.sampler_top and c.centre is not None:
+        surrogate = surrogate - c.advantage * c.centre
     correct = correction(row, c.old, c.engine, c.mask) if c.correction is None else c.correction
     term = row.reinforced * correct * surrogate
     size = term.abs()
@@ -88,7 +99,7 @@ def loss_terms(row: Algorithm, given: Columns) -> Terms:
         assert c.likelihood is not None
         right = (row.likelihood_coefficient * c.likelihood * c.live).sum()
         value, total = value - right, total + right.abs()
-    return Terms(value, total, z, share, correct, kl)
+    return Terms(value, total, z, share, correct, kl, far)
 
 
 def _estimate(row: Algorithm, c: Columns) -> Tensor:
@@ -336,6 +347,7 @@ TRUSTS: Mapping[type, Callable[..., tuple[Tensor, Tensor]]] = {
     GammaWeight: _gamma,
     OffPolicyMask: _sequence_mask,
     FutureKL: _future,
+    **dict.fromkeys(CENTRES, centered),
 }
 ESTIMATORS: Mapping[type, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     K1: lambda live, ref, z: held(live - ref),

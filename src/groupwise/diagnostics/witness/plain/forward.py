@@ -37,12 +37,14 @@ class Answer(NamedTuple):
     logp, entropy  [n,T] nats at the tokens in the mask, 0 elsewhere
     routes         of each row [tokens run, L, K], the experts that computed; empty for a dense model
     logits         the routers' [tokens run of all rows, E], a layer each, if they were asked for
+    among          [n,T,K] nats of the engine's most likely ids, where the rows have any
     """
 
     logp: Tensor
     entropy: Tensor
     routes: tuple[Tensor, ...] = ()
     logits: tuple[Tensor, ...] = ()
+    among: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -79,44 +81,51 @@ class Plain:
                     logits = stack.enter_context(logits_of(self.routers))
             out = run(backbone, rows, parts).last_hidden_state
         device = out.device
-        logp, entropy = self._scored(head, out[item.to(device), place.to(device)], rows, wanted)
-        at_token = (row, column)
-        logp, entropy = (x.cpu().new_zeros(rows.mask.shape).index_put(at_token, x.cpu()) for x in (logp, entropy))
+        found, at_token = self._scored(head, out[item.to(device), place.to(device)], rows, wanted), (row, column)
+        logp, entropy, likely = (
+            x.cpu().new_zeros(*rows.mask.shape, *x.shape[1:]).index_put(at_token, x.cpu()) for x in found
+        )
+        among = None if rows.engine_ids is None else likely
         if recorded is None:
-            return Answer(logp, entropy)
+            return Answer(logp, entropy, among=among)
         chosen, places = recorded.chosen, _run_places(rows, parts)
         routes = tuple(torch.cat([chosen[i, :stop] for i, stop in own]).cpu() for own in places)
         flat = [i * chosen.shape[1] + t for own in places for i, stop in own for t in range(stop)]
         index = torch.tensor(flat, device=device)
-        return Answer(logp, entropy, routes, tuple(layer[index] for layer in logits))
+        return Answer(logp, entropy, routes, tuple(layer[index] for layer in logits), among)
 
-    def _scored(self, head: nn.Module, states: Tensor, rows: Batch, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Map hidden states [W,H] of the wanted tokens -> their log-probability and entropy [W].
+    def _scored(self, head: nn.Module, states: Tensor, rows: Batch, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Map hidden states [W,H] of the wanted tokens -> their log-probability and entropy [W], and those [W,K] of the
+        engine's most likely ids, of which there may be none.
 
         The logits of some tokens are made at once, and again in the backward pass.
         """
         targets = rows.tokens[wanted].to(states.device)
         early = (rows.mask.cumsum(1) <= self.adjustment.least)[wanted].to(states.device)
         ids = None if rows.support is None else _supports(rows, wanted).to(states.device)
+        none = targets.new_empty(len(targets), 0)
+        likely = none if rows.engine_ids is None else rows.engine_ids[wanted].long().to(states.device)
         size = max(1, LOGITS // max(1, self.model.config.get_text_config().vocab_size))
         answers = [
             checkpoint(
                 self._distribution,
-                *(head, states[at], targets[at], early[at], None if ids is None else ids[at]),
+                *(head, states[at], targets[at], early[at], None if ids is None else ids[at], likely[at]),
                 use_reentrant=False,
             )
             for at in (slice(start, start + size) for start in range(0, max(1, len(states)), size))
         ]
-        logp, entropy = zip(*answers, strict=True)
-        return torch.cat(logp), torch.cat(entropy)
+        logp, entropy, among = map(torch.cat, zip(*answers, strict=True))
+        return logp, entropy, among
 
     def _distribution(
-        self, head: nn.Module, states: Tensor, targets: Tensor, early: Tensor, ids: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Map hidden states [M,H] -> log-probability of their targets and entropy [M] of what was drawn from.
+        self, head: nn.Module, states: Tensor, targets: Tensor, early: Tensor, ids: Tensor | None, likely: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Map hidden states [M,H] -> log-probability of their targets and entropy [M] of what was drawn from, and the
+        log-probabilities [M,K] of `likely`.
 
         early  tokens that may not be an end
         ids    [M,K] that sampling kept, -1 where it kept fewer; None: it left none out
+        likely [M,K] further ids
         """
         x = changed_logits(self.model, head(states))
         x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -127,12 +136,13 @@ class Plain:
             barred = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
             barred[self.adjustment.ends.to(x.device)] = True
             x = x.masked_fill(early[:, None] & barred, -torch.inf)
-        own = x.gather(1, targets[:, None])[:, 0]
+        own, others = x.gather(1, targets[:, None])[:, 0], x.gather(1, likely)
         if ids is not None:
             x = x.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, -torch.inf)
         log_p = x.log_softmax(1)
         entropy = -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0.0)).sum(1)
-        return own - x.logsumexp(1), entropy
+        total = x.logsumexp(1)
+        return own - total, entropy, others - total[:, None]
 
 
 @contextmanager

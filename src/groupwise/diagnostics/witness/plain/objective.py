@@ -109,7 +109,7 @@ class ObjectiveReading(Reading):
         exact, row = given.exact(), self._row
         yield _within("log_ratio", recorded.log_ratio, terms.log_ratio, terms.log_ratio, given.mask, COLUMN)
         least, most = _around(
-            lambda factor: trust(row.trust, factor * terms.log_ratio, exact.advantage, exact.live, exact.mask)[1]
+            lambda factor: trust(row.trust, factor * terms.far, exact.advantage, exact.live, exact.mask)[1]
         )
         yield _within("share, what the trust region passes", recorded.share, least, most, given.mask, COLUMN)
         if terms.kl is not None and recorded.kl is not None:
@@ -147,6 +147,7 @@ def columns_of(minibatch: Batch, recorded: UpdateRecord) -> Columns:
         entropy=recorded.entropy,
         likelihood=minibatch.likelihood,
         divergence=recorded.kl,
+        centre=recorded.centre,
     )
 
 

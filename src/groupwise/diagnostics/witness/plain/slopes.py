@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.records import Batch
 from groupwise.diagnostics.tolerance import NumericalNoise
+from groupwise.diagnostics.witness.plain.centering import centre_of
 from groupwise.diagnostics.witness.plain.definitions import Columns, critic_loss, loss_terms
 from groupwise.diagnostics.witness.plain.forward import Answer, Plain, chunks, values
 from groupwise.models.forward.adjustment import Adjustment
@@ -109,7 +110,7 @@ def read_policy(
 
     def each(part: Batch, answer: Answer) -> None:
         nonlocal total
-        value = loss_terms(row, _columns(part, answer, old_from_engine)).value
+        value = loss_terms(row, _columns(row, part, answer, old_from_engine)).value
         for name, (coefficient, _) in losses.items():
             value = value + coefficient * _router_loss(name, answer.logits, shares, tokens)
         total += float(value.detach())
@@ -197,8 +198,10 @@ def _targets(part: Batch) -> tuple[Tensor, Tensor]:
     return part.need("value"), part.need("returns")
 
 
-def _columns(part: Batch, answer: Answer, old_from_engine: bool) -> Columns:
-    live = answer.logp
+def _columns(row: Algorithm, part: Batch, answer: Answer, old_from_engine: bool) -> Columns:
+    live, centre = answer.logp, None
+    if row.trust.sampler_top and answer.among is not None:
+        centre = centre_of(row.trust, answer.among.double(), part.need("engine_top").double())
     return Columns(
         weight=part.need("weight"),
         live=live,
@@ -210,6 +213,7 @@ def _columns(part: Batch, answer: Answer, old_from_engine: bool) -> Columns:
         entropy=answer.entropy,
         correction=part.correction,
         likelihood=part.likelihood,
+        centre=centre,
     )
 
 

@@ -22,6 +22,7 @@ from groupwise.algorithms.parts.ratio import SequenceSum, TokenRatio
 from groupwise.algorithms.parts.rejection import NoRejection
 from groupwise.algorithms.parts.trust import NoTrust
 from groupwise.diagnostics.witness.plain import definitions
+from groupwise.diagnostics.witness.plain.centering import centre_of
 from groupwise.diagnostics.witness.plain.definitions import Columns, loss_terms
 from groupwise.diagnostics.witness.reading import Disagreement
 
@@ -64,6 +65,11 @@ def trials(row: Algorithm) -> Iterator[Disagreement]:
     name = f"trust.kind ({row.trust})"
     yield from _both(name, theirs[0], ours[0], z, live)
     yield _same(f"{name}: its share", theirs[1], ours[1])
+    if row.trust.sampler_top:
+        log_p, log_q = (given.live.nan_to_num()[:9, i : i + 6].log_softmax(-1)[:, :4] for i in (1, 2))
+        own = log_p.requires_grad_()
+        of_part = (find(own, log_q) for find in (row.trust.centre, partial(centre_of, row.trust)))
+        yield from _both(f"{name}: what is subtracted", *of_part, own)
     if row.kl.divergence is not None:
         log_p, log_q = (given.live.nan_to_num()[:9, i : i + 6].log_softmax(-1) for i in (1, 2))
         own = log_p.requires_grad_()
@@ -112,6 +118,8 @@ def _of_loss(row: Algorithm, given: Columns) -> Iterator[Disagreement]:
         entropy=given.entropy,
         likelihood=given.likelihood,
         divergence=given.divergence,
+        logp_engine=given.engine,
+        centre=given.centre,
     )
     again = given.live.clone().requires_grad_()
     terms = loss_terms(row, given._replace(live=again))
@@ -152,7 +160,7 @@ def made_up(row: Algorithm) -> Columns:
     columns = (draw(0.1, 1.0), old + far, old, advantage, old - draw(-1.5, 1.5), old - far[mixed], draw(0.0, 3.0))
     none = torch.tensor(math.nan, dtype=torch.float64)
     weight, live, old, advantage, ref, engine, entropy = (torch.where(mask, x, none) for x in columns)
-    others = {"entropy": entropy, "likelihood": mask / mask.sum(), "divergence": entropy / 2}
+    others = {"entropy": entropy, "likelihood": mask / mask.sum(), "divergence": entropy / 2, "centre": entropy / 3}
     return Columns(weight.nan_to_num(0.0), live, old, advantage, mask, ref, engine, **others)
 
 

@@ -253,6 +253,8 @@ class SlotRun:
         for step in range(steps):
             if self._rules.sampling.truncates:
                 self._outputs.append_support(state.support(step, at))
+            if self._rules.top:
+                self._outputs.append_top(state.top(step, at, self._rules.top))
             routes = state.routes(step, at)
             if routes is not None:
                 self._outputs.append_routes(routes)

@@ -73,6 +73,8 @@ class SlotState:
         self._total = torch.ones(LOOK, slots, dtype=torch.float64, device=device)
         self._support: Tensor | None = None
         self._routes: Tensor | None = None
+        #: By K, so that what was recorded for one stays where it is.
+        self._top: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def slots(self) -> int:
@@ -106,6 +108,14 @@ class SlotState:
                 self._support = bits.new_zeros(LOOK, self.slots, bits.shape[1])
             self._support[:, : len(bits)].index_copy_(0, self.at, bits[None])
 
+        if drawn.top is not None:
+            k = drawn.top[0].shape[1]
+            if k not in self._top:
+                ids, logp = (part.new_zeros(LOOK, self.slots, k) for part in drawn.top)
+                self._top[k] = ids, logp
+            for ring, part in zip(self._top[k], drawn.top, strict=True):
+                ring[:, : len(part)].index_copy_(0, self.at, part[None])
+
     def log_routes(self, routes: Tensor) -> None:
         """Keep the experts [R,L,K] that a step chose until the host looks."""
         if self._routes is None:
@@ -122,6 +132,11 @@ class SlotState:
         """Return the support [n,V] of a step since the last look, for some slots."""
         assert self._support is not None
         return unpacked_bits(self._support[step, rows], self.logits.shape[1])
+
+    def top(self, step: int, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k most likely ids of a step since the last look, and their log-probabilities, for some slots."""
+        ids, logp = self._top[k]
+        return ids[step, rows], logp[step, rows]
 
     def routes(self, step: int, rows: Tensor) -> Tensor | None:
         """Return the experts [n,L,K] that a step since the last look chose, for some slots."""
@@ -278,7 +293,7 @@ def _draw(state: SlotState, slots: int, rules: Rules) -> Tensor:
     if rules.sampling.adjusts:
         logits = rules.adjusted(logits, had, age)
     uniform = state.uniform.index_select(0, state.at)[0, :slots]
-    drawn = draw(logits, uniform, rules.sampling, looks=False)
+    drawn = draw(logits, uniform, rules.sampling, looks=False, top=rules.top)
     state.log(drawn)
     living = done == 0
     state.broken |= (living & ~drawn.total.isfinite()).any()
