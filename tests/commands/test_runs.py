@@ -164,6 +164,8 @@ def test_of_an_empty_shell_nothing_is_claimed(tmp_path: Path) -> None:
 def test_a_project_that_was_never_trained_is_no_run(tmp_path: Path) -> None:
     write_project(tmp_path / "mine")
     assert overviews(tmp_path) == []
+    with pytest.raises(UsageError, match="a run folder is what groupwise train makes"):
+        read(tmp_path / "mine")
     (tmp_path / "mine" / LOCK).touch()  # train was killed before it wrote more
     assert [run.name for run in overviews(tmp_path)] == ["mine"]
 

@@ -213,6 +213,7 @@ def test_the_state_of_a_run(
 def test_a_run_that_logged_nothing_yet(metrics: bytes | None, folder: Path) -> None:
     (folder / read.METRICS).unlink() if metrics is None else written(folder, metrics)
     (folder / read.ROLLOUTS).unlink()
+    (folder / read.LOCK).touch()  # of a run that was begun; with a recipe alone it is a project
     run = read.read(folder)
     assert (run.status.state, run.step_rows, run.notes) == ("empty", [], ())
 

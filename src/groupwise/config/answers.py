@@ -55,9 +55,7 @@ def explained(algorithm: str) -> str:
 
 
 def _require_algorithm(name: str) -> None:
-    """Raise UsageError for a name that neither answers.json has nor the catalog's code, to which one may just have added
-    a row.
-    """
+    """Raise UsageError for a name that is neither in answers.json nor in the catalog's code, where one may be new."""
     known = _answers()["algorithms"]
     if name not in known and f'"{name}"' not in algorithms_code():
         raise UsageError(no_such_algorithm(name, known))

@@ -23,6 +23,7 @@ from groupwise.reports.folder.read import (
     ROLLOUTS,
     SUMMARY,
     WHAT,
+    is_project,
     object_of,
     recipe_of,
     text_of,
@@ -142,10 +143,7 @@ def _row(run: Overview, now: float) -> dict[str, Any]:
 
 
 def _is_run(folder: Path) -> bool:
-    found = [name for name in _OF_A_RUN if os.path.lexists(folder / name)]
-    if found == [RECIPE] and not os.path.lexists(folder / LOCK):  # of `groupwise init`, or of one's own, not begun
-        return not recipe_of(text_of(folder / RECIPE, []) or "", [])
-    return bool(found)
+    return any(os.path.lexists(folder / name) for name in _OF_A_RUN) and not is_project(folder)
 
 
 def _runs_in(root: Path, deeper: bool = True) -> Iterator[Path]:

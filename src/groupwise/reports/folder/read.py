@@ -1,5 +1,6 @@
 """A run folder, read as it is: finished, going on, killed in the middle of a line, old, moved, or damaged."""
 
+import os
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
@@ -98,7 +99,15 @@ def _require_run(folder: Path) -> None:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / RECIPE).is_file() or (folder / METRICS).is_file()
+    return (folder / METRICS).is_file() or ((folder / RECIPE).is_file() and not is_project(folder))
+
+
+def is_project(folder: Path) -> bool:
+    """Tell if a folder has a recipe and nothing that a run writes: one that `groupwise init` made, or one's own."""
+    written = (METRICS, ABOUT, SUMMARY, ROLLOUTS, LOG, LOCK)
+    if any(os.path.lexists(folder / name) for name in written):
+        return False
+    return bool(recipe_of(text_of(folder / RECIPE, []) or "", []))
 
 
 def _rows_of_steps(path: Path, held: bool, notes: list[str]) -> tuple[list[Row], list[Row]]:
