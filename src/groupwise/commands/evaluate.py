@@ -231,7 +231,7 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
         selection = selected(recipe, task, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
         scorer = scorer_of(task, plan.rewards, policy, chat, pool)
-        episodes = episodes_of(recipe, task, policy, chat, engine, players)
+        episodes = episodes_of(recipe, task, policy, chat, engine, players, note)
         sample = episodes or partial(advance, engine)
         judge = _judge(recipe, plan.folder / REWARD_MODEL)
         evaluation, groups = evaluation_of(recipe, sample, scorer, selection, judge)()

@@ -121,11 +121,12 @@ def played(
     texts: Sequence[str] = PROMPTS,
     at_once: int = 64,
     patience: float = 30.0,
+    note: Callable[[str], None] = print,
 ) -> list[tuple[Completion, ...]]:
     """The episodes of an agent's sessions, by prompt."""
     server = Server(Address.of("127.0.0.1:0"))
     agents = play if isinstance(play, Agents) else InThreads(play, at_once)
-    sessions = Sessions(engine or Listening(), agents, server, writing(), limits, patience)  # type: ignore[arg-type]
+    sessions = Sessions(engine or Listening(), agents, server, writing(), limits, patience, note)  # type: ignore[arg-type]
     try:
         (cohort,) = sessions([Cohort(prompts(texts), SEEDS[: len(texts)])], Segment(samples, sampling))
     finally:

@@ -94,6 +94,32 @@ def test_anthropics_library_plays_a_session_with_tools(stream: bool) -> None:
     assert '"name": "add", "description": "Adds."' in policy().decode_all(episode.tokens)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_openais_responses_play_a_session_with_tools(stream: bool) -> None:
+    text = 'Hm.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    tools: Any = [{"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}]
+
+    def play(visit: Visit) -> float:
+        with openai.OpenAI(base_url=visit.base_url, api_key=visit.key, max_retries=0) as client:
+            history: list[Any] = [user(visit.sample.prompt)]
+            for _ in range(2):
+                given = {"model": "policy", "instructions": "Add.", "input": history, "tools": tools}
+                if stream:
+                    with client.responses.stream(**given) as events:
+                        answer = events.get_final_response()
+                else:
+                    answer = client.responses.create(**given)
+                message, call = answer.output
+                assert (answer.output_text, call.name, call.arguments) == ("Hm.", "add", '{"a": 1}')
+                history += [message, call]
+                history.append({"type": "function_call_output", "call_id": call.call_id, "output": "3"})
+        return 1.0
+
+    episode = alone(play, saying(text))
+    assert [span.anew for span in episode.spans] == [True, False, False, False]
+    assert "<|im_start|>tool\n3<|im_end|>" in policy().decode_all(episode.tokens)
+
+
 def test_calls_of_tools_go_on_as_they_were_sampled() -> None:
     """Whatever spaces the policy has put into its JSON: the agent is told JSON anew, and the ids stay."""
     text = '<tool_call>{"name":  "add", "arguments": {"a":   1}}</tool_call>'
@@ -160,6 +186,21 @@ def test_a_request_whose_seed_is_its_own_draws_other_numbers() -> None:
         return heard[0]
 
     assert says(None) == says(None) != says(1) == says(1) != says(2)
+
+
+def test_how_tokens_are_drawn_is_not_the_agents_to_say_and_the_log_says_so_once() -> None:
+    def play(visit: Visit) -> float:
+        for _ in range(2):
+            chat(visit, [user("q")], temperature=0.0, top_p=0.1, max_tokens=2)
+        post(visit, "/inference/v1/generate", {"token_ids": [40], "sampling_params": {"top_k": 1, "max_tokens": 2}})
+        return 1.0
+
+    said: list[str] = []
+    alone(play, note=said.append)
+    assert said == [
+        "agents       set temperature, top_p: not read, as [sampling] says how tokens are drawn",
+        "agents       set top_k: not read, as [sampling] says how tokens are drawn",
+    ]
 
 
 def test_a_history_that_is_no_extension_opens_a_row_and_says_nothing_twice() -> None:

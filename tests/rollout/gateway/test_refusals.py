@@ -59,6 +59,9 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     (IDS, {"token_ids": [2, 100_000]}, 400, "token_ids: an id is not among the model's"),
     (IDS, {"token_ids": [2], "features": {"mm": 1}}, 400, "features: this policy reads text alone"),
     (IDS, {"token_ids": [2], "sampling_params": 3}, 400, "sampling_params: must be an object"),
+    ("/v1/responses", {"input": []}, 400, "input: the last item must not be the assistant's"),
+    ("/v1/responses", {"input": "q", "previous_response_id": "x"}, 400, "previous_response_id: this policy is sampled"),
+    ("/v1/responses", {"input": "q", "tools": [{"type": "web_search"}]}, 400, "tools[0].type = 'web_search'"),
     ("/v1/completions", {}, 404, "no such request; known: GET /v1/models, POST /v1/chat/completions"),
 ]
 

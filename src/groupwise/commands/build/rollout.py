@@ -127,9 +127,10 @@ def players_of(recipe: Recipe, task: Task, place: Place = HERE, note: Note = lam
 
 
 def episodes_of(
-    recipe: Recipe, task: Task, policy: Policy, chat: Chat, engine: Engine, players: Players
+    recipe: Recipe, task: Task, policy: Policy, chat: Chat, engine: Engine, players: Players, note: Note
 ) -> Episodes | Sessions | None:
-    """Make what plays episodes; None for a task without an environment or an agent.
+    """Make what plays episodes; None for a task without an environment or an agent. `note` hears of what agents ask
+    for and do not get.
 
     Raises UsageError for a chat template under which the ids of a conversation do not only grow.
     """
@@ -139,7 +140,7 @@ def episodes_of(
     glue = Glue(chat, policy.eos)
     if isinstance(task, AgentTask):
         assert isinstance(players, Agents)
-        return _sessions(recipe, task, policy, glue, engine, players)
+        return _sessions(recipe, task, policy, glue, engine, players, note)
     assert not isinstance(players, Agents)
     if task.history == "rewrite" and routers(policy.model):
         raise UsageError(
@@ -151,7 +152,9 @@ def episodes_of(
     return Episodes(engine, players, onward, chat.encode, decode, task.limits)
 
 
-def _sessions(recipe: Recipe, task: AgentTask, policy: Policy, glue: Glue, engine: Engine, agents: Agents) -> Sessions:
+def _sessions(
+    recipe: Recipe, task: AgentTask, policy: Policy, glue: Glue, engine: Engine, agents: Agents, note: Note
+) -> Sessions:
     """Make what plays sessions, and begin to listen. Raises UsageError for a policy with experts, and for an address
     that is taken.
     """
@@ -163,7 +166,7 @@ def _sessions(recipe: Recipe, task: AgentTask, policy: Policy, glue: Glue, engin
     vocabulary = policy.model.config.get_text_config().vocab_size
     writing = Writing(glue, policy.decode, policy.decode_all, policy.positions, vocabulary)
     server = Server(Address.of(recipe.rollout.gateway))
-    return Sessions(engine, agents, server, writing, task.limits, task.patience)
+    return Sessions(engine, agents, server, writing, task.limits, task.patience, note)
 
 
 def turn_findings(task: Task, chat: Chat, ends: frozenset[int]) -> list[TemplateFinding]:

@@ -33,6 +33,7 @@ def read(body: Body) -> ModelRequest:
         seed=body.number("seed", least=-(2**62)),
         whole=body.flag("logprobs") or body.flag("return_token_ids"),
         stream=body.flag("stream"),
+        unread=body.unread(),
     )
 
 

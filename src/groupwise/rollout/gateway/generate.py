@@ -33,6 +33,7 @@ def read(body: Body) -> ModelRequest:
         seed=params.number("seed", least=-(2**62)),
         whole=True,
         stream=body.flag("stream"),
+        unread=params.unread(),
     )
 
 

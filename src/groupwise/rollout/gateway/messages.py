@@ -28,6 +28,7 @@ def read(body: Body) -> ModelRequest:
         most=body.number("max_tokens", least=1),
         stop=body.texts("stop_sequences"),
         stream=body.flag("stream"),
+        unread=body.unread(),
     )
 
 

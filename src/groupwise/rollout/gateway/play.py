@@ -13,7 +13,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty
 
@@ -38,6 +38,7 @@ class Sessions:
     """Plays the sessions of cohorts to their ends.
 
     patience  seconds that a round waits for a session which does not ask
+    note      hears of what agents ask for and do not get
     """
 
     engine: Engine
@@ -46,7 +47,9 @@ class Sessions:
     writing: Writing
     limits: EpisodeLimits
     patience: float
+    note: Callable[[str], None] = print
     tools: Sequence[str] = ()
+    _told: set[str] = field(default_factory=set)
 
     def __call__(self, cohorts: Sequence[Cohort], segment: Segment, on_finish: OnFinish | None = None) -> list[Cohort]:
         """Play all sessions of the cohorts."""
@@ -123,6 +126,7 @@ class Sessions:
         if session.number >= self.limits.turns:
             session.cut = session.cut or Ended.TURNS
             raise Refusal(400, f"task.max_turns = {self.limits.turns}: the session has asked as often", "max_turns")
+        self._tell(asked)
         parent = session.said_before(asked)
         before = self.writing.before(asked, parent)
         if not before:
@@ -144,6 +148,12 @@ class Sessions:
         session.asks.append(ask)
         session.number += 1
         session.tokens += cost
+
+    def _tell(self, asked: ModelRequest) -> None:
+        """Say once of each key of how tokens are drawn that it is not read."""
+        if new := [key for key in asked.unread if key not in self._told]:
+            self._told.update(new)
+            self.note(f"agents       set {', '.join(new)}: not read, as [sampling] says how tokens are drawn")
 
     def _round(self, played: Sequence[Session], sampling: Sampling) -> None:
         """Sample what waits, and answer; requests with stop texts of their own are sampled by themselves."""

@@ -1,7 +1,8 @@
 """Requests of agents in one form, whatever protocol they come in, their answers, and refusals.
 
 A body is read strictly where it says what the policy reads and how much it writes. How tokens are drawn (temperature,
-top_p, penalties) is the run's to say, because it trains on what was drawn: such keys of a request are not read.
+top_p, penalties) is the run's to say, because it trains on what was drawn: such keys of a request are not read, and the
+log says so once.
 """
 
 import json
@@ -17,6 +18,10 @@ from groupwise.core.errors import brief
 MOST_ANSWERS = 64
 #: Texts that a request may name to end an answer.
 MOST_STOPS = 16
+#: Keys of how tokens are drawn.
+OF_THE_RUN = (
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"
+)  # fmt: skip
 #: Keys whose effect nothing here has.
 REFUSED = ("functions", "logit_bias", "audio", "previous_response_id", "response_format", "prompt", "echo", "suffix")
 
@@ -51,6 +56,7 @@ class ModelRequest:
     seed      of the client's own, which is mixed into the session's
     whole     whether ids and log-probabilities are told
     stream    whether the answer is wanted as events
+    unread    its keys of how tokens are drawn
     """
 
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -63,6 +69,7 @@ class ModelRequest:
     seed: int | None = None
     whole: bool = False
     stream: bool = False
+    unread: tuple[str, ...] = ()
 
     @cached_property
     def history(self) -> tuple[str, ...]:
@@ -201,6 +208,10 @@ class Body:
         for key in REFUSED:
             if self.content.get(key) not in (None, "", [], {}, False) and not (key == "response_format" and plain):
                 raise Refusal(400, f"{key}: this policy is sampled without it; take it out")
+
+    def unread(self) -> tuple[str, ...]:
+        """List the keys that say how tokens are drawn, which is the run's to say."""
+        return tuple(key for key in OF_THE_RUN if self.content.get(key) is not None)
 
     def may_call(self, tools: Sequence[Mapping[str, Any]]) -> bool:
         """Tell whether tools may be called. Refuses a choice that would force a call, which sampling cannot."""

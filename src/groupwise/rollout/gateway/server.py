@@ -27,7 +27,7 @@ from starlette.routing import Route
 from groupwise.core.environment import MODEL
 from groupwise.core.errors import UsageError, brief, one_line
 from groupwise.core.processes.network import LOOPBACK, Address
-from groupwise.rollout.gateway import chat, generate, messages
+from groupwise.rollout.gateway import chat, generate, messages, responses
 from groupwise.rollout.gateway.request import Body, ModelAnswer, ModelRequest, Refusal, refuse
 
 #: Bytes of a request's body, seconds in which it must have come, and connections at once, all at most.
@@ -69,6 +69,7 @@ class Door:
 PROTOCOLS = {
     "/v1/chat/completions": Protocol(chat.read, chat.whole, chat.events),
     "/v1/messages": Protocol(messages.read, messages.whole, messages.events),
+    "/v1/responses": Protocol(responses.read, responses.whole, responses.events),
     "/inference/v1/generate": Protocol(generate.read, generate.whole, generate.events),
 }
 
@@ -88,6 +89,7 @@ class Server:
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind((address.host, address.port))
+            self._socket.listen(CONNECTIONS)  # before the thread has begun: a client may be faster
         except OSError as error:
             self._socket.close()
             raise UsageError(
