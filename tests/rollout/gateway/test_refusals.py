@@ -140,21 +140,32 @@ def test_a_body_of_100_mb_is_refused_and_not_kept() -> None:
 
 
 def test_a_client_that_goes_away_leaves_nothing_in_the_episode() -> None:
-    engine = Listening()
+    """While its answer is sampled: the others of its round have theirs."""
+    began, left = threading.Event(), threading.Event()
+
+    class Slow(Listening):
+        def generate(self, requests: Any, sampling: Sampling, on_finish: Any = None) -> Any:
+            if not began.is_set():
+                began.set()
+                left.wait(60)
+                time.sleep(0.5)  # until the server has seen it
+            return super().generate(requests, sampling, on_finish)
 
     def play(visit: Visit) -> float:
-        place = urlsplit(visit.base_url)
-        body = json.dumps({"messages": [user("gone")]})
-        with socket.create_connection((place.hostname, place.port)) as line:
-            head = f"POST {CHAT} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {visit.key}\r\n"
-            line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-            if visit.sample.key == "k0":
-                time.sleep(0.3)
-        time.sleep(0.3)
+        if visit.sample.key == "k0":
+            place = urlsplit(visit.base_url)
+            body = json.dumps({"messages": [user("gone")]})
+            with socket.create_connection((place.hostname, place.port)) as line:
+                head = f"POST {CHAT} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {visit.key}\r\n"
+                line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+                began.wait(60)
+            left.set()
         chat(visit, [user(visit.sample.prompt)])
         return 1.0
 
+    engine = Slow()
     episodes = played(play, engine, samples=1)
+    assert engine.sizes[0] == 3
     assert [len(group[0].turns) for group in episodes] == [1, 1, 1]
     assert all("gone" not in policy().decode(group[0].tokens) for group in episodes)
 
