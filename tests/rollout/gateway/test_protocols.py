@@ -212,13 +212,14 @@ def test_a_history_that_is_no_extension_opens_a_row_and_says_nothing_twice() -> 
         chat(visit, [user(visit.sample.prompt), first, user("go on")])
         chat(visit, [user(visit.sample.prompt), first, user("go on")])
         chat(visit, [user("summary of all"), user("go on")])
+        chat(visit, [user(visit.sample.prompt), first, user("go on")], tools=[TOOL])
         return 1.0
 
     engine = Listening()
-    episode = alone(play, engine, limits=LIMITS)
+    episode = alone(play, engine, limits=LIMITS, sampling=Sampling(max_new_tokens=900))
     contexts, answers = zip(*((request.tokens, answer.tokens) for request, answer in engine.calls), strict=True)
     begun = contexts[0] + answers[0]
     assert contexts[2] == contexts[3]
     assert contexts[2][: len(begun)] == begun
-    assert [span.anew for span in episode.spans if not span.own] == [False, True, True, True]
+    assert [span.anew for span in episode.spans if not span.own] == [False, True, True, True, True]
     assert episode.length == sum(len(answer.tokens) for _, answer in engine.calls)

@@ -141,4 +141,7 @@ def test_the_same_agents_ask_again_and_get_the_same_bits_whoever_is_faster() -> 
         time.sleep(random.random() / 20)
         return echo(visit)
 
-    assert bits(played(at_its_own_pace)) == bits(played(at_its_own_pace))
+    one, other = Listening(), Listening()
+    assert bits(played(at_its_own_pace, one)) == bits(played(at_its_own_pace, other))
+    assert one.sizes == other.sizes  # rounds of all sessions that go on
+    assert one.sizes[:2] == [9, 9]
