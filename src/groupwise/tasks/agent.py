@@ -17,8 +17,10 @@ from groupwise.core.task import Demonstration
 from groupwise.environments.agent import Agent
 from groupwise.tasks.data.settings import DataSettings
 from groupwise.tasks.data.task import Data
-from groupwise.tasks.environment import DATA_KEYS
 from groupwise.tasks.settings import SPLITS, field_defaults, require_split
+
+#: Keys that say where problems come from.
+DATA_KEYS = frozenset(field.name for field in dataclasses.fields(DataSettings))
 
 
 @dataclass(frozen=True, repr=False)

@@ -221,5 +221,6 @@ def test_a_history_that_is_no_extension_opens_a_row_and_says_nothing_twice() -> 
     begun = contexts[0] + answers[0]
     assert contexts[2] == contexts[3]
     assert contexts[2][: len(begun)] == begun
+    assert "<|im_start|>tools" in policy().decode_all(contexts[5])
     assert [span.anew for span in episode.spans if not span.own] == [False, True, True, True, True]
     assert episode.length == sum(len(answer.tokens) for _, answer in engine.calls)
