@@ -8,8 +8,8 @@
     52             the policy: each right answer is worth a half
 
 An agent knows nothing of training: it is given a problem, an address and a key, asks as any client of a chat model
-does, and returns what the answers were worth. This one needs no library. `samples`, `alphabet` and `demonstrations` stand
-beside it because a tiny policy has neither a file of problems nor a tokenizer of its own.
+does, and returns what the answers were worth. This one needs no library. `samples`, `alphabet` and `demonstrations`
+stand beside it because a tiny policy has neither a file of problems nor a tokenizer of its own.
 """
 
 import json

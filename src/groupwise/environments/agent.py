@@ -21,13 +21,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Thread
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from groupwise.core.code.user_code import NO_FILES, Files, Source, load, source
 from groupwise.core.environment import ENVIRONMENT, MODEL, Visit
 from groupwise.core.errors import UsageError, brief
 from groupwise.core.samples import Cause, Sample, ScoreResult
-from groupwise.environments.live import OneByOne
 from groupwise.rewards.functions.adapters import fault, score_result
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.work import Limits
@@ -107,8 +106,15 @@ class Agents:
         self._pool.close()
 
 
+@dataclass(frozen=True)
+class _OneByOne:
+    """Form of a player: it is called with one session after the other."""
+
+    batched: ClassVar[bool] = False
+
+
 class _Player:
-    form = OneByOne()
+    form = _OneByOne()
     asynchronous = False
     probe = starts = None
 

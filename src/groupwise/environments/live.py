@@ -101,14 +101,14 @@ class InlineEnvironments:
 
 
 @dataclass(frozen=True)
-class OneByOne:
+class _OneByOne:
     """Form of a player: it is called with one conversation after the other."""
 
     batched: ClassVar[bool] = False
 
 
 class _Player:
-    form = OneByOne()
+    form = _OneByOne()
     asynchronous = False
     probe = None
 
