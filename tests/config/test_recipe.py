@@ -93,7 +93,7 @@ def test_a_resolved_recipe_says_every_key_of_every_section(algorithm_name: str):
                 "engine": OF_A_CHILD | {"cache_mib", "memory_share", "address", "key_file"},
             }
             of_ray = set(PlacementSettings.model_fields) - {"restarts"}
-            unread |= {"rollout": {"turn_tokens", "free"}, "placement": of_ray}
+            unread |= {"rollout": {"turn_tokens", "free", "gateway"}, "placement": of_ray}
             unread = unread.get(key, set())
             assert list(section) == [name for name in type(value).model_fields if name not in unread]
 
@@ -271,6 +271,8 @@ ELSEWHERE = (
     "reference.address",
     "reference.key_file",
     "reference.deadline",
+    # tests/rollout/gateway/test_agent_run.py
+    "rollout.gateway",
     # tests/runs/test_supervised_run.py
     "supervised",
     "mix.reinforced",

@@ -16,9 +16,9 @@ from groupwise.commands.build.machine import plan_of, threads, with_threads
 from groupwise.commands.build.policy import policy_after
 from groupwise.commands.build.rollout import (
     chat_of,
-    environments_of,
     episodes_of,
     evaluation_of,
+    players_of,
     pool_of,
     scorer_of,
     selected,
@@ -221,17 +221,18 @@ def _evaluated(plan: Plan, name: str, note: Callable[[str], None]) -> PolicyResu
     named, policy = named_policy(name, recipe.device, note)
     engine = make_engine(policy=policy, settings=recipe.engine, note=note)
     chat = chat_of(recipe, task, policy.tokenizer)
-    environments = environments_of(recipe, task)
+    players = players_of(recipe, task)
     with (
         closing(engine),
         pool_of(recipe, plan.slow_rewards) or nullcontext() as pool,
-        closing(environments) if environments else nullcontext(),
+        closing(players) if players else nullcontext(),
     ):
         require_sampling(engine, policy, recipe.evaluation_sampling, "evaluation")
         selection = selected(recipe, task, chat)
         require_no_fatal(check_chat(chat, policy.eos, selection.heldout))
         scorer = scorer_of(task, plan.rewards, policy, chat, pool)
-        sample = episodes_of(task, policy, chat, engine, environments) or partial(advance, engine)
+        episodes = episodes_of(recipe, task, policy, chat, engine, players, note)
+        sample = episodes or partial(advance, engine)
         judge = _judge(recipe, plan.folder / REWARD_MODEL)
         evaluation, groups = evaluation_of(recipe, sample, scorer, selection, judge)()
     return PolicyResult(named, recipe.measure, groups, evaluation)

@@ -30,6 +30,7 @@ _ALIKE = {
     "evaluation": "sampling",
     "critic": "learner",
     "task.environment": "task.data",
+    "task.agent": "task.data",
     "algorithm.advantage.gae-decoupled": "algorithm.advantage.gae",
     "algorithm.advantage.td": "algorithm.advantage.gae",
     "algorithm.advantage.monte-carlo": "algorithm.advantage.gae",

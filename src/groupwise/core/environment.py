@@ -11,6 +11,8 @@ from groupwise.core.samples import Cause, Sample
 
 #: Where a fault happened that is an environment's, beside the names of rewards.
 ENVIRONMENT = "environment"
+#: Name of the policy, as a model is called in requests of agents.
+MODEL = "policy"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,19 @@ class Conversation:
     answered: tuple[str, ...] = ()
     last: bool = False
     cut_off: bool = False
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Session that an agent is to play.
+
+    base_url  where it asks the policy
+    key       with which it does
+    """
+
+    sample: Sample
+    base_url: str
+    key: str
 
 
 def fingerprint(reply: Reply) -> str:

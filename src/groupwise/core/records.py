@@ -89,7 +89,8 @@ class Completion:
     tokens       ids, the end-of-sequence id included where one was sampled
     logp_engine  [tokens] nats, under the very distribution each token was drawn from; 0 where a span is not own
     finish       "stop" (an end id was sampled, or a stop string completed) or "length" (the limit was reached)
-    spans        who wrote which tokens, in order and without gaps; the first is own: what precedes it is prompt
+    spans        who wrote which tokens, in order and without gaps; the first is own (before it stands the prompt), or a
+                 prompt that is read anew in place of the group's
     support      the sampling support per own token, or None where it was the whole vocabulary
     top          the sampler's most likely ids per own token, or None where they were not asked for
     routes       [prompt + completion tokens - 1, L, K] uint8 (int16 above 256 experts) on the CPU, the experts of each
@@ -199,7 +200,7 @@ class Completion:
             edge = span.stop
         if gaps or edge != len(self.tokens):
             raise ValueError(f"spans {self.spans} do not cover {len(self.tokens)} tokens in order and without gaps")
-        if not self.spans or not self.spans[0].own:
+        if not self.spans or not (self.spans[0].own or self.spans[0].anew):
             raise ValueError("the first span is not the policy's own; what precedes it belongs to the prompt")
         if any(span.own and span.anew for span in self.spans):
             raise ValueError("a span that the policy sampled cannot be a prompt that the model reads anew")

@@ -26,20 +26,28 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from itertools import takewhile
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from groupwise.algorithms.calls import call
 from groupwise.core.machine.clock import Clock, Extent
 from groupwise.core.numbers.metrics import Mean
+from groupwise.core.processes.network import LOOPBACK, Address
 from groupwise.core.records import Group
-from groupwise.core.settings import Settings
+from groupwise.core.settings import Changeable, Settings
 from groupwise.core.stream import RolloutResult, Sampled, StreamState
 from groupwise.rollout.collect import Rollout, moved, scored_cohort
 from groupwise.rollout.segments import merged, segments_of, unfinished
 
 #: Seconds in which a batch that is not waited for any more must have ended, once its engine is closed.
 FAREWELL = 10.0
+
+
+def _address(text: str) -> str:
+    """Raise ValueError for what is no address."""
+    Address.of(text)
+    return text
 
 
 class RolloutSettings(Settings):
@@ -50,11 +58,13 @@ class RolloutSettings(Settings):
                  weights. Default: whole completions
     free         fully asynchronous: sample during training, with a staleness of at most this many versions; resume is
                  not exact
+    gateway      address at which agents reach the policy (task.name = "agent"); port 0: any that is free
     """
 
     ahead: int = Field(default=0, ge=0, le=1)
     turn_tokens: int | None = Field(default=None, ge=1, le=2**24)
     free: int | None = Field(default=None, ge=1, le=1000)
+    gateway: Changeable[Annotated[str, AfterValidator(_address)]] = f"{LOOPBACK}:0"
 
     @model_validator(mode="after")
     def _one_lag(self) -> "RolloutSettings":

@@ -27,7 +27,7 @@ from groupwise.core.samples import Sample
 from groupwise.core.settings import Changeable
 from groupwise.core.stream import Cohort, RolloutResult, StreamState
 from groupwise.core.task import Streams
-from groupwise.rollout.episodes import Episodes
+from groupwise.rollout.episodes import Plays
 from groupwise.rollout.scoring import RewardWeights, Scorer, ScoringRound, with_learned
 from groupwise.rollout.segments import Sampler, Segment, advance, unfinished
 
@@ -86,7 +86,7 @@ class Rollout:
     judge: Judge | None = None
     measure: Measure = Measure()
     turn_tokens: int | None = None
-    episodes: Episodes | None = None
+    episodes: Plays | None = None
     top: int = 0
     state: StreamState = field(default_factory=StreamState)
 
@@ -176,7 +176,7 @@ class Rollout:
     @property
     def tools(self) -> Sequence[str]:
         """The names of the tools that the policy may call."""
-        return self.episodes.environments.tools if self.episodes is not None else ()
+        return self.episodes.tools if self.episodes is not None else ()
 
     @property
     def segment(self) -> Segment:

@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from groupwise.core.engine import Engine, Finished, OnFinish, Request
 from groupwise.core.environment import (
@@ -39,12 +40,24 @@ from groupwise.core.samples import Cause, Sample
 from groupwise.core.stream import Cohort
 from groupwise.environments.calls import calls_in, without_end
 from groupwise.environments.tools import unanswered
-from groupwise.rollout.segments import Segment, joined
+from groupwise.rollout.segments import Sampler, Segment, joined
 
 #: (the sample with the environment's opening, the turns so far) -> the ids that come before the next turn.
 Onward = Callable[[Sample, Sequence[Spoken]], Before]
 #: Ends that come between two turns, whatever the environment answered.
 CUT_OFF = (Ended.TOKENS, Ended.SECONDS)
+
+
+class Plays(Sampler, Protocol):
+    """Sampler whose completions are episodes.
+
+    tools  the names of the tools that the policy may call
+    """
+
+    @property
+    def tools(self) -> Sequence[str]: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -107,6 +120,11 @@ class Episodes:
             self._turn(live, segment)
         self.engine.generate([], segment.sampling)  # lets go of what is held of the last turns
         return [_cohort(number, cohort, episodes) for number, cohort in enumerate(cohorts)]
+
+    @property
+    def tools(self) -> Sequence[str]:
+        """The names of the tools that the policy may call."""
+        return self.environments.tools
 
     def close(self) -> None:
         """End the processes that episodes live in."""
@@ -194,9 +212,9 @@ class Episodes:
         answered = "" if reply.cause is not None else fingerprint(reply)
         episode.conversation = replace(episode.conversation, answered=(*episode.conversation.answered, answered))
         if ended is not None:
-            episode.completion = replace(completion, ended=ended, finish=_finish(ended))
+            episode.completion = replace(completion, ended=ended, finish=finish_of(ended))
             return
-        episode.completion = _with_before(completion, before)
+        episode.completion = with_before(completion, before)
         episode.state, episode.ticket = reply.state or episode.state, None
 
     def _close(self, live: Sequence[Episode]) -> None:
@@ -279,13 +297,13 @@ def _with_outcome(completion: Completion, reply: Reply) -> Completion:
     *before, last = completion.turns
     if reply.cause is not None:
         last = replace(last, fault=str(reply.cause), detail=reply.detail)
-        return replace(completion, turns=(*before, last), ended=Ended.FAULT, finish=_finish(Ended.FAULT))
+        return replace(completion, turns=(*before, last), ended=Ended.FAULT, finish=finish_of(Ended.FAULT))
     last = replace(last, reward=math.fsum((last.reward, reply.reward)))
     steps = (*completion.steps[:-1], (last.stop - 1, last.reward))
     return replace(completion, turns=(*before, last), steps=steps)
 
 
-def _with_before(completion: Completion, before: Before) -> Completion:
+def with_before(completion: Completion, before: Before) -> Completion:
     end = len(completion.tokens)
     span = Span(end, end + len(before.ids), False, completion.spans[-1].version, before.anew)
     return replace(
@@ -296,7 +314,7 @@ def _with_before(completion: Completion, before: Before) -> Completion:
     )
 
 
-def _finish(ended: Ended) -> str:
+def finish_of(ended: Ended) -> str:
     """Return how an episode finished: it was cut off if its tokens or seconds were used up."""
     return "length" if ended in CUT_OFF else "stop"
 

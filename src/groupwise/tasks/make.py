@@ -21,6 +21,7 @@ from groupwise.core.files.plain import of_program, require_plain
 from groupwise.core.samples import Sample
 from groupwise.core.settings import fields_of
 from groupwise.core.task import Task
+from groupwise.tasks.agent import AgentTask
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.chats import Chats
 from groupwise.tasks.code import Code
@@ -82,6 +83,7 @@ TASKS: Mapping[str, Any] = {
     **dict.fromkeys(PRESETS, Data),
     "environment": EnvironmentTask,
     **dict.fromkeys(ENVIRONMENTS, EnvironmentTask),
+    "agent": AgentTask,
 }
 
 
@@ -133,7 +135,7 @@ def task(name: str | None, settings: Mapping[str, object] | None = None, files: 
         require_type(f"task.{key}", value, defaults[key])
     preset = {**PRESETS.get(name, {}), **ENVIRONMENTS.get(name, {})}
     preset |= {key: beside_recipes(str(preset[key])) for key in ("use", "reward") if key in preset}
-    own_code = {"files": files} if TASKS.get(name) is EnvironmentTask else {}
+    own_code = {"files": files} if TASKS.get(name) in (EnvironmentTask, AgentTask) else {}
     return kind(**{**preset, **keys}, **own_code)
 
 

@@ -23,11 +23,12 @@ from groupwise.commands.build.machine import (
 from groupwise.commands.build.policy import base_policy, named_model, other_policy, reward_model, value_model
 from groupwise.commands.build.rollout import (
     TRIED_ROWS,
+    Players,
     batches_of,
     chat_of,
-    environments_of,
     episodes_of,
     evaluation_of,
+    players_of,
     pool_of,
     reward_forms,
     rollout_of,
@@ -42,7 +43,6 @@ from groupwise.commands.build.witness import unheard, witness_of
 from groupwise.config.plan import OWN_START, Plan
 from groupwise.config.recipe_files import dump
 from groupwise.config.resolve import resolved_recipe
-from groupwise.core.environment import Environments
 from groupwise.core.errors import UsageError
 from groupwise.core.machine.cards import Cards
 from groupwise.core.machine.facts import count_peak_anew
@@ -118,7 +118,7 @@ class Asked:
     selection: Selection
     supervised: SupervisedRows | None
     pool: ScorePool | None
-    environments: Environments | None
+    players: Players
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,11 @@ def _asked(plan: Plan, around: Surroundings) -> tuple[Asked, Plan]:
     """Start the processes, load the policy and select its problems; and the plan, its updates cut to fit."""
     recipe, task, note = plan.recipe, plan.task, around.view.plan
     pool = pool_of(recipe, plan.slow_rewards, around.place, around.say)
-    environments = environments_of(recipe, task, around.place, around.say)
-    for each in (pool, environments):
-        if each is not None:
-            around.started.callback(each.close)
+    if pool is not None:
+        around.started.callback(pool.close)
+    players = players_of(recipe, task, around.place, around.say)
+    if players is not None:
+        around.started.callback(players.close)
     for line in reward_forms(task, pool):
         note(line)
     model = named_model(recipe.origin, plan.folder / OWN_START, note)
@@ -191,7 +192,7 @@ def _asked(plan: Plan, around: Surroundings) -> tuple[Asked, Plan]:
     if apart := rows_apart(recipe, policy.model.config, longest):
         note(f"learner      {apart}")
     memory = memory or memory_of(plan, without_memory(policy.model.config), longest, cards=around.cards)
-    return Asked(policy, chat, selection, rows, pool, environments), _cut(plan, memory, longest, around)
+    return Asked(policy, chat, selection, rows, pool, players), _cut(plan, memory, longest, around)
 
 
 def _cut(plan: Plan, memory: MemoryPlan, longest: int, around: Surroundings) -> Plan:
@@ -249,7 +250,7 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
     for line in limits.tolerance.lines():
         around.view.plan(f"tolerance    {line}")
     heard = HeardEngine(engine, listens=recipe.checks.witness is not WitnessAction.OFF)
-    episodes = episodes_of(plan.task, policy, asked.chat, heard, asked.environments)
+    episodes = episodes_of(recipe, plan.task, policy, asked.chat, heard, asked.players, around.say)
     rollout = rollout_of(recipe, row, heard, beside.scorer, prompts, trained.judge, episodes)
     other = reference is not None and reference.digest != beside.taught.start
     why = f"reference.model = {recipe.reference.model!r} is another policy than the run starts from" if other else ""

@@ -13,10 +13,12 @@ from groupwise.config.recipe import Recipe
 from groupwise.core.engine import Engine
 from groupwise.core.environment import Environments
 from groupwise.core.errors import UsageError
+from groupwise.core.processes.network import Address
 from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Evaluation, Group
 from groupwise.core.samples import TASK
 from groupwise.core.task import Task
+from groupwise.environments.agent import Agents
 from groupwise.environments.live import InlineEnvironments, PoolEnvironments
 from groupwise.models.chat.later_turns import Glue, LaterPrompts, thinking_of
 from groupwise.models.chat.prompts import Chat
@@ -30,10 +32,14 @@ from groupwise.rewards.pool.remote import Note, RemotePool
 from groupwise.rewards.pool.work import Limits, ScorePool
 from groupwise.rollout.batches import AsynchronousBatches, Batches
 from groupwise.rollout.collect import Judge, Prompts, Rollout, heldout_answers, measured
-from groupwise.rollout.episodes import Episodes
+from groupwise.rollout.episodes import Episodes, Plays
+from groupwise.rollout.gateway.play import Sessions
+from groupwise.rollout.gateway.server import Server
+from groupwise.rollout.gateway.writing import Writing
 from groupwise.rollout.scoring import RewardWeights, Scorer
 from groupwise.rollout.segments import Sampler
 from groupwise.rollout.selection import PromptLimit, Selection, select
+from groupwise.tasks.agent import AgentTask
 from groupwise.tasks.environment import EnvironmentTask
 from groupwise.training.learner import Learner
 from groupwise.training.supervised import SupervisedRows, supervised_rows
@@ -42,6 +48,8 @@ from groupwise.training.supervised import SupervisedRows, supervised_rows
 Evaluate = Callable[[], tuple[Evaluation, Sequence[Group]]]
 #: An evaluation of held-out rows alone.
 NOTHING_SAMPLED = Evaluation(0, 0, math.nan, {}, math.nan, math.nan)
+#: What episodes are played with, or by.
+Players = Environments | Agents | None
 #: Rows that rewards and templates are tried on before a run starts.
 TRIED_ROWS = 4
 
@@ -102,14 +110,14 @@ def reward_forms(task: Task, pool: ScorePool | None) -> list[str]:
     return [f"reward       {name} is {form}" for name, form in pool.check(first).items() if name != TASK]
 
 
-def environments_of(
-    recipe: Recipe, task: Task, place: Place = HERE, note: Note = lambda line: None
-) -> Environments | None:
-    """Make the environments that episodes play in; None for a task without an environment.
+def players_of(recipe: Recipe, task: Task, place: Place = HERE, note: Note = lambda line: None) -> Players:
+    """Make the environments that episodes play in, or the agents that play; None for a task without either.
 
     place  where the processes of environments are started; `note` hears of one that is started again
-    Raises UsageError if the environment's code does not load.
+    Raises UsageError if the code does not load.
     """
+    if isinstance(task, AgentTask):
+        return Agents(task.agent, dataclasses.replace(_limits(recipe, HERE), workers=task.sessions))
     if not isinstance(task, EnvironmentTask):
         return None
     game = task.game
@@ -119,28 +127,52 @@ def environments_of(
 
 
 def episodes_of(
-    task: Task, policy: Policy, chat: Chat, engine: Engine, environments: Environments | None
-) -> Episodes | None:
-    """Make what plays episodes; None for a task without an environment.
+    recipe: Recipe, task: Task, policy: Policy, chat: Chat, engine: Engine, players: Players, note: Note
+) -> Episodes | Sessions | None:
+    """Make what plays episodes; None for a task without an environment or an agent. `note` hears of what agents ask
+    for and do not get.
 
     Raises UsageError for a chat template under which the ids of a conversation do not only grow.
     """
-    if environments is None or not isinstance(task, EnvironmentTask):
+    if players is None or not isinstance(task, EnvironmentTask | AgentTask):
         return None
     require_no_fatal(turn_findings(task, chat, policy.eos))
     glue = Glue(chat, policy.eos)
+    if isinstance(task, AgentTask):
+        assert isinstance(players, Agents)
+        return _sessions(recipe, task, policy, glue, engine, players, note)
+    assert not isinstance(players, Agents)
     if task.history == "rewrite" and routers(policy.model):
         raise UsageError(
             'task.history = "rewrite": a policy with experts records the routes of a row as one text, and under it '
             'each turn has a prompt of its own; set task.history = "grow", or take a dense model'
         )
     onward = LaterPrompts(glue).onward if task.history == "rewrite" else glue.onward
-    decode = policy.decode_all if environments.with_special else policy.decode
-    return Episodes(engine, environments, onward, chat.encode, decode, task.limits)
+    decode = policy.decode_all if players.with_special else policy.decode
+    return Episodes(engine, players, onward, chat.encode, decode, task.limits)
+
+
+def _sessions(
+    recipe: Recipe, task: AgentTask, policy: Policy, glue: Glue, engine: Engine, agents: Agents, note: Note
+) -> Sessions:
+    """Make what plays sessions, and begin to listen. Raises UsageError for a policy with experts, and for an address
+    that is taken.
+    """
+    if routers(policy.model):
+        raise UsageError(
+            'task.name = "agent": a policy with experts records the routes of a row as one text, and a session may '
+            "have several prompts; take a dense model"
+        )
+    vocabulary = policy.model.config.get_text_config().vocab_size
+    writing = Writing(glue, policy.decode, policy.decode_all, policy.positions, vocabulary)
+    server = Server(Address.of(recipe.rollout.gateway))
+    return Sessions(engine, agents, server, writing, task.limits, task.patience, note)
 
 
 def turn_findings(task: Task, chat: Chat, ends: frozenset[int]) -> list[TemplateFinding]:
     """Try the chat template on conversations of several turns; nothing for a task without an environment."""
+    if isinstance(task, AgentTask):
+        return check_turns(chat, ends, ("user",), "grow")
     return check_turns(chat, ends, task.game.roles, task.history) if isinstance(task, EnvironmentTask) else []
 
 
@@ -164,7 +196,7 @@ def rollout_of(
     scorer: Scorer,
     prompts: Prompts,
     judge: Judge | None,
-    episodes: Episodes | None,
+    episodes: Plays | None,
 ) -> Rollout:
     """Make what samples a step's groups, of which the row's filter decides which train."""
     return Rollout(

@@ -127,7 +127,7 @@ class Dispatcher:
 
     def _fail_all(self, error: GroupwiseError) -> None:
         with self.lock:
-            for future in self.futures.values():
+            for future in list(self.futures.values()):
                 if not future.done():
                     future.set_exception(error)
 

@@ -6,13 +6,13 @@ One thread of the run talks to the workers and sleeps in between; the scores the
 import contextlib
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from groupwise.core.environment import Conversation
 from groupwise.core.samples import Attempt, Sample, ScoreResult
 from groupwise.rewards.pool.dispatch import Dispatcher
-from groupwise.rewards.pool.work import Entry, Limits
+from groupwise.rewards.pool.work import Entry, Limits, Work
 
 
 class Pool(contextlib.AbstractContextManager["Pool"]):
@@ -27,9 +27,9 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._dispatcher = Dispatcher(self._rewards, limits or Limits())
         self._end = weakref.finalize(self, self._dispatcher.close)
 
-    def submit(self, name: str, attempts: Sequence[Attempt | Conversation]) -> list[int]:
-        """Hand attempts, or turns of episodes, over and return at once, with a ticket for each. Give those of one
-        group together.
+    def submit(self, name: str, attempts: Sequence[Work]) -> list[int]:
+        """Hand attempts, turns of episodes or sessions over and return at once, with a ticket for each. Give those of
+        one group together.
         """
         if name not in self._rewards:
             raise KeyError(name)
@@ -41,6 +41,13 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         Raises UsageError where a reward cannot be loaded or called, RunError where the processes cannot be started.
         """
         return self._dispatcher.wait(tickets)
+
+    def follow(self, ticket: int, then: Callable[[Future[ScoreResult]], None]) -> None:
+        """Let `then` have the result when it is there, in a thread of the pool's; in place of a wait."""
+        with self._dispatcher.lock:
+            future = self._dispatcher.futures[ticket]
+        future.add_done_callback(lambda done: self._dispatcher.futures.pop(ticket))
+        future.add_done_callback(then)
 
     @property
     def seconds(self) -> float:

@@ -16,7 +16,6 @@ from dataclasses import asdict, astuple
 from typing import Any
 
 from groupwise.core.channel import Channel, FrameError
-from groupwise.core.environment import Conversation
 from groupwise.core.errors import GroupwiseError, ProcessLost, RunError, UsageError, one_line
 from groupwise.core.peer import PeerLost
 from groupwise.core.processes import codec
@@ -24,7 +23,7 @@ from groupwise.core.processes.place import Place, Process, Role, last_line
 from groupwise.core.samples import Attempt, Sample, ScoreResult
 from groupwise.rewards.isolation import Isolation
 from groupwise.rewards.pool.pool import Pool
-from groupwise.rewards.pool.work import Given, Limits, packed, results_of, tree
+from groupwise.rewards.pool.work import Given, Limits, Work, packed, results_of, tree
 
 #: Seconds of one look for a message, and without any after which the process counts as stalled.
 LOOK, STALLED = 0.5, 60.0
@@ -48,7 +47,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         self._place, self._start_seconds, self._note = place, seconds, note
         self._tree = tree(self._rewards, "one of them")
         self._tickets, self._numbers = itertools.count(), itertools.count()
-        self._owed: dict[int, tuple[str, Attempt | Conversation]] = {}
+        self._owed: dict[int, tuple[str, Work]] = {}
         self._questions: dict[int, tuple[Given, Future[dict[str, Any]]]] = {}
         self._lock = threading.RLock()
         self._broken: GroupwiseError | None = None
@@ -60,7 +59,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
         self._thread = threading.Thread(target=self._listen, name="rewards", daemon=True)
         self._thread.start()
 
-    def submit(self, name: str, attempts: Sequence[Attempt | Conversation]) -> list[int]:
+    def submit(self, name: str, attempts: Sequence[Work]) -> list[int]:
         """Submit as `Pool.submit` does."""
         if name not in self._rewards:
             raise KeyError(name)
@@ -127,7 +126,7 @@ class RemotePool(contextlib.AbstractContextManager["RemotePool"]):
                 future.set_exception(self._broken)
             self._questions.clear()
 
-    def _hand_over(self, entries: Mapping[int, tuple[str, Attempt | Conversation]]) -> None:
+    def _hand_over(self, entries: Mapping[int, tuple[str, Work]]) -> None:
         for name in dict.fromkeys(name for name, _ in entries.values()):
             some = {ticket: attempt for ticket, (own, attempt) in entries.items() if own == name}
             message = {"submit": list(some), "name": name}

@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any, Protocol
 
 from groupwise.core.channel import FrameError
-from groupwise.core.environment import Conversation
+from groupwise.core.environment import Conversation, Visit
 from groupwise.core.errors import UsageError, one_line
 from groupwise.core.peer import Transport
 from groupwise.core.processes import codec
@@ -26,13 +26,15 @@ from groupwise.rewards.isolation import Isolation
 
 #: The most attempts a worker is given at once: for one call, and one by one.
 MANY, FEW = 32, 8
+#: What a process is given: a completion, a turn of an episode, or a session that an agent plays.
+Work = Attempt | Conversation | Visit
 _CAUSES = frozenset(cause.value for cause in Cause)
 
 
 class ScorePool(contextlib.AbstractContextManager["ScorePool"], Protocol):
     """Pool of processes that scores, wherever its processes are: a Pool here, a RemotePool elsewhere."""
 
-    def submit(self, name: str, attempts: Sequence[Attempt | Conversation]) -> list[int]: ...
+    def submit(self, name: str, attempts: Sequence[Work]) -> list[int]: ...
 
     def wait(self, tickets: Sequence[int]) -> list[ScoreResult]: ...
 
@@ -78,7 +80,7 @@ class Entry:
 
     ticket: int
     name: str
-    attempt: Attempt | Conversation | None
+    attempt: Work | None
     rows: Sequence[Attempt] = ()
     alone: bool = False
     fresh: bool = False
@@ -86,7 +88,7 @@ class Entry:
 
     @property
     def by_itself(self) -> bool:
-        return self.attempt is None or self.alone or self.fresh
+        return self.attempt is None or self.alone or self.fresh or isinstance(self.attempt, Visit)
 
     @property
     def episode(self) -> int | None:
@@ -180,7 +182,7 @@ class Given:
         message = line.receive()
         return cls(message, bytes(line.receive_raw(_SIZE * sum(message.get("tokens", ())))))
 
-    def work(self) -> list[Attempt | Conversation]:
+    def work(self) -> list[Work]:
         """Return what is to be scored. What a user's class raises while its sample is made comes through."""
         samples, numbers, begin, work = codec.unpack(self.message["samples"]), array("q", self.numbers), 0, []
         for row, count in zip(self.message["rows"], self.message["tokens"], strict=True):
@@ -189,7 +191,7 @@ class Given:
         return work
 
 
-def packed(message: Mapping[str, Any], work: Sequence[Attempt | Conversation], what: str) -> Given:
+def packed(message: Mapping[str, Any], work: Sequence[Work], what: str) -> Given:
     """Pack what is to be scored. Raises UsageError, naming `what`, where another process cannot have it."""
     samples = list({id(one.sample): one.sample for one in work}.values())
     places = {id(sample): place for place, sample in enumerate(samples)}
@@ -214,16 +216,20 @@ def _in_words(what: str) -> Iterator[None]:
         raise UsageError(f"rewards: {what} cannot be sent to another process: {one_line(error)}") from None
 
 
-def _row(one: Attempt | Conversation) -> list[Any]:
+def _row(one: Work) -> list[Any]:
     if isinstance(one, Attempt):
         return [one.completion, one.finish]
+    if isinstance(one, Visit):
+        return ["visit", one.base_url, one.key]
     return [one.episode, one.round, one.said, one.answered, one.last, one.cut_off]
 
 
-def _work(samples: Sequence[Any], row: Sequence[Any], tokens: tuple[int, ...]) -> Attempt | Conversation:
+def _work(samples: Sequence[Any], row: Sequence[Any], tokens: tuple[int, ...]) -> Work:
     match row:
         case [place, completion, finish]:
             return Attempt(samples[place], completion, finish, tokens)
+        case [place, "visit", base_url, key]:
+            return Visit(samples[place], base_url, key)
         case [place, episode, number, said, answered, last, cut_off]:
             return Conversation(samples[place], episode, number, tuple(said), tuple(answered), last, cut_off)
-    raise FrameError("what is neither an attempt nor a turn of an episode")
+    raise FrameError("what is neither an attempt nor a turn of an episode nor a session")

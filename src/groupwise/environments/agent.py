@@ -1,0 +1,210 @@
+"""An agent that plays sessions: a user's function or a command line, in a process that plays one session at a time.
+
+    run(sample, base_url, key) -> reward          a function, `async` or not
+    ["python", "agent.py"]                        a program, in a folder of its own, which has sample.json
+
+A program is told where the policy is by the variables that OpenAI's and Anthropic's libraries read. Its reward is what
+it writes into reward.txt, else the last line that it prints.
+"""
+
+import asyncio
+import inspect
+import json
+import os
+import subprocess
+import tempfile
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Thread
+from typing import IO, Any, ClassVar
+
+from groupwise.core.code.user_code import NO_FILES, Files, Source, load, source
+from groupwise.core.environment import ENVIRONMENT, MODEL, Visit
+from groupwise.core.errors import UsageError, brief
+from groupwise.core.samples import Cause, Sample, ScoreResult
+from groupwise.rewards.functions.adapters import fault, score_result
+from groupwise.rewards.pool.pool import Pool
+from groupwise.rewards.pool.work import Limits
+
+#: Files in a program's folder: what it is given, and what it may write.
+SAMPLE, REWARD = "sample.json", "reward.txt"
+#: The last lines of what a program prints are kept, of so many characters at most.
+_LINES, _LONGEST_LINE = 20, 2_000
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An agent as a recipe names it.
+
+    use      `file.py:function` or `package.module:function`; "" of a command
+    command  program and its arguments
+    seconds  that a session may take
+    files    the file that the function is in, as it was when the run began
+    """
+
+    use: str = ""
+    command: tuple[str, ...] = ()
+    seconds: float = 600.0
+    files: Files = field(default_factory=lambda: NO_FILES)
+
+    @classmethod
+    def of(cls, use: str, command: tuple[str, ...], seconds: float, files: Files = NO_FILES) -> "Agent":
+        """Make an agent and read its file. Raises UsageError if there is no such file."""
+        file = source(use, f"task.use = {brief(use)}", files) if use else None
+        return cls(use, command, seconds, {} if file is None else {file.path: file})
+
+    @property
+    def call_seconds(self) -> float:
+        """Seconds after which a session is a fault, as the pool reads them."""
+        return self.seconds
+
+    @property
+    def sources(self) -> list[Source]:
+        """The user's own file."""
+        return list(self.files.values())
+
+    @property
+    def description(self) -> str:
+        """Name of the function, or the command line."""
+        return self.use or " ".join(self.command)
+
+    def load(self) -> Callable[[Visit], Any]:
+        """Return what plays a session -> its reward. Raises UsageError if the function cannot be loaded or called."""
+        if self.command:
+            return lambda visit: _of_command(self.command, visit)
+        what = f"task.use = {brief(self.use)}"
+        function = load(self.use, what, self.files)
+        try:
+            inspect.signature(function).bind(None, "", "")
+        except TypeError:
+            raise UsageError(f"{what}: must be a function run(sample, base_url, key) that returns a reward") from None
+        return lambda visit: _of_function(function, visit)
+
+    def bind(self) -> Any:
+        """Make what plays in a process of the pool."""
+        return _Player(self)
+
+
+class Agents:
+    """Processes that play sessions, each of them one at a time: `limits.workers` sessions at once."""
+
+    def __init__(self, agent: Agent, limits: Limits) -> None:
+        self._pool = Pool({ENVIRONMENT: agent}, limits)
+        self.at_once = limits.workers
+
+    def begin(self, visit: Visit, then: Callable[[Future[ScoreResult]], None]) -> None:
+        """Hand a session over; `then` has its reward, in another thread."""
+        self._pool.follow(self._pool.submit(ENVIRONMENT, [visit])[0], then)
+
+    def close(self) -> None:
+        """End every process."""
+        self._pool.close()
+
+
+@dataclass(frozen=True)
+class _OneByOne:
+    """Form of a player: it is called with one session after the other."""
+
+    batched: ClassVar[bool] = False
+
+
+class _Player:
+    form = _OneByOne()
+    asynchronous = False
+    probe = starts = None
+
+    def __init__(self, agent: Agent) -> None:
+        self.description = agent.description
+        self._play = agent.load()
+
+    def check(self, sample: Sample) -> None:
+        """Do nothing: no sample is needed before a session begins."""
+
+    def score(self, visits: Sequence[Visit], run: Callable[[Any], Any]) -> Iterator[list[ScoreResult]]:
+        """Yield the reward of each session."""
+        for visit in visits:
+            yield [self._played(visit)]
+
+    def _played(self, visit: Visit) -> ScoreResult:
+        try:
+            _say_that_it_begins(visit)
+            result = self._play(visit)
+        except BaseException as error:  # sys.exit of a user's code is a fault like others
+            return fault(error)
+        result = result if isinstance(result, ScoreResult) else score_result(result)
+        if result.cause is None and not result.votes:
+            return ScoreResult(cause=Cause.WRONG_TYPE, detail="its reward: None, no number")
+        return result
+
+
+def _say_that_it_begins(visit: Visit) -> None:
+    """Let the run forget what an earlier try of this session has asked, as one whose process was lost."""
+    request = urllib.request.Request(
+        f"{visit.base_url}/begin", b"{}", {"Authorization": f"Bearer {visit.key}"}, method="POST"
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener.open(request, timeout=60).close()
+
+
+def _of_function(function: Callable[..., Any], visit: Visit) -> Any:
+    result = function(visit.sample, visit.base_url, visit.key)
+    if not inspect.isawaitable(result):
+        return result
+
+    async def finish() -> Any:
+        return await result
+
+    return asyncio.run(finish())
+
+
+def _of_command(command: Sequence[str], visit: Visit) -> ScoreResult:
+    """Run a program for a session -> its reward, or the fault that it ended with."""
+    told = {
+        "OPENAI_BASE_URL": visit.base_url, "OPENAI_API_KEY": visit.key, "OPENAI_MODEL": MODEL,
+        "ANTHROPIC_BASE_URL": visit.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": visit.key,
+        "ANTHROPIC_MODEL": MODEL,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        (folder / SAMPLE).write_text(json.dumps(asdict(visit.sample), default=str))
+        process = subprocess.Popen(
+            command, cwd=folder, env={**os.environ, **told}, text=True, errors="replace", stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        printed, wrong = _Tail(process.stdout), _Tail(process.stderr)
+        if code := process.wait():
+            detail = "\n".join([*wrong.lines(), f"{command[0]} ended with exit code {code}"])
+            return ScoreResult(cause=Cause.EXCEPTION, detail=detail)
+        lines, where = printed.lines(), "the last line that it prints"
+        words = lines[-1] if lines else ""
+        if (folder / REWARD).is_file():
+            with (folder / REWARD).open(errors="replace") as file:
+                words, where = file.read(_LONGEST_LINE).strip(), REWARD
+    with suppress(ValueError):
+        return score_result(float(words))
+    return ScoreResult(cause=Cause.WRONG_TYPE, detail=f"{where} is {words[:200]!r}, not a number, its reward")
+
+
+class _Tail:
+    """Reads all that a stream brings, and keeps its last lines."""
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        assert stream is not None
+        self._stream, self._kept = stream, deque[str](maxlen=_LINES)
+        self._thread = Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while line := self._stream.readline(_LONGEST_LINE):
+            if line.strip():
+                self._kept.append(line.strip())
+
+    def lines(self) -> list[str]:
+        """Return the last lines; what a program left running still writes is not waited for long."""
+        self._thread.join(1.0)
+        return list(self._kept)

@@ -1,0 +1,153 @@
+"""The task `agent`: each problem is a session, in which somebody's own agent asks the policy as often as it likes."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import InitVar, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from groupwise.core.code.user_code import NO_FILES, Files, load, whole_use
+from groupwise.core.environment import EpisodeLimits
+from groupwise.core.errors import UsageError, brief
+from groupwise.core.numbers.seeds import derive
+from groupwise.core.samples import Sample
+from groupwise.core.task import Demonstration
+from groupwise.environments.agent import Agent
+from groupwise.tasks.data.settings import DataSettings
+from groupwise.tasks.data.task import Data
+from groupwise.tasks.settings import SPLITS, field_defaults, require_split
+
+#: Keys that say where problems come from.
+DATA_KEYS = frozenset(field.name for field in dataclasses.fields(DataSettings))
+
+
+@dataclass(frozen=True, repr=False)
+class AgentTask(DataSettings):
+    """Problems that an agent solves, from `path` as in the task `data`, or from `samples(split)` in the agent's file.
+
+    use          function `run(sample, base_url, key)` that returns the reward: `file.py:run` or `package.module:run`
+    command      instead of `use`: a program and its arguments
+    max_turns    most requests in a session
+    turn_tokens  most tokens in an answer of the policy; 0: what the session has left
+    seconds      time limit of a session
+    sessions     sessions played at once, each in a process of its own
+    patience     seconds for which a round of sampling waits for a session that does not ask
+    repeats      keep rows of `path` with equal prompts as different problems
+    """
+
+    use: str = ""
+    command: tuple[str, ...] = ()
+    max_turns: int = 64
+    turn_tokens: int = 0
+    seconds: float = 600.0
+    sessions: int = 16
+    patience: float = 5.0
+    check: str = "none"
+    repeats: bool = True
+    files: InitVar[Files | None] = None
+    agent: ClassVar[Agent]  # of the instance: who plays
+    quick: ClassVar[bool] = True  # scores are what agents return
+
+    def __post_init__(self, files: Files | None) -> None:
+        if bool(self.use) == bool(self.command):
+            raise UsageError(
+                'task.use is missing: a function such as "my_agent.py:run", or task.command, a program'
+                if not self.use
+                else "task.use and task.command are two agents; take one of them out"
+            )
+        if self.max_turns < 1 or self.turn_tokens < 0 or not 1 <= self.sessions <= 1024:
+            raise UsageError("task.max_turns must be 1 or more, task.turn_tokens 0 or more, task.sessions 1 to 1024")
+        if self.seconds <= 0 or self.patience <= 0:
+            raise UsageError("task.seconds and task.patience must be more than 0")
+        kept, what = files or NO_FILES, f"task.use = {brief(self.use)}"
+        # Names of files are made whole, for use from any folder.
+        object.__setattr__(self, "use", whole_use(self.use, what, kept) if self.use else "")
+        object.__setattr__(self, "command", tuple(map(_whole, self.command)))
+        object.__setattr__(self, "agent", Agent.of(self.use, self.command, self.seconds, kept))
+        self.agent.load()
+        if self.path:
+            super().__post_init__()
+        elif unread := [key for key in DATA_KEYS - {"seed"} if getattr(self, key) != field_defaults(self)[key]]:
+            raise UsageError(f"task.{min(unread)}: set, but without task.path nothing reads it; take it out")
+        elif self._beside("samples", None) is None:
+            beside = f", as {self.use} has no samples(split) beside it" if self.use else ""
+            raise UsageError(f"task.path is missing: a file of problems{beside}")
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        """The limits at which sessions are cut off."""
+        return EpisodeLimits(self.max_turns, self.turn_tokens, self.seconds)
+
+    @property
+    def alphabet(self) -> str:
+        """Every character of prompts and answers, where the agent's file says so; empty if it does not."""
+        return str(self._beside("alphabet", ""))
+
+    @property
+    def contents(self) -> str:
+        """A hash of what the problems and demonstrations are functions of."""
+        files = [source.sha256 for source in self.agent.sources]
+        return hashlib.sha256(repr((files, self.seed, self._data.contents if self.path else "")).encode()).hexdigest()
+
+    def notes(self) -> Sequence[str]:
+        """Write lines for the user, of the file of problems."""
+        return self._data.notes() if self.path else []
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        """Return the problems of "train" or "heldout"."""
+        require_split(split, "agent")
+        return self._problems[split]
+
+    def gold(self, sample: Sample) -> str:
+        """Return "": no text alone is worth what a session is."""
+        return ""
+
+    def score(self, sample: Sample, completion: str) -> float:
+        """Raise UsageError: only a session has a reward."""
+        raise UsageError("the task agent scores sessions, and no texts")
+
+    def demonstrations(self, count: int, seed: int) -> Iterable[Demonstration]:
+        """Return the demonstrations of the agent's file, or the solutions of `path`. Raises UsageError."""
+        show = self._beside("demonstrations", None)
+        if show is not None:
+            return show(count, seed)
+        if self.path:
+            return self._data.demonstrations(count, seed)
+        raise UsageError(f"warm_start.steps: {self.use} has no demonstrations(count, seed) beside it; set it to 0")
+
+    def _beside(self, name: str, default: Any) -> Any:
+        """Return what the agent's file has by a name. Raises UsageError if the file cannot be loaded."""
+        if not self.use:
+            return default
+        file = self.use.rpartition(":")[0]
+        function = load(self.use, f"task.use = {brief(self.use)}", self.agent.files)
+        there = name in getattr(function, "__globals__", {})
+        return load(f"{file}:{name}", f"task.use = {brief(self.use)}", self.agent.files) if there else default
+
+    @cached_property
+    def _data(self) -> Data:
+        return Data(**{key: getattr(self, key) for key in DATA_KEYS})
+
+    @cached_property
+    def _problems(self) -> dict[str, Sequence[Sample]]:
+        own = self._data.samples if self.path else self._beside("samples", None)
+        splits = {split: list(own(split)) for split in SPLITS}
+        for split, samples in splits.items():
+            if not samples or not all(isinstance(sample, Sample) for sample in samples):
+                raise UsageError(f"{self.use}: samples({split!r}) must be a list of groupwise.Sample, one at least")
+        return {split: [self._seeded(sample) for sample in samples] for split, samples in splits.items()}
+
+    def _seeded(self, sample: Sample) -> Sample:
+        return dataclasses.replace(sample, seed=sample.seed or derive(self.seed, "environment", sample.key))
+
+    def __repr__(self) -> str:
+        where = f", problems from {self.path}" if self.path else ""
+        return f"agent {self.agent.description}{where}, at most {self.max_turns} requests a session"
+
+
+def _whole(word: str) -> str:
+    """Return a word of a command line; the name of a file that is here with its whole path."""
+    path = Path(word)
+    return str(path.absolute()) if path.is_file() and not path.is_absolute() else word

@@ -1,0 +1,100 @@
+"""Runs that agents play: every check of a run holds, and a resumed one goes on to the bit."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import groupwise
+from groupwise.core.errors import UsageError
+from tests.runs.test_run import assert_goes_on
+from tests.runs.tiny_runs import rollouts, step_rows
+
+RECIPE = "two-questions"
+AGENT = Path(__file__).parents[3] / "recipes" / "two_questions.py"
+CHANGES: dict[str, Any] = {
+    "steps": 3,
+    "warm_start.steps": 0,
+    "prompts_per_step": 3,
+    "samples_per_prompt": 3,
+    "task.sessions": 3,
+    "evaluation.problems": 2,
+    "evaluation.samples": 1,
+    "checkpoint.every": 1,
+    "checkpoint.keep": 9,
+    "journal.report": False,
+}
+
+
+def test_a_run_of_an_agent_holds_its_checks_and_goes_on_to_the_bit(tmp_path: Path) -> None:
+    whole = groupwise.train(RECIPE, {**CHANGES, "runs": str(tmp_path), "name": "whole"}).folder
+    for row in step_rows(whole):
+        assert {check["verdict"] for check in row["checks"].values()} <= {"pass", "not measured"}
+    for line in rollouts(whole):
+        assert line["ended"] in ("done", "tokens", "turns")
+        owns = [span["own"] for span in line.get("spans", [{"own": True}])]
+        assert owns == [True, False, True][: 2 * len(line["turns"]) - 1]
+    assert any(len(line["turns"]) == 2 for line in rollouts(whole))
+    assert_goes_on(whole, 3, 2)
+
+
+ALONE = """
+import json, os, urllib.request
+sample = json.load(open("sample.json"))
+def asked(*texts):
+    body = json.dumps({"messages": [{"role": "user", "content": text} for text in texts], "max_tokens": 3})
+    head = {"x-api-key": os.environ["ANTHROPIC_API_KEY"]}
+    request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", body.encode(), head)
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["content"][0]["text"]
+first = asked(sample["prompt"])
+print(len(first + asked("another")) % 5 / 4)
+"""
+
+
+def test_a_program_whose_histories_do_not_go_on_trains_in_rows(tmp_path: Path) -> None:
+    """The second request of each session begins anew, and so do all of an agent that changes the prompt."""
+    (tmp_path / "mine.py").write_text(ALONE)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(40)))
+    task = {
+        "name": "agent",
+        "command": [sys.executable, str(tmp_path / "mine.py")],
+        "path": str(tmp_path / "rows.jsonl"),
+        "sessions": 3,
+    }
+    given = {**{k: v for k, v in CHANGES.items() if not k.startswith("task.")}, "task": task}
+    changes = {"model": "tiny-chat", "steps": 2, "sampling.max_new_tokens": 120, "runs": str(tmp_path / "runs")}
+    run = groupwise.train(RECIPE, {**given, **changes}).folder
+    for row in step_rows(run):
+        assert {check["verdict"] for check in row["checks"].values()} <= {"pass", "not measured"}
+    lines = rollouts(run)
+    assert all([span.get("anew", False) for span in line["spans"]] == [False, True, False] for line in lines)
+    assert all(not math.isnan(line["score"]) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"algorithm.name": "ppo", "algorithm.shaping.kind": "steps"},
+            'task.name = "agent": a critic reads an episode as one text',
+        ),
+        ({"rollout.turn_tokens": 4}, "rollout.turn_tokens = 4: an episode is played whole"),
+        ({"rollout.gateway": "nowhere"}, "rollout.gateway = 'nowhere': an address is HOST:PORT"),
+        ({"model": "tiny-moe"}, 'task.name = "agent": a policy with experts records the routes'),
+    ],
+)
+def test_what_sessions_cannot_be_trained_with_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        groupwise.train(RECIPE, {**CHANGES, "runs": str(tmp_path), **changes})
+    assert words in str(refused.value)
+
+
+def test_nothing_but_agents_reads_the_address(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"rollout\.gateway: set, but nothing in this run reads it"):
+        groupwise.train("quickstart", {"rollout.gateway": "127.0.0.1:0", "runs": str(tmp_path)})

@@ -1,0 +1,147 @@
+"""Sessions of agents: the game is that of an environment, to the bit, and every trained id is a sampled one."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from groupwise.core.collate import collate
+from groupwise.core.engine import Sampling
+from groupwise.core.environment import Ended, EpisodeLimits, Visit
+from groupwise.core.records import Completion, Group
+from groupwise.core.samples import Sample
+from groupwise.core.stream import Cohort
+from groupwise.environments.adapt import playable
+from groupwise.environments.live import InlineEnvironments
+from groupwise.rollout.episodes import Episodes
+from groupwise.rollout.segments import Segment
+from tests.rollout.gateway.made import LIMITS, SEEDS, Listening, chat, glue, played, policy, post, prompts, user
+
+TURNS = 4
+
+
+class Echo:
+    """Says how much it heard; over after a number of turns that the words decide."""
+
+    def reset(self, sample: Sample) -> None:
+        self.heard: list[str] = []
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self.heard.append(text)
+        return answered(self.heard), 0.0, over(self.heard)
+
+
+def answered(heard: list[str]) -> str:
+    return "x" * (sum(map(len, heard)) % 5 + 1)
+
+
+def over(heard: list[str]) -> bool:
+    return len(heard) >= TURNS or (len(heard) > 1 and sum(map(ord, heard[-1])) % 3 == 0)
+
+
+def echo(visit: Visit) -> float:
+    """The same game as an agent."""
+    messages: list[dict[str, Any]] = [user(visit.sample.prompt)]
+    heard: list[str] = []
+    while True:
+        message = chat(visit, messages)["choices"][0]["message"]
+        heard.append(message["content"])
+        messages += [message, user(answered(heard))]
+        if over(heard):
+            return 0.5
+
+
+def inside(engine: Any, sampling: Sampling) -> list[tuple[Completion, ...]]:
+    environments = InlineEnvironments(playable(Echo, {}))
+    own = glue()
+    play = Episodes(engine, environments, own.onward, own.chat.encode, policy().decode, LIMITS)
+    (cohort,) = play([Cohort(prompts(), SEEDS[:3])], Segment(3, sampling))
+    return list(cohort.completions)
+
+
+def bits(completions: list[tuple[Completion, ...]]) -> list[Any]:
+    return [(c.tokens, c.logp_engine, c.spans, [t.stop for t in c.turns]) for group in completions for c in group]
+
+
+@pytest.mark.parametrize("at_once", [64, 4])
+def test_a_game_through_the_gateway_has_the_bits_of_the_same_game_inside(at_once: int) -> None:
+    sampling = Sampling(max_new_tokens=200)
+    own = inside(Listening(), sampling)
+    through = played(echo, sampling=sampling, at_once=at_once)
+    assert [len(c.turns) for group in own for c in group] == [len(c.turns) for group in through for c in group]
+    assert max(len(c.turns) for group in own for c in group) > 2
+    if at_once == 64:
+        assert bits(through) == bits(own)
+    else:  # other rounds: the same draws, and sums in another order
+        assert [c.tokens for group in through for c in group] == [c.tokens for group in own for c in group]
+    assert all(c.ended is Ended.DONE and c.turns[-1].reward == 0.5 for group in through for c in group)
+
+
+def wild(visit: Visit) -> float:
+    """Asks in every way: goes on, forks, retries, edits, begins anew, streams, in ids, several answers at once."""
+    first = chat(visit, [user(visit.sample.prompt)])["choices"][0]["message"]
+    draw = random.Random(f"{visit.sample.key} {first['content']}")
+    histories: list[list[dict[str, Any]]] = [[user(visit.sample.prompt), first, user("go on")]]
+    ids: list[list[int]] = []
+    for _ in range(draw.randrange(2, 7)):
+        how = draw.choice(("go", "go", "fork", "edit", "anew", "ids", "several", "stream"))
+        history = draw.choice(histories) if how in ("fork", "edit") else histories[-1]
+        if how == "anew":
+            history = [{"role": "system", "content": "other"}, user("again")]
+        if how == "edit" and len(history) > 1:
+            history = [*history[:1], {"role": "assistant", "content": "edited"}, *history[2:]]
+        if how == "ids":
+            asked = [44, 45, 46, draw.randrange(40, 50)]
+            asked = [*draw.choice(ids), 40, 41] if ids and draw.random() < 0.7 else asked
+            status, answer = post(visit, "/inference/v1/generate", {"token_ids": asked, "sampling_params": {"n": 2}})
+            assert status == 200
+            ids += [asked + choice["token_ids"] for choice in answer["choices"]]
+            continue
+        if how == "stream":
+            body = {"messages": history, "stream": True}
+            status, events = post(visit, "/v1/chat/completions", body)
+            assert (status, events[-16:]) == (200, "\n\ndata: [DONE]\n\n")
+            continue
+        answer = chat(visit, history, n=2 if how == "several" else 1, max_tokens=draw.choice((2, 5, None)))
+        said = [choice["message"] for choice in answer["choices"]]
+        histories += [[*history, message, user(draw.choice(("more", "no")))] for message in said]
+    return 1.0
+
+
+def test_every_trained_id_is_a_sampled_id_behind_what_the_policy_read() -> None:
+    engine = Listening()
+    limits = EpisodeLimits(turns=32, turn_tokens=6)
+    episodes = played(wild, engine, samples=8, limits=limits, sampling=Sampling(max_new_tokens=2000))
+    episodes = [tuple(replace(c, score=1.0) for c in group) for group in episodes]
+    batch = collate([Group(p, g) for p, g in zip(prompts(), episodes, strict=True)], pad=0)
+    assert batch.read_from is not None
+    own: list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]] = []
+    rows = [(prompt, episode) for prompt, group in zip(prompts(), episodes, strict=True) for episode in group]
+    for row, (prompt, episode) in enumerate(rows):
+        assert episode.ended is Ended.DONE, episode.turns[-1].detail
+        for span in (span for span in episode.spans if span.own):
+            start, stop = len(prompt.tokens) + span.start, len(prompt.tokens) + span.stop
+            assert bool(batch.mask[row, start:stop].all())
+            read = tuple(batch.tokens[row, int(batch.read_from[row, start]) : start].tolist())
+            at = slice(span.start, span.stop)
+            own.append((read, episode.tokens[at], episode.logp_engine[at]))
+        assert int(batch.mask[row].sum()) == episode.length
+    sampled = [(request.tokens, answer.tokens, answer.logp_engine) for request, answer in engine.calls]
+    assert sorted(own) == sorted(sampled)
+    assert len({(request.seed, request.first) for request, _ in engine.calls}) == len(engine.calls)
+    assert sum(span.anew for group in episodes for c in group for span in c.spans) > 10
+
+
+def test_the_same_agents_ask_again_and_get_the_same_bits_whoever_is_faster() -> None:
+    def at_its_own_pace(visit: Visit) -> float:
+        time.sleep(random.random() / 20)
+        return echo(visit)
+
+    one, other = Listening(), Listening()
+    assert bits(played(at_its_own_pace, one)) == bits(played(at_its_own_pace, other))
+    assert one.sizes == other.sizes  # rounds of all sessions that go on
+    assert one.sizes[:2] == [9, 9]
