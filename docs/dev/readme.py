@@ -26,6 +26,8 @@ def readme() -> str:
         speed=speed(),
         kills=kills(),
         claims=claims(),
+        algorithms=algorithms(),
+        others=algorithms() - 4,
         models=models(),
         quickstart=quickstart(),
         results="\n".join(results()),
@@ -44,6 +46,11 @@ def kills() -> str:
     ends = Counter(row["outcome"] for row in rows("kills.jsonl"))
     alone, helped = ends["same"], ends["same after its command"]
     return f"{alone} of {ends.total()} runs ended bit-identical by themselves, {helped} after"
+
+
+def algorithms() -> int:
+    """Count the algorithms of the catalog, as `groupwise explain` lists them."""
+    return len(json.loads((ROOT / "src/groupwise/config/answers.json").read_text())["algorithms"])
 
 
 def claims() -> str:

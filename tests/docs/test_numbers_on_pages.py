@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from typing import Any
 
+from groupwise.algorithms.catalog import CATALOG
 from groupwise.config.answers import sections
 from groupwise.rewards.verifiers.answers import CHECKERS
 from groupwise.training.start.initial_policy import TINY
@@ -73,3 +74,14 @@ def test_tables_of_checks_and_checkers_are_whole() -> None:
 def test_the_key_model_names_every_tiny_policy() -> None:
     (meaning,) = (key.meaning for section in sections() for key in section.keys if key.name == "model")
     assert [name for name in TINY if name not in meaning] == []
+
+
+def test_pages_count_the_algorithms_of_the_catalog() -> None:
+    counted = {
+        page: [int(n) for n in re.findall(r"(?:[Aa]ll|Each of the) (\d+) (?:algorithms|side by side|is about)", text)]
+        + [4 + int(n) for n in re.findall(r"(\d+) more algorithms", text)]
+        for page, text in {**TEXTS, "README.md": (ROOT / "README.md").read_text()}.items()
+    }
+    said = {page: numbers for page, numbers in counted.items() if numbers}
+    assert {"README.md", "index.md", "which.md", "choose_algorithm.md"} <= set(said)
+    assert {n for numbers in said.values() for n in numbers} == {len(CATALOG)}, said
