@@ -44,6 +44,7 @@ def credited(row: Algorithm, groups: list[Group], elsewhere: float) -> dict[str,
     live, entropy = columns.pop("live").requires_grad_(True), columns.pop("entropy")
     engine = columns["logp_old"] + 0.1 * columns["value"]
     batch = row.weigh(row.credit(dataclasses.replace(batch, **columns, logp_engine=engine)))
+    centered = {"logp_engine": engine, "centre": 0.25 * live} if row.trust.sampler_top else {}
     loss = row.objective(
         batch.need("weight"),
         live,
@@ -53,6 +54,7 @@ def credited(row: Algorithm, groups: list[Group], elsewhere: float) -> dict[str,
         batch.logp_ref,
         batch.correction,
         entropy,
+        **centered,
     )
     (gradient,) = torch.autograd.grad(loss.value, live)
     own = {name: batch.need(name)[batch.mask] for name in ("reward", "advantage", "returns", "weight")}

@@ -96,6 +96,7 @@ def test_a_run_without_anything_yet_has_a_page(here):
     folder = here / "new"
     folder.mkdir()
     shutil.copy(here / "run" / "recipe.toml", folder)
+    (folder / ".lock").touch()
     made = make([folder])
     assert b"nothing was logged yet" in made.path.read_bytes()
 

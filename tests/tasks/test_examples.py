@@ -19,6 +19,8 @@ from groupwise.tasks.make import ENVIRONMENTS, EXAMPLES, task
 FILES = sorted(path.stem for path in recipe_folder().glob("*.py"))
 #: The recipe of each name; what has a chat model is not run here.
 RECIPES = {name: "times-tables" if name == "products" else name for name in (*EXAMPLES, *ENVIRONMENTS)}
+#: Recipes of the task `agent`, whose file is who plays.
+AGENTS = ("two-questions",)
 WITHOUT_MODEL = {"model": "tiny-dense", "adapter.rank": 0}
 
 
@@ -27,7 +29,7 @@ def problems(one: Any) -> list[Any]:
 
 
 def test_every_example_has_a_file_and_every_file_is_an_example() -> None:
-    assert sorted(name.replace("-", "_") for name in RECIPES) == FILES
+    assert sorted(name.replace("-", "_") for name in (*RECIPES, *AGENTS)) == FILES
 
 
 @pytest.mark.parametrize("name", FILES)

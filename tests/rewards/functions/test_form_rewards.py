@@ -46,7 +46,7 @@ def test_what_is_quick_is_quick_for_every_text(name: str):
         given = CHECKED.get(name, lambda text: FORMED[name](attempts(text)))
         begin = time.process_time()
         given(text)
-        assert time.process_time() - begin < 1, text[:20]
+        assert time.process_time() - begin < 3, text[:20]
 
 
 @pytest.mark.parametrize(
