@@ -114,7 +114,8 @@ def test_a_value_that_is_set_to_what_it_was_is_no_change(copy):
         (
             "seed",
             7,
-            r"^seed 1 -> 7: cannot change in a run that goes on: groups that wait .*What may: steps, guard; roll",
+            r"^seed 1 -> 7: cannot change in a run that goes on: groups that wait .*"
+            r"What may: steps, guard; rollout: gateway; scoring: ",
         ),
         ("algorithm.kl.beta", 0.5, r"trained for another goal.*begin a run with this one's weights: groupwise train "),
         ("sampling.temperature", 0.5, r"sampling.temperature 1.0 -> 0.5: cannot change"),

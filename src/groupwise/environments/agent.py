@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Thread
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 from groupwise.core.code.user_code import NO_FILES, Files, Source, load, source
 from groupwise.core.environment import ENVIRONMENT, MODEL, Visit
@@ -29,7 +29,7 @@ from groupwise.core.errors import UsageError, brief
 from groupwise.core.samples import Cause, Sample, ScoreResult
 from groupwise.rewards.functions.adapters import fault, score_result
 from groupwise.rewards.pool.pool import Pool
-from groupwise.rewards.pool.work import Limits
+from groupwise.rewards.pool.work import Limits, OneByOne
 
 #: Files in a program's folder: what it is given, and what it may write.
 SAMPLE, REWARD = "sample.json", "reward.txt"
@@ -106,15 +106,8 @@ class Agents:
         self._pool.close()
 
 
-@dataclass(frozen=True)
-class _OneByOne:
-    """Form of a player: it is called with one session after the other."""
-
-    batched: ClassVar[bool] = False
-
-
 class _Player:
-    form = _OneByOne()
+    form = OneByOne()
     asynchronous = False
     probe = starts = None
 

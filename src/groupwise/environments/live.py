@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from groupwise.core.code.trace import own_traceback
 from groupwise.core.environment import ENVIRONMENT, Conversation, Reply, Says, ToolCall, fingerprint
@@ -18,7 +18,7 @@ from groupwise.core.task import Starts
 from groupwise.environments.adapt import Playable, begun, ended
 from groupwise.environments.game import Game
 from groupwise.rewards.pool.pool import Pool
-from groupwise.rewards.pool.work import Limits, ScorePool
+from groupwise.rewards.pool.work import Limits, OneByOne, ScorePool
 
 
 @dataclass
@@ -100,15 +100,8 @@ class InlineEnvironments:
         """Do nothing: no process was started."""
 
 
-@dataclass(frozen=True)
-class _OneByOne:
-    """Form of a player: it is called with one conversation after the other."""
-
-    batched: ClassVar[bool] = False
-
-
 class _Player:
-    form = _OneByOne()
+    form = OneByOne()
     asynchronous = False
     probe = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -40,13 +41,18 @@ CHECKED = {"numeric": lambda text: Numeric()(text, "1"), "exact": lambda text: E
 FORMED = {"tags": Tags(), "opened tags": Tags(opened=True), "words": Repetition(), "ids": Repetition(9, tokens=True)}
 
 
+def seconds_of(given: Callable[[str], object], text: str) -> float:
+    """Seconds of this process's own that a reading of the text takes."""
+    begin = time.process_time()
+    given(text)
+    return time.process_time() - begin
+
+
 @pytest.mark.parametrize("name", [*CHECKED, *FORMED])
 def test_what_is_quick_is_quick_for_every_text(name: str):
     for text in LONG:
         given = CHECKED.get(name, lambda text: FORMED[name](attempts(text)))
-        begin = time.process_time()
-        given(text)
-        assert time.process_time() - begin < 3, text[:20]
+        assert min(seconds_of(given, text) for _ in range(2)) < 1, text[:20]  # other work may disturb one of them
 
 
 @pytest.mark.parametrize(
