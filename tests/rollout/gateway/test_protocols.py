@@ -37,6 +37,21 @@ def saying(text: str) -> Any:
     return Saying()
 
 
+@pytest.mark.parametrize("counted", [False, True])
+def test_only_a_stream_that_is_to_be_counted_has_an_event_without_a_choice(counted: bool) -> None:
+    def play(visit: Visit) -> float:
+        with openai.OpenAI(base_url=visit.base_url, api_key=visit.key, max_retries=0) as client:
+            more = {"stream_options": {"include_usage": True}} if counted else {}
+            given = {"model": "policy", "messages": [user(visit.sample.prompt)], "max_tokens": 3, "stream": True}
+            pieces = list(client.chat.completions.create(**given, **more))  # type: ignore[call-overload]
+            assert [bool(piece.choices) for piece in pieces] == [True, True, *([False] if counted else [])]
+            counts = [piece.usage.completion_tokens for piece in pieces if piece.usage]
+            assert counts == ([3] if counted else [])
+        return 1.0
+
+    alone(play)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_openais_library_plays_a_session(stream: bool) -> None:
     seen: list[Any] = []
@@ -47,8 +62,7 @@ def test_openais_library_plays_a_session(stream: bool) -> None:
             first = {"model": "policy", "messages": [user(visit.sample.prompt)], "max_tokens": 3}
             if stream:
                 pieces = list(client.chat.completions.create(**first, stream=True))  # type: ignore[call-overload]
-                said = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
-                assert pieces[-1].usage.completion_tokens == 3
+                said = "".join(piece.choices[0].delta.content or "" for piece in pieces)
             else:
                 answer = client.chat.completions.create(**first, logprobs=True)  # type: ignore[call-overload]
                 said = answer.choices[0].message.content

@@ -52,6 +52,8 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     (CHAT, {**ASKED, "tools": TOOLS, "tool_choice": "required"}, 400, "a call cannot be forced"),
     (CHAT, {**ASKED, "response_format": {"type": "json_object"}}, 400, "response_format: this policy is sampled"),
     (CHAT, {**ASKED, "top_logprobs": 5}, 400, "top_logprobs: the engine says"),
+    (CHAT, {**ASKED, "stream_options": 1}, 400, "stream_options: must be an object"),
+    (CHAT, {**ASKED, "stream_options": {"include_usage": 1.5}}, 400, "stream_options.include_usage = 1.5: must be"),
     (CHAT, {"messages": [user("x" * 2000)]}, 400, "the model takes 1024 with the answer"),
     (CHAT, {"messages": [user("x" * 600)]}, 400, "more of the prompt leave no room for an answer"),
     (IDS, {"token_ids": []}, 400, "token_ids: must be a list of whole numbers"),

@@ -33,6 +33,7 @@ def read(body: Body) -> ModelRequest:
         seed=body.number("seed", least=-(2**62)),
         whole=body.flag("logprobs") or body.flag("return_token_ids"),
         stream=body.flag("stream"),
+        usage=body.table("stream_options").flag("include_usage"),
         unread=body.unread(),
     )
 
@@ -49,7 +50,9 @@ def whole(asked: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
 
 
 def events(asked: ModelRequest, answer: ModelAnswer) -> Iterator[str]:
-    """Write an answer as events: each choice in one piece, and its end."""
+    """Write an answer as events: each choice in one piece, and its end. Only clients that ask for tokens to be counted
+    get an event without a choice: others take the first choice of every event.
+    """
     head = {"id": answer.name("chatcmpl"), "object": "chat.completion.chunk", **_BASE}
     for i, choice in enumerate(answer.choices):
         said = _said(answer, i, choice)
@@ -59,7 +62,8 @@ def events(asked: ModelRequest, answer: ModelAnswer) -> Iterator[str]:
         first = {"index": i, "delta": {"role": "assistant", **said}, **rest, "finish_reason": None}
         last = {"index": i, "delta": {}, "finish_reason": rest["finish_reason"]}
         yield from (f"data: {json.dumps({**head, 'choices': [one]})}\n\n" for one in (first, last))
-    yield f"data: {json.dumps({**head, 'choices': [], 'usage': usage(answer)})}\n\n"
+    if asked.usage:
+        yield f"data: {json.dumps({**head, 'choices': [], 'usage': usage(answer)})}\n\n"
     yield "data: [DONE]\n\n"
 
 

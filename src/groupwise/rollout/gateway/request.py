@@ -56,6 +56,7 @@ class ModelRequest:
     seed      of the client's own, which is mixed into the session's
     whole     whether ids and log-probabilities are told
     stream    whether the answer is wanted as events
+    usage     whether one more event counts the tokens
     unread    its keys of how tokens are drawn
     """
 
@@ -69,6 +70,7 @@ class ModelRequest:
     seed: int | None = None
     whole: bool = False
     stream: bool = False
+    usage: bool = False
     unread: tuple[str, ...] = ()
 
     @cached_property
@@ -179,6 +181,13 @@ class Body:
             if not isinstance(each, dict):
                 raise Refusal(400, f"{self.where}{key}[{at}]: must be an object")
             yield Body(each, f"{self.where}{key}[{at}].")
+
+    def table(self, key: str) -> "Body":
+        """Return an object, empty where it is not there."""
+        value = self.content.get(key) or {}
+        if not isinstance(value, dict):
+            raise Refusal(400, f"{self.where}{key}: must be an object")
+        return Body(value, f"{self.where}{key}.")
 
     def text(self, key: str) -> str:
         """Return the text of a content: one text, or parts of type text."""

@@ -1,0 +1,166 @@
+"""Tokens per second of sessions over HTTP against the same game inside the run: python benchmarks/gateway.py
+
+64 sessions at once, each of four requests with 32 sampled tokens. On one side agents in processes of their own ask the
+gateway, on the other an environment inside the run answers, and the engine samples the same rows in lockstep. The two
+sides take turns; a ratio is the median over pairs of neighbouring runs. An agent asks for a stream and returns the mean
+seconds until its first token, which comes when the round is sampled.
+
+Agents' processes import this file: what needs torch is imported inside functions.
+"""
+
+import json
+import platform
+import statistics
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SESSIONS, TURNS, TOKENS, RUNS = 64, 4, 32, 7
+#: Layers, width, heads, width of the MLP.
+MODELS = ((2, 64, 4, 192), (4, 256, 8, 768), (8, 512, 8, 1536))
+MORE = "more"
+
+
+def agent(sample: Any, base_url: str, key: str) -> float:
+    """Play a session -> the mean seconds until the first token of an answer."""
+    messages, waited = [{"role": "user", "content": sample.prompt}], list[float]()
+    for _ in range(TURNS):
+        body = json.dumps({"model": "policy", "messages": messages, "stream": True}).encode()
+        request = urllib.request.Request(f"{base_url}/chat/completions", body, {"Authorization": f"Bearer {key}"})
+        begin = time.perf_counter()
+        with urllib.request.urlopen(request) as answer:
+            first = answer.readline()
+            waited.append(time.perf_counter() - begin)
+            events = [line for line in (first, *answer) if line.startswith(b"data: {")]
+        said = "".join(json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in events)
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": MORE}]
+    return statistics.mean(waited)
+
+
+class Game:
+    """The same session as an environment."""
+
+    def reset(self, sample: Any) -> None:
+        """Begin."""
+        self.turns = 0
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        """Answer what the policy said."""
+        self.turns += 1
+        return MORE, 0.0, self.turns == TURNS
+
+
+def main() -> None:
+    """Print the table."""
+    import torch
+    import transformers
+
+    print(f"{platform.machine()}, {torch.get_num_threads()} threads; Python {platform.python_version()}, ", end="")
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    print(f"command: python {' '.join(sys.argv)}; {SESSIONS} sessions of {TURNS} x {TOKENS} tokens, {RUNS} pairs")
+    print("| model | inside, tok/s | gateway, tok/s | ratio (lowest to highest) | first token, s |")
+    print("|---|---|---|---|---|")
+    for model in MODELS:
+        print(line_of(*model), flush=True)
+
+
+def line_of(layers: int, width: int, heads: int, mlp: int) -> str:
+    """Measure one line of the table."""
+    policy = build(layers, width, heads, mlp)
+    inside, through = players(policy)
+    try:
+        pairs = [(timed(inside, policy), timed(through, policy)) for _ in range(RUNS + 1)][
+            1:
+        ]  # the first pair warms up
+    finally:
+        through.close()
+    own, agents = zip(*pairs, strict=True)
+    ratios = [one.seconds / other.seconds for one, other in pairs]
+    speeds = [SESSIONS * TURNS * TOKENS / statistics.median(run.seconds for run in runs) for runs in (own, agents)]
+    told = f"{speeds[0]:,.0f} | {speeds[1]:,.0f} | {statistics.median(ratios):.2f}"
+    first = statistics.median(wait for run in agents for wait in run.rewards)
+    return f"| {layers} layers, width {width} | {told} ({min(ratios):.2f} to {max(ratios):.2f}) | {first:.2f} |"
+
+
+@dataclass(frozen=True)
+class Played:
+    """One run of a side.
+
+    rewards  of its sessions
+    """
+
+    seconds: float
+    rewards: Sequence[float]
+
+
+def timed(side: Any, policy: Any) -> Played:
+    """Play all sessions."""
+    from groupwise.core.engine import Sampling
+    from groupwise.core.records import Prompt
+    from groupwise.core.samples import Sample
+    from groupwise.core.stream import Cohort
+    from groupwise.models.chat.prompts import Chat
+    from groupwise.rollout.segments import Segment
+
+    sample = Sample("a", "Say something.", "")
+    cohort = Cohort((Prompt(sample, Chat(policy.tokenizer).encode(sample)),), (0,))
+    limit = Sampling(max_new_tokens=TURNS * TOKENS * 4)
+    begin = time.perf_counter()
+    (played,) = side([cohort], Segment(SESSIONS, limit))
+    seconds = time.perf_counter() - begin
+    episodes = played.completions[0]
+    sampled = {sum(span.stop - span.start for span in episode.spans if span.own) for episode in episodes}
+    assert (len(episodes), sampled) == (SESSIONS, {TURNS * TOKENS}), episodes[0].turns[-1].detail
+    return Played(seconds, [episode.turns[-1].reward for episode in episodes])
+
+
+def players(policy: Any) -> tuple[Any, Any]:
+    """Make what plays inside the run, and what plays through the gateway."""
+    from groupwise.core.environment import EpisodeLimits
+    from groupwise.core.processes.network import Address
+    from groupwise.engines.local.engine import LocalEngine
+    from groupwise.environments.adapt import playable
+    from groupwise.environments.agent import Agent, Agents
+    from groupwise.environments.live import InlineEnvironments
+    from groupwise.models.chat.later_turns import Glue
+    from groupwise.models.chat.prompts import Chat
+    from groupwise.rewards.pool.work import Limits
+    from groupwise.rollout.episodes import Episodes
+    from groupwise.rollout.gateway.play import Sessions
+    from groupwise.rollout.gateway.server import Server
+    from groupwise.rollout.gateway.writing import Writing
+
+    engine = LocalEngine(policy.model, frozenset(), policy.pad, decode=policy.decode)  # without an end: equal lengths
+    glue, limits = Glue(Chat(policy.tokenizer), policy.eos), EpisodeLimits(turns=TURNS, turn_tokens=TOKENS)
+    environments = InlineEnvironments(playable(Game, {}))
+    inside = Episodes(engine, environments, glue.onward, glue.chat.encode, policy.decode, limits)
+    agents = Agents(Agent.of(f"{__file__}:agent", (), 600.0), Limits(workers=SESSIONS))
+    vocabulary = policy.model.config.vocab_size
+    writing = Writing(glue, policy.decode, policy.decode_all, policy.positions, vocabulary)
+    through = Sessions(engine, agents, Server(Address.of("127.0.0.1:0")), writing, limits, patience=60.0)
+    return inside, through
+
+
+def build(layers: int, width: int, heads: int, mlp: int) -> Any:
+    """Make a policy with random weights that reads and writes bytes."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from groupwise.models.load import Policy
+    from groupwise.models.tiny import ByteSpec
+
+    tokenizer = ByteSpec(chat=True).tokenizer("")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=mlp, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=heads // 2, head_dim=width // heads,
+        max_position_embeddings=2048, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=0,
+    )  # fmt: skip
+    return Policy(Qwen3ForCausalLM(config).eval(), tokenizer, frozenset({tokenizer.eos_token_id}), 0)
+
+
+if __name__ == "__main__":
+    main()
