@@ -153,13 +153,14 @@ def build(layers: int, width: int, heads: int, mlp: int) -> Any:
     from groupwise.models.tiny import ByteSpec
 
     tokenizer = ByteSpec(chat=True).tokenizer("")
+    end: Any = tokenizer.eos_token_id
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=mlp, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=heads // 2, head_dim=width // heads,
-        max_position_embeddings=2048, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=0,
+        max_position_embeddings=2048, bos_token_id=None, eos_token_id=end, pad_token_id=0,
     )  # fmt: skip
-    return Policy(Qwen3ForCausalLM(config).eval(), tokenizer, frozenset({tokenizer.eos_token_id}), 0)
+    return Policy(Qwen3ForCausalLM(config).eval(), tokenizer, frozenset({end}), 0)
 
 
 if __name__ == "__main__":

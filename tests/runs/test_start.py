@@ -19,9 +19,9 @@ from groupwise.config import recipe
 from groupwise.config.resolve import resolve
 from groupwise.core.errors import UsageError
 from groupwise.journal.journal import read_metrics
+from groupwise.journal.run_policy import RunPolicy, run_policy
 from groupwise.models.load import digest, load_policy
 from groupwise.training import checkpoint
-from groupwise.training.start.initial_policy import RunPolicy, run_policy
 from tests.runs.test_run import assert_goes_on, timeless
 from tests.runs.tiny_runs import cut_back, tiny_run, weights_after
 

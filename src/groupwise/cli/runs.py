@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.app import RunFolder, Settings, assigned, command
+from groupwise.cli.app import RunFolder, Settings, assigned, command, settled
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import location
 from groupwise.core.machine.terminal import Terminal
@@ -95,11 +95,16 @@ def evaluate(
 
     Example: groupwise eval runs/quickstart runs/quickstart-2
     """
-    from groupwise.commands.evaluate import evaluate as evaluate_policies
+    from groupwise.journal.run_policy import evaluated_run, is_run
+
+    if recipe is None and step is None:
+        evaluated_run(policies[0])
+    chosen = assigned(set) if recipe is None or is_run(recipe) else settled(recipe, set)
+    from groupwise.commands.evaluate import evaluate as evaluate_policies  # torch takes seconds to import
     from groupwise.commands.evaluate import require_place_for, write_results
 
     require_place_for(out)
-    results = evaluate_policies(*policies, recipe=recipe, overrides=assigned(set), step=step)
+    results = evaluate_policies(*policies, recipe=recipe, overrides=chosen, step=step)
     say = Terminal().print
     say(str(results))
     say(f"results.json and completions.jsonl are in {write_results(results, out)}")
@@ -119,7 +124,10 @@ def export(
 
     Example: groupwise export runs/quickstart my-model
     """
-    from groupwise.commands.export import export as export_policy
+    from groupwise.journal.kept import whole_recipe
+
+    whole_recipe(run)
+    from groupwise.commands.export import export as export_policy  # torch takes seconds to import
 
     done = export_policy(run, folder, step, Terminal(stderr=True).print, push=push)
     Terminal().print(f"{folder} holds the policy after step {done}: from_pretrained loads it")

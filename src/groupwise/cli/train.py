@@ -42,6 +42,10 @@ def train(
     chosen = assigned(set) if recipe is None else settled(recipe, set)
     if ray is not None:
         chosen["placement.ray"] = ray
+    if resume is not None:
+        from groupwise.journal.kept import whole_recipe
+
+        whole_recipe(resume)
     from groupwise.commands.train import train as run  # torch takes seconds to import: not for an answer
     from groupwise.commands.train.ending import say_end
     from groupwise.commands.train.torchrun import follows

@@ -20,10 +20,10 @@ from groupwise.core.settings import validated
 from groupwise.engines.make import make_engine, require_sampling
 from groupwise.engines.settings import EngineSettings
 from groupwise.journal.kept import whole_recipe
+from groupwise.journal.run_policy import RunPolicy, run_policy
 from groupwise.models.chat.prompts import Chat, ChatSettings
 from groupwise.models.chat.template_checks import check_template
 from groupwise.models.load import Policy
-from groupwise.training.start.initial_policy import RunPolicy, run_policy
 
 #: Tokens between two moments at which a streamed answer is shown.
 PIECE = 4

@@ -41,12 +41,13 @@ from groupwise.engines.make import make_engine, require_sampling
 from groupwise.journal import kept
 from groupwise.journal.kept import whole_recipe
 from groupwise.journal.rollout_rows import completion_columns
+from groupwise.journal.run_policy import RunPolicy, evaluated_run, is_run, run_policy
 from groupwise.models.chat.template_checks import check_chat, require_no_fatal
 from groupwise.models.load import Policy, load_policy, model_folder
 from groupwise.models.scalar_heads import load_reward_model
 from groupwise.rollout.collect import Judge, problem_values
 from groupwise.rollout.segments import advance
-from groupwise.training.start.initial_policy import HUB_ID, RunPolicy, is_run, run_policy
+from groupwise.training.start.initial_policy import HUB_ID
 
 RESULTS, COMPLETIONS = "results.json", "completions.jsonl"
 #: Where evaluations go that have no place of their own, in the current directory.
@@ -197,11 +198,7 @@ def with_step(names: Sequence[str], step: int | None) -> list[str]:
 
 def _plan(name: str, recipe: RecipeLike | None, overrides: Mapping[str, object], note: Callable[[str], None]) -> Plan:
     """Resolve what is asked, and how: a recipe, or a run's own, with values laid over it."""
-    source = run_policy(name)
-    if recipe is None and source is None:
-        raise UsageError(f"{name}: no run folder; to evaluate a model say on which task: --recipe RECIPE")
-    task_of = source.run if recipe is None and source is not None else recipe
-    assert task_of is not None
+    task_of = evaluated_run(name) if recipe is None else recipe
     if not isinstance(task_of, (str, os.PathLike)) or not is_run(os.fspath(task_of)):
         of_program = given(task_of, overrides)
         plan, notes = plan_of(of_program, of_program.recipe)

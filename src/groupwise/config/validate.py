@@ -18,6 +18,7 @@ from groupwise.core.files.paths import location
 from groupwise.core.samples import TASK
 from groupwise.core.task import Bounded, BoundedTurns, Notes, PlaysTurns, ScoresSteps, Task
 from groupwise.health.symptoms.base import RECENT
+from groupwise.journal.run_policy import run_policy
 from groupwise.models.precision import require_precision
 from groupwise.models.scalar_heads import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import RewardWeights, has_answers
@@ -27,7 +28,7 @@ from groupwise.tasks.environment import EnvironmentTask
 from groupwise.training.moments import require_moments
 from groupwise.training.reference import START
 from groupwise.training.settings import Guard
-from groupwise.training.start.initial_policy import check_model, run_policy
+from groupwise.training.start.initial_policy import check_model
 from groupwise.training.start.reward_model import SAMPLED_PAIRS
 
 #: Completions of a step, and of an evaluation, at most: each is held in memory.

@@ -19,6 +19,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import make_folder
 from groupwise.core.task import Task
 from groupwise.journal.kept import whole_recipe
+from groupwise.journal.run_policy import RunPolicy, run_policy
 from groupwise.models.adapters.lora import Adapters, holds_adapters, read_adapters
 from groupwise.models.adapters.packed import round_base
 from groupwise.models.adapters.settings import adapted_weights
@@ -37,7 +38,7 @@ from groupwise.training import checkpoint
 from groupwise.training.critic import CriticSettings
 from groupwise.training.optimizer import OnStep, silent
 from groupwise.training.start.cached_reward_model import REPORT, cached_reward_model, read_report
-from groupwise.training.start.initial_policy import RunPolicy, run_policy, starting_policy
+from groupwise.training.start.initial_policy import starting_policy
 
 #: Function that says a line.
 Note = Callable[[str], None]

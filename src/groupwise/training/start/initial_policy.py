@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.numbers.seeds import stream
 from groupwise.core.task import Demonstrates, Demonstration, Identified, Task
-from groupwise.journal.kept import RECIPE
+from groupwise.journal.run_policy import run_policy
 from groupwise.models.adapters.lora import Adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.chat.later_turns import thinking_of
@@ -68,8 +67,6 @@ TINY = {
 #: owner/name, as model hubs have it; a relative path would be a folder that exists.
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
-_WITH_STEP = re.compile(r"(.+):([0-9]{1,15})", re.DOTALL)
-
 #: What a folder of a warm-started policy says of it.
 IMITATION = "warm_start.json"
 #: Demonstrations that are held out: this share of the different ones, and so many at most.
@@ -79,37 +76,6 @@ SHARE, MOST = 0.1, 64
 TIMES, RISE, LEAST_RISE, PATIENCE = 10, 0.1, 0.02, 2
 #: Tokens that go through the model at once, padding included.
 TOKENS = 1024
-
-
-@dataclass(frozen=True)
-class RunPolicy:
-    """The policy of a run folder after a step; None stands for its newest good checkpoint.
-
-    A run that starts from it copies it: the other run removes its old checkpoints as it goes on.
-    """
-
-    run: Path
-    step: int | None
-
-    def __str__(self) -> str:
-        return str(self.run) if self.step is None else f"{self.run}:{self.step}"
-
-
-def run_policy(text: str) -> RunPolicy | None:
-    """Return what RUN or RUN:STEP names; None if it is no run, but a folder of a model, a name or nothing at all."""
-    if is_run(text):
-        return RunPolicy(Path(text), None)
-    match = _WITH_STEP.fullmatch(text)
-    return RunPolicy(Path(match[1]), int(match[2])) if match and is_run(match[1]) else None
-
-
-def is_run(folder: str) -> bool:
-    """Return whether a folder is one of a run; "" is none, also where the current directory has a recipe.toml."""
-    return (
-        bool(folder)
-        and os.path.lexists(os.path.join(folder, RECIPE))
-        and not os.path.lexists(os.path.join(folder, "config.json"))
-    )
 
 
 class Imitation(BaseModel):
