@@ -152,6 +152,11 @@ def test_a_damaged_about_leaves_a_card(run: Path, tmp_path: Path):
         assert "## Results" in card_of(copy, 3, "x")
 
 
+def test_a_folder_whose_name_holds_bytes_that_are_no_text_has_a_card(run: Path, tmp_path: Path):
+    export(run, tmp_path / "half\udcff", 3, lambda line: None)
+    assert "half\ufffd" in (tmp_path / "half\udcff" / CARD).read_text(encoding="utf-8")
+
+
 def test_the_folder_is_sent_and_a_new_repository_is_private(run: Path, tmp_path: Path, hub: Hub):
     told: list[str] = []
     export(run, tmp_path / "out", None, told.append, push="me/mine", api=hub.api)

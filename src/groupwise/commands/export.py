@@ -12,6 +12,7 @@ from groupwise.commands.build.policy import Note
 from groupwise.commands.build.policy import export as export_policy
 from groupwise.commands.model_card import card_of
 from groupwise.core.errors import RunError, UsageError, brief, one_line, shortened
+from groupwise.core.files.json_text import writable
 
 #: The card of a folder, and its name where the model itself has brought a README.md.
 CARD, OTHER_CARD = "README.md", "GROUPWISE.md"
@@ -37,7 +38,7 @@ def export(run: Path, folder: Path, step: int | None, note: Note, push: str = ""
 def _add_card(place: Path, step: int, run: Path, name: str) -> None:
     """Write the card. A README.md of the model itself stays as it is."""
     path = place / (OTHER_CARD if (place / CARD).exists() else CARD)
-    path.write_text(card_of(run, step, name), encoding="utf-8")
+    path.write_text(writable(card_of(run, step, name)), encoding="utf-8")  # a path may hold bytes that are no text
 
 
 def _sent(folder: Path, repository: str, api: HfApi, note: Note) -> str:
