@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from groupwise.core.errors import UsageError
-from groupwise.models.load import load_policy, model_folder
+from groupwise.models.load import load_policy, model_folder, save_policy
 from groupwise.models.scalar_heads import from_folder, load_reward_model
 from groupwise.training.start.initial_policy import check_model
 
@@ -431,3 +431,9 @@ def test_a_name_that_can_be_no_folder_is_refused(name: str) -> None:
 
     with pytest.raises(UsageError):
         use()
+
+
+def test_a_path_with_bytes_that_are_no_text_is_refused_before_anything_is_written(policy: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="its path holds bytes that are no text"):
+        save_policy(policy.model, policy.tokenizer, tmp_path / "half\udcff")
+    assert not any(tmp_path.glob("half*"))

@@ -20,6 +20,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer, GenerationConfig
 
 from groupwise.core.errors import UsageError
 from groupwise.core.files.atomic import temporary_folder
+from groupwise.core.files.json_text import writable
 from groupwise.core.machine.hub import caches_alone_if_unreachable, unreachable_words
 from groupwise.core.numbers.reproducible import prepare
 from groupwise.models.causal import CausalLM, is_multimodal
@@ -281,7 +282,12 @@ def save_policy(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, 
     """Write a Hugging Face folder that `from_pretrained` loads, tokenizer included; of a multimodal model all of it.
 
     weights  every entry of the model's state, whole, where the model itself is in shards
+    Raises UsageError if the folder's name holds bytes that are no text, to which no tokenizer can be written.
     """
+    if writable(os.fspath(folder)) != os.fspath(folder):
+        raise UsageError(
+            f"{folder}: its path holds bytes that are no text, where no tokenizer can be written; rename it"
+        )
     with quiet():
         if (whole := whole_of(model)) is None:
             model.save_pretrained(folder, state_dict=weights)
