@@ -92,7 +92,7 @@ def test_every_row_trains(name: str, small):
 @pytest.mark.parametrize("estimator", ["full", "top-k"])
 def test_a_teacher_of_whole_distributions_draws_the_policy_near(estimator: str, small) -> None:
     teacher = groupwise.train("quickstart", small(name="teacher", steps=2, learner__learning_rate=1e-2))
-    changes = small(algorithm__name="opd", name="it", steps=6, evaluation__problems=4, learner__learning_rate=3e-3)
+    changes = small(algorithm__name="opd", name="it", steps=10, evaluation__problems=4, learner__learning_rate=3e-3)
     keys = {"place": "loss", "estimator": estimator, **({"k": 4} if estimator == "top-k" else {})}
     changes |= {"reference.model": str(teacher.folder), "algorithm.kl": keys}
     rows = step_rows(groupwise.train("quickstart", changes).folder)

@@ -220,7 +220,7 @@ def test_a_program_that_is_killed_from_outside_is_judged_all_the_same(whole: boo
 def test_a_trial_of_the_layers_that_is_killed_from_outside_is_made_once_more(
     times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(box_module, "_PROBE", "import time\ntime.sleep(0.6)\n" + box_module._PROBE)
+    monkeypatch.setattr(box_module, "_PROBE", "import time\ntime.sleep(2.0)\n" + box_module._PROBE)
     made = Sandbox()
     killed = set[int]()
 
