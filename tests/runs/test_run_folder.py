@@ -21,6 +21,7 @@ from groupwise.commands.train import ending
 from groupwise.commands.train.train import resume
 from groupwise.core.code.unexpected import save_traceback
 from groupwise.core.errors import GroupwiseError, RunError, UsageError
+from groupwise.core.records import Evaluation
 from groupwise.journal.journal import Journal, read_about, read_metrics, sound_metrics
 from groupwise.journal.kept import create_recipe, whole_recipe
 from groupwise.training import checkpoint
@@ -227,6 +228,15 @@ def test_steps_that_rows_lack_and_a_checkpoint_has_are_said(tmp_path: Path, capf
     assert words in capfd.readouterr().err
 
 
+def test_a_total_that_is_no_number_counts_nothing(small) -> None:
+    run = groupwise.train("quickstart", small(steps=2))
+    rows = read_metrics(run.folder)
+    for row, total in zip([row for row in rows if "evaluation" not in row], ("x", 2.5), strict=True):
+        row["logged_total.own"] = total
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert resume(run.folder).summary["logged_total"] == {"own": 2.5}
+
+
 def test_a_run_whose_rows_are_damaged_sums_up_what_is_whole(small, capfd) -> None:
     """The first evaluation is lost and said to be; the last one is made again, to the same bits."""
     run = groupwise.train("quickstart", small(steps=2))
@@ -367,6 +377,10 @@ EVALUATED = {"step": 1, "evaluation": {**EVALUATION, "by_source": {"a": {"avg_at
         ({**EVALUATED, "evaluation": None}, False),
         ({**EVALUATED, "evaluation": {**EVALUATED["evaluation"], "length_mean": True}}, False),
         ({**EVALUATED, "evaluation": EVALUATION}, False),
+        *(
+            ({**EVALUATED, "evaluation": {**EVALUATED["evaluation"], column: ["x"]}}, False)
+            for column in Evaluation(1, 1, 0.5, {1: 0.5}, 2.0, 0.0, supervised_loss=1.0, teachers={"a": {}}).row
+        ),
     ],
 )
 def test_a_row_of_another_kind_is_passed_over(row: dict[str, Any], sound: bool, begun: Path) -> None:

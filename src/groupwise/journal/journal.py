@@ -194,19 +194,33 @@ def _kept(rows: Iterable[Mapping[str, Any]], most: int, first: list[Mapping[str,
         yield row
 
 
+_Numbers = dict[str, float | None]
+
+
 class _Check(BaseModel):
     value: float | None
     limit: float | None
 
 
 class _Evaluation(BaseModel):
+    """A row of records.Evaluation; what has a default is in none of an older run."""
+
     problems: int
     samples: int
     avg_at_k: float | None
     measured_mean: float | None
     length_mean: float | None
-    rewards: dict[str, float | None]
-    by_source: dict[str, dict[str, float | None]]
+    rewards: _Numbers
+    by_source: dict[str, _Numbers]
+    pass_at_k: _Numbers = {}
+    truncated_share: float | None = None
+    score_mean: float | None = None
+    unscored: int = 0
+    standard_error: float | None = None
+    logged: _Numbers = {}
+    logged_total: _Numbers = {}
+    supervised_loss: float | None = None
+    teachers: dict[str, _Numbers] = {}
 
 
 class _Row(BaseModel):

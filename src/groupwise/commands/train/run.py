@@ -18,7 +18,7 @@ from groupwise.core.machine.facts import where
 from groupwise.core.machine.terminal import Terminal
 from groupwise.core.numbers.measure import Measure
 from groupwise.health.checks import of_limit
-from groupwise.health.symptoms.base import measured
+from groupwise.health.symptoms.base import is_number, measured
 from groupwise.journal.journal import (
     ROLLOUTS,
     metric_columns,
@@ -228,7 +228,7 @@ def _logged_total(folder: Path) -> dict[str, Any]:
     for row in sound_metrics(folder):
         own = {name.removeprefix(TOTAL): value for name, value in row.items() if name.startswith(TOTAL)}
         for name, value in (row["evaluation"].get("logged_total", {}) if "evaluation" in row else own).items():
-            totals.setdefault(name, []).append(value or 0.0)
+            totals.setdefault(name, []).append(value if is_number(value) else 0.0)
     return {"logged_total": {name: math.fsum(each) for name, each in sorted(totals.items())}} if totals else {}
 
 
