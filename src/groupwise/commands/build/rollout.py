@@ -39,7 +39,7 @@ from groupwise.rollout.gateway.writing import Writing
 from groupwise.rollout.scoring import RewardWeights, Scorer
 from groupwise.rollout.segments import Sampler
 from groupwise.rollout.selection import PromptLimit, Selection, select
-from groupwise.tasks.agent import AgentTask
+from groupwise.tasks.agent import SessionTask
 from groupwise.tasks.environment import EnvironmentTask
 from groupwise.training.learner import Learner
 from groupwise.training.supervised import SupervisedRows, supervised_rows
@@ -116,7 +116,7 @@ def players_of(recipe: Recipe, task: Task, place: Place = HERE, note: Note = lam
     place  where the processes of environments are started; `note` hears of one that is started again
     Raises UsageError if the code does not load.
     """
-    if isinstance(task, AgentTask):
+    if isinstance(task, SessionTask):
         return Agents(task.agent, dataclasses.replace(_limits(recipe, HERE), workers=task.sessions))
     if not isinstance(task, EnvironmentTask):
         return None
@@ -134,11 +134,11 @@ def episodes_of(
 
     Raises UsageError for a chat template under which the ids of a conversation do not only grow.
     """
-    if players is None or not isinstance(task, EnvironmentTask | AgentTask):
+    if players is None or not isinstance(task, EnvironmentTask | SessionTask):
         return None
     require_no_fatal(turn_findings(task, chat, policy.eos))
     glue = Glue(chat, policy.eos)
-    if isinstance(task, AgentTask):
+    if isinstance(task, SessionTask):
         assert isinstance(players, Agents)
         return _sessions(recipe, task, policy, glue, engine, players, note)
     assert not isinstance(players, Agents)
@@ -153,15 +153,15 @@ def episodes_of(
 
 
 def _sessions(
-    recipe: Recipe, task: AgentTask, policy: Policy, glue: Glue, engine: Engine, agents: Agents, note: Note
+    recipe: Recipe, task: SessionTask, policy: Policy, glue: Glue, engine: Engine, agents: Agents, note: Note
 ) -> Sessions:
     """Make what plays sessions, and begin to listen. Raises UsageError for a policy with experts, and for an address
     that is taken.
     """
     if routers(policy.model):
         raise UsageError(
-            'task.name = "agent": a policy with experts records the routes of a row as one text, and a session may '
-            "have several prompts; take a dense model"
+            f'task.name = "{task.kind}": a policy with experts records the routes of a row as one text, and a session '
+            "may have several prompts; take a dense model"
         )
     vocabulary = policy.model.config.get_text_config().vocab_size
     writing = Writing(glue, policy.decode, policy.decode_all, policy.positions, vocabulary)
@@ -171,7 +171,7 @@ def _sessions(
 
 def turn_findings(task: Task, chat: Chat, ends: frozenset[int]) -> list[TemplateFinding]:
     """Try the chat template on conversations of several turns; nothing for a task without an environment."""
-    if isinstance(task, AgentTask):
+    if isinstance(task, SessionTask):
         return check_turns(chat, ends, ("user",), "grow")
     return check_turns(chat, ends, task.game.roles, task.history) if isinstance(task, EnvironmentTask) else []
 
