@@ -177,7 +177,11 @@ class Session:
         else:
             ended = Ended.DONE if result.cause is None else Ended.FAULT
         if not self.turns and result.cause is None:
-            result = ScoreResult(cause=Cause.EMPTY, detail="the agent has returned without one answer of the policy's")
+            refused = {Ended.TOKENS: "sampling.max_new_tokens", Ended.TURNS: "task.max_turns"}
+            why = f"; what it asked was refused, see {refused[self.cut]}" if self.cut else ""
+            result = ScoreResult(
+                cause=Cause.EMPTY, detail=f"the agent has ended without one answer of the policy's{why}"
+            )
             ended = Ended.FAULT
         episode, stops = self._rows()
         if episode is None:
