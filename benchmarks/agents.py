@@ -4,8 +4,8 @@
     python benchmarks/agents.py docs/evidence/agents.jsonl --only openai,curl --steps 2
 
 Agents on openai, anthropic and LangGraph have two tools, and train SmolLM2; a game of textarena too. Verifiers' taskset
-and the shell train a random policy of bytes, and two-questions is its recipe as it is, over three seeds. A row has what
-was held out before and after, the checks of all steps, requests a session and faults. What lacks an interpreter or the
+and the shell train a random policy of bytes, and two-questions is its recipe as it is, over three seeds. A row has the
+mean score of held-out problems before and after, the checks of all steps, requests a session and faults. What lacks an interpreter or the
 model is left out with a line that says so.
 """
 
@@ -63,11 +63,11 @@ def cases(place: Path, model: Path, verifiers: str, langgraph: str) -> dict[str,
     shell = {"name": "agent", "command": ["sh", str(OWN / "on_curl.sh")], "path": lines, "sessions": 4}
 
     def of(python: str, file: str) -> Case:
-        return Case({**smol, "task": {**tools, "command": [python, str(OWN / file)]}}, 3)
+        return Case({**smol, "task": {**tools, "command": [python, str(OWN / file)]}}, 2)
 
     return {
         "verifiers": Case({**SHORT, **BYTES, "task": letters}, 10),
-        "textarena": Case({**smol, "task": hangman}, 3),
+        "textarena": Case({**smol, "task": hangman}, 2),
         "openai": of(sys.executable, "on_openai.py"),
         "anthropic": of(sys.executable, "on_anthropic.py"),
         "langgraph": of(langgraph, "on_langgraph.py"),
@@ -109,6 +109,7 @@ def tried(name: str, case: Case, seed: int, steps: int, runs: Path) -> dict[str,
     train_apart("two-questions", {**case.changes, **own}, folder, threads=1)
     summary = json.loads((folder / "summary.json").read_text())
     rollouts = list(jsonl.rows(folder / "rollouts.jsonl"))
+    scores = [mean_score(folder, step) for step in (0, summary["steps"])]
     verdicts = [check["verdict"] for row in read_metrics(folder) for check in row.get("checks", {}).values()]
     return {
         "agent": name,
@@ -117,13 +118,18 @@ def tried(name: str, case: Case, seed: int, steps: int, runs: Path) -> dict[str,
         "seconds": round(summary["seconds_total"], 1),
         "checks_held": verdicts.count("pass"),
         "checks_not": len(verdicts) - verdicts.count("pass") - verdicts.count("not measured"),
-        "measure": summary["heldout_measure"],
-        "before": summary["heldout_before"],
-        "after": summary["heldout_after"],
+        "before": scores[0],
+        "after": scores[-1],
         "sessions": len(rollouts),
         "calls": sum(len(row["turns"]) for row in rollouts) / len(rollouts),
         "faults": sum(row["ended"] == "fault" for row in rollouts),
     }
+
+
+def mean_score(run: Path, step: int) -> float:
+    """Return the mean score of what was held out, after a step; what has no score counts as 0."""
+    scores = [row["score"] or 0.0 for row in jsonl.rows(run / "heldout.jsonl") if row["step"] == step]
+    return sum(scores) / len(scores)
 
 
 def main(
