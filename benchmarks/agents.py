@@ -5,8 +5,8 @@
 
 Agents on openai, anthropic and LangGraph have two tools, and train SmolLM2; a game of textarena too. Verifiers' taskset
 and the shell train a random policy of bytes, and two-questions is its recipe as it is, over three seeds. A row has the
-mean score of held-out problems before and after, the checks of all steps, requests a session and faults. What lacks an interpreter or the
-model is left out with a line that says so.
+mean score of held-out problems before and after, the checks of all steps, requests a session and faults. What lacks an
+interpreter or the model is left out with a line that says so.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def tried(name: str, case: Case, seed: int, steps: int, runs: Path) -> dict[str,
     train_apart("two-questions", {**case.changes, **own}, folder, threads=1)
     summary = json.loads((folder / "summary.json").read_text())
     rollouts = list(jsonl.rows(folder / "rollouts.jsonl"))
-    scores = [mean_score(folder, step) for step in (0, summary["steps"])]
+    before, after = (scores(folder, step) for step in (0, summary["steps"]))
     verdicts = [check["verdict"] for row in read_metrics(folder) for check in row.get("checks", {}).values()]
     return {
         "agent": name,
@@ -118,18 +118,19 @@ def tried(name: str, case: Case, seed: int, steps: int, runs: Path) -> dict[str,
         "seconds": round(summary["seconds_total"], 1),
         "checks_held": verdicts.count("pass"),
         "checks_not": len(verdicts) - verdicts.count("pass") - verdicts.count("not measured"),
-        "before": scores[0],
-        "after": scores[-1],
+        "before": sum(before) / len(before),
+        "after": sum(after) / len(after),
+        "passed_before": sum(score >= 1 for score in before) / len(before),
+        "passed_after": sum(score >= 1 for score in after) / len(after),
         "sessions": len(rollouts),
         "calls": sum(len(row["turns"]) for row in rollouts) / len(rollouts),
         "faults": sum(row["ended"] == "fault" for row in rollouts),
     }
 
 
-def mean_score(run: Path, step: int) -> float:
-    """Return the mean score of what was held out, after a step; what has no score counts as 0."""
-    scores = [row["score"] or 0.0 for row in jsonl.rows(run / "heldout.jsonl") if row["step"] == step]
-    return sum(scores) / len(scores)
+def scores(run: Path, step: int) -> list[float]:
+    """List the scores of what was held out, after a step; what has none counts as 0."""
+    return [row["score"] or 0.0 for row in jsonl.rows(run / "heldout.jsonl") if row["step"] == step]
 
 
 def main(

@@ -1,4 +1,5 @@
 """An agent on the library anthropic, with two tools, which streams; it has never heard of training."""
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 import json
 import os

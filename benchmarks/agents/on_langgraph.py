@@ -1,4 +1,5 @@
 """An agent that is a graph of LangGraph, with two tools; it has never heard of training."""
+# pyright: reportMissingImports=false
 
 import json
 import os

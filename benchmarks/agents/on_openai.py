@@ -1,4 +1,5 @@
 """An agent on the library openai, with two tools; it has never heard of training."""
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 import json
 import os

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
@@ -33,6 +34,7 @@ from groupwise.rewards.pool.work import Limits, ScorePool
 from groupwise.rollout.batches import AsynchronousBatches, Batches
 from groupwise.rollout.collect import Judge, Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.episodes import Episodes, Plays
+from groupwise.rollout.gateway.again import ASKED, Again
 from groupwise.rollout.gateway.play import Sessions
 from groupwise.rollout.gateway.server import Server
 from groupwise.rollout.gateway.writing import Writing
@@ -127,10 +129,17 @@ def players_of(recipe: Recipe, task: Task, place: Place = HERE, note: Note = lam
 
 
 def episodes_of(
-    recipe: Recipe, task: Task, policy: Policy, chat: Chat, engine: Engine, players: Players, note: Note
+    recipe: Recipe,
+    task: Task,
+    policy: Policy,
+    chat: Chat,
+    engine: Engine,
+    players: Players,
+    note: Note,
+    folder: Path | None = None,
 ) -> Episodes | Sessions | None:
     """Make what plays episodes; None for a task without an environment or an agent. `note` hears of what agents ask
-    for and do not get.
+    for and do not get; `folder` is the run's.
 
     Raises UsageError for a chat template under which the ids of a conversation do not only grow.
     """
@@ -140,7 +149,8 @@ def episodes_of(
     glue = Glue(chat, policy.eos)
     if isinstance(task, SessionTask):
         assert isinstance(players, Agents)
-        return _sessions(recipe, task, policy, glue, engine, players, note)
+        sessions = _sessions(recipe, task, policy, glue, engine, players, note)
+        return dataclasses.replace(sessions, again=Again(folder and folder / ASKED))
     assert not isinstance(players, Agents)
     if task.history == "rewrite" and routers(policy.model):
         raise UsageError(
