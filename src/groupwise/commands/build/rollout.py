@@ -19,6 +19,7 @@ from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Evaluation, Group
 from groupwise.core.samples import TASK
 from groupwise.core.task import Task
+from groupwise.diagnostics.witness.requests import HeardEngine
 from groupwise.environments.agent import Agents
 from groupwise.environments.live import InlineEnvironments, PoolEnvironments
 from groupwise.models.chat.later_turns import Glue, LaterPrompts, thinking_of
@@ -150,7 +151,8 @@ def episodes_of(
     if isinstance(task, SessionTask):
         assert isinstance(players, Agents)
         sessions = _sessions(recipe, task, policy, glue, engine, players, note)
-        return dataclasses.replace(sessions, again=Again(folder and folder / ASKED))
+        forget = engine.forget if isinstance(engine, HeardEngine) else sessions.forget
+        return dataclasses.replace(sessions, again=Again(folder and folder / ASKED), forget=forget)
     assert not isinstance(players, Agents)
     if task.history == "rewrite" and routers(policy.model):
         raise UsageError(

@@ -46,6 +46,7 @@ class Sessions:
     patience  seconds that a round waits for a session which does not ask
     note      hears of what agents ask for and do not get
     again     tells agents that ask something else when a session is played again
+    forget    hears of requests whose answers train nothing, as their session is played again
     """
 
     engine: Engine
@@ -57,6 +58,7 @@ class Sessions:
     note: Callable[[str], None] = print
     tools: Sequence[str] = ()
     again: Again = field(default_factory=lambda: Again(None))
+    forget: Callable[[Sequence[Request]], None] = lambda requests: None
     _told: set[str] = field(default_factory=set)
 
     def __call__(self, cohorts: Sequence[Cohort], segment: Segment, on_finish: OnFinish | None = None) -> list[Cohort]:
@@ -98,7 +100,9 @@ class Sessions:
             while waiting and len(played) < self.agents.at_once:
                 session = waiting.popleft()
                 played.append(session)
-                url = self.server.enter(session.key, partial(self._asked, played, session, sampling), session.restart)
+                url = self.server.enter(
+                    session.key, partial(self._asked, played, session, sampling), partial(self._restart, session)
+                )
                 visit = Visit(session.prompt.sample, url, session.key)
                 self.agents.begin(visit, partial(self._later, partial(ended, session)))
             if all(session.waits for session in played) or not self._took_what_came(played):
@@ -157,6 +161,10 @@ class Sessions:
         session.asks.append(ask)
         session.number += 1
         session.tokens += cost
+
+    def _restart(self, session: Session) -> None:
+        self.forget(session.requested)
+        session.restart()
 
     def _compare(self, session: Session, ask: Ask) -> None:
         """Say once if an agent asks something else than it did when it was told the same."""
