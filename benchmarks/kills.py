@@ -38,6 +38,7 @@ from groupwise.commands.train import train as _imported_before_the_fork  # noqa:
 from groupwise.core.errors import GroupwiseError
 from groupwise.journal.journal import read_metrics
 from groupwise.rewards.isolation import stat_fields
+from groupwise.rollout.gateway.play import ODD
 from groupwise.training import checkpoint
 from sweep import finished
 
@@ -61,6 +62,20 @@ def mine(sample, completion):
     time.sleep(0.003)
     return float(len(completion) % 3 == 0)
 """
+#: It asks with a digit of nobody's seed: no function of what it is told.
+DIGITS = """
+import json, random, urllib.request
+import groupwise
+alphabet = "0123456789+=\\n"
+def samples(split):
+    return [groupwise.Sample(str(n), f"{n}+", "") for n in (range(20) if split == "train" else range(20, 25))]
+def run(sample, base_url, key):
+    text = f"{sample.prompt}{random.SystemRandom().randint(0, 9)}="
+    body = json.dumps({"messages": [{"role": "user", "content": text}], "max_tokens": 4}).encode()
+    request = urllib.request.Request(f"{base_url}/chat/completions", body, {"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request) as answer:
+        return float(len(json.load(answer)["choices"][0]["message"]["content"]) % 3 == 0)
+"""
 TINY: dict[str, Any] = {
     "steps": 5, "warm_start.steps": 0, "prompts_per_step": 6, "samples_per_prompt": 8, "sampling.max_new_tokens": 6,
     "evaluation.problems": 4, "evaluation.samples": 2, "evaluation.every": 3, "checkpoint.every": 1,
@@ -71,16 +86,24 @@ CHILD: dict[str, Any] = {"engine.process": "child", "engine.deadline": 6.0, "eng
 MINE: dict[str, Any] = {"rewards.mine.use": "{place}/mine.py:mine", "rewards.mine.weight": 1.0}
 SLOW: dict[str, Any] = {**MINE, "scoring.workers": 2, "scoring.deadline": 2.0}
 TASK = {"name": "environment", "use": "{place}/environment.py:Sum", "max_turns": 3, "turn_tokens": 4}
+#: A kill in the second of two steps has both played again.
+AGENT: dict[str, Any] = {"sampling.max_new_tokens": 28, "checkpoint.every": 2}
+OF_DIGITS = {"name": "agent", "use": "{place}/digits.py:run", "sessions": 3}
 TURNS: dict[str, Any] = {"task": TASK, "sampling.stop": ["\n"], "sampling.max_new_tokens": 24}
 
 
 class Kind(NamedTuple):
-    """A kind of run: its recipe, what it lays over it, and the processes that it has beside its own."""
+    """A kind of run: its recipe, what it lays over it, the processes that it has beside its own, and how these are hit.
+
+    odd  what the run must say: that its agent is no function of what it is told
+    """
 
     recipe: str
     changes: Mapping[str, Any]
     others: tuple[str, ...] = ()
     exact: bool = True
+    modes: tuple[str, ...] = ("kill", "kill", "pause", "stop")
+    odd: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -94,9 +117,10 @@ KINDS: dict[str, Kind] = {
     "environment": Kind("quickstart", {**TURNS, **SLOW}, ("scorer", "keeper", "maker")),
     "sandbox": Kind("code-tiny", {"task.problems": 60, "scoring.workers": 1},
                     ("scorer", "keeper", "maker", "sandbox", "sandbox", "program")),
+    "agent": Kind("two-questions", {**AGENT, "task.sessions": 3}, ("scorer",), modes=("kill",)),
+    "digits": Kind("two-questions", {**AGENT, "task": OF_DIGITS}, ("scorer",), exact=False, modes=("kill",), odd=True),
     "served": Kind("quickstart", {"engine.deadline": 6.0, "engine.start_deadline": 30.0}, ("engine", "engine")),
 }  # fmt: skip
-MODES = ("kill", "kill", "pause", "stop")
 #: Seconds: that a run may take in all, that one which is stopped for good is left, and in which what is left must go.
 MOST, LEFT, GOES = 180.0, 12.0, 5.0
 MODULES = {
@@ -283,7 +307,7 @@ def strike(pid: int, mode: str, command: Command, draw: random.Random) -> None:
 def one(name: str, number: int, after: float, whole: str, place: Path) -> Row | None:
     """Make a kill so many seconds `after` the run's folder was there; None where the run had ended before."""
     kind, draw = KINDS[name], random.Random(f"{name} {number}")
-    role, mode = draw.choice(("main", *kind.others)), draw.choice(MODES)
+    role, mode = draw.choice(("main", *kind.others)), draw.choice(kind.modes)
     row: Row = {"kind": name, "number": number, "role": role, "mode": mode}
     shutil.rmtree(place / "cut", ignore_errors=True)
     (place / "said.txt").unlink(missing_ok=True)
@@ -312,6 +336,8 @@ def one(name: str, number: int, after: float, whole: str, place: Path) -> Row | 
                     commands.append(Command(again, place, place / "again.txt"))
                     ended = commands[-1].wait(MOST)
     row["outcome"] = _outcome(commands, ended, kind, whole, place)
+    if name in ("agent", "digits"):
+        row["odd"] = any(ODD in line for each in commands for line in each.said())
     for each in commands:
         if each.code is None:
             os.kill(each.pid, signal.SIGKILL)
@@ -385,6 +411,7 @@ def reference(name: str, place: Path) -> tuple[float, str]:
     (place / "tmp").mkdir(parents=True, exist_ok=True)
     (place / "mine.py").write_text(REWARD)
     (place / "environment.py").write_text(ENVIRONMENT)
+    (place / "digits.py").write_text(DIGITS)
     shutil.rmtree(place / "whole", ignore_errors=True)
     with served(place) if name == "served" else nullcontext((None, {})) as (_, more):
         command = Command(settings(kind, place, "whole", more), place, place / "whole.txt")
@@ -400,7 +427,8 @@ def reference(name: str, place: Path) -> tuple[float, str]:
 
 def good(row: Row) -> bool:
     """Tell if a kill came out as it must."""
-    return row["outcome"] in ("same", "same after its command") and not row["left"]
+    as_said = row.get("odd", False) == KINDS[row["kind"]].odd
+    return row["outcome"] in ("same", "same after its command") and not row["left"] and as_said
 
 
 def table(rows: list[Row]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from groupwise.models.scalar_heads import POLICY_START, REWARD_START
 from groupwise.rewards.functions.form import TaskScore
 from groupwise.rollout.scoring import RewardWeights
 from groupwise.rollout.selection import evaluated, heldout_sets
-from groupwise.tasks.agent import AgentTask
+from groupwise.tasks.agent import SessionTask
 from groupwise.training.reference import START
 from groupwise.training.settings import Guard
 from groupwise.training.start.initial_policy import TINY
@@ -112,7 +112,7 @@ class Plan:
             "placement": recipe.placement.unread(set(self.processes)),
             "preference": recipe.preference.unread if recipe.preference else no_keys,
             "reference": recipe.reference.unread if row.needs_reference else every["reference"],
-            "rollout": no_keys if isinstance(self.task, AgentTask) else {"gateway"},
+            "rollout": no_keys if isinstance(self.task, SessionTask) else {"gateway"},
             "rollback": no_keys if recipe.guard is Guard.ROLLBACK else every["rollback"],
         }
         if row.needs_reference and recipe.reference_is_base:

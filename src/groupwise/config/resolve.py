@@ -18,7 +18,7 @@ from groupwise.core.task import Task
 from groupwise.journal import kept
 from groupwise.rewards.functions.form import FromFile
 from groupwise.rollout.scoring import RewardWeights, has_answers
-from groupwise.tasks.agent import AgentTask
+from groupwise.tasks.agent import SessionTask
 from groupwise.tasks.environment import EnvironmentTask
 from groupwise.tasks.make import chosen_by, names, task
 from groupwise.training.critic import CriticSettings
@@ -157,7 +157,7 @@ def _own_code(row: Algorithm, problems: Task, rewards: RewardWeights) -> list[So
     kinds = [type(part) for part in (*row.parts.values(), row.kl.estimator, problems)]
     of_rewards = [reward.source for reward in rewards.own.values() if isinstance(reward, FromFile)]
     of_task = problems.game.sources if isinstance(problems, EnvironmentTask) else []
-    of_task = problems.agent.sources if isinstance(problems, AgentTask) else of_task
+    of_task = problems.agent.sources if isinstance(problems, SessionTask) else of_task
     every = [*(source for kind in kinds if (source := source_of(kind))), *of_rewards, *of_task]
     return list({source.path: source for source in every}.values())
 

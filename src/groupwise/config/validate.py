@@ -22,7 +22,7 @@ from groupwise.journal.run_policy import run_policy
 from groupwise.models.precision import require_precision
 from groupwise.models.scalar_heads import POLICY_START, REWARD_START
 from groupwise.rollout.scoring import RewardWeights, has_answers
-from groupwise.tasks.agent import AgentTask
+from groupwise.tasks.agent import SessionTask
 from groupwise.tasks.data.sources import sources_at
 from groupwise.tasks.environment import EnvironmentTask
 from groupwise.training.moments import require_moments
@@ -262,8 +262,8 @@ def _of_teachers(recipe: Recipe, task: Task) -> Iterator[str]:
     reference = recipe.reference
     if reference.template and recipe.prompt_truncation == "left":
         yield 'reference.template with prompt_truncation = "left": it would be cut off as well; set that to "none"'
-    if reference.template and isinstance(task, AgentTask):
-        yield 'reference.template with task.name = "agent": an agent writes its prompts itself; take it out'
+    if reference.template and isinstance(task, SessionTask):
+        yield f'reference.template with task.name = "{task.kind}": an agent writes its prompts itself; take it out'
     if reference.template and isinstance(task, EnvironmentTask) and task.history == "rewrite":
         yield 'reference.template with task.history = "rewrite": each turn has another prompt; set that to "grow"'
     if "," in (reference.address or ""):
@@ -322,12 +322,13 @@ def of_turns(row: Algorithm, task: Task, rewards: RewardWeights, learned: bool) 
 
 def _of_episodes(recipe: Recipe, task: Task) -> Iterator[str]:
     """Require that an episode is played in one go, and is one text for what reads it as such."""
-    if not isinstance(task, EnvironmentTask | AgentTask):
+    if not isinstance(task, EnvironmentTask | SessionTask):
         return
     readers = {"a critic": recipe.critic, "a reward model": recipe.preference}
     reader = next((name for name, there in readers.items() if there), None)
-    if isinstance(task, AgentTask) and reader:
-        yield f'task.name = "agent": {reader} reads an episode as one text, and a session may have several; take it out'
+    if isinstance(task, SessionTask) and reader:
+        where = f'task.name = "{task.kind}"'
+        yield f"{where}: {reader} reads an episode as one text, and a session may have several; take it out"
     if isinstance(task, EnvironmentTask) and task.history == "rewrite" and reader:
         yield (
             f'task.history = "rewrite": {reader} reads an episode as one text, and under it each turn has a prompt of '

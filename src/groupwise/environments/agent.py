@@ -169,7 +169,7 @@ def _of_command(command: Sequence[str], visit: Visit) -> ScoreResult:
             command, cwd=folder, env={**os.environ, **told}, text=True, errors="replace", stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        printed, wrong = _Tail(process.stdout), _Tail(process.stderr)
+        printed, wrong = Tail(process.stdout), Tail(process.stderr)
         if code := process.wait():
             detail = "\n".join([*wrong.lines(), f"{command[0]} ended with exit code {code}"])
             return ScoreResult(cause=Cause.EXCEPTION, detail=detail)
@@ -183,7 +183,7 @@ def _of_command(command: Sequence[str], visit: Visit) -> ScoreResult:
     return ScoreResult(cause=Cause.WRONG_TYPE, detail=f"{where} is {words[:200]!r}, not a number, its reward")
 
 
-class _Tail:
+class Tail:
     """Reads all that a stream brings, and keeps its last lines."""
 
     def __init__(self, stream: IO[str] | None) -> None:

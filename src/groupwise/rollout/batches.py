@@ -58,7 +58,7 @@ class RolloutSettings(Settings):
                  weights. Default: whole completions
     free         fully asynchronous: sample during training, with a staleness of at most this many versions; resume is
                  not exact
-    gateway      address at which agents reach the policy (task.name = "agent"); port 0: any that is free
+    gateway      address at which agents reach the policy (task.name = "agent" or "verifiers"); port 0: any that is free
     """
 
     ahead: int = Field(default=0, ge=0, le=1)

@@ -17,38 +17,71 @@ from groupwise.core.task import Demonstration
 from groupwise.environments.agent import Agent
 from groupwise.tasks.data.settings import DataSettings
 from groupwise.tasks.data.task import Data
-from groupwise.tasks.settings import SPLITS, field_defaults, require_split
+from groupwise.tasks.settings import SPLITS, SentAsSettings, field_defaults, require_split
 
 #: Keys that say where problems come from.
 DATA_KEYS = frozenset(field.name for field in dataclasses.fields(DataSettings))
 
 
 @dataclass(frozen=True, repr=False)
-class AgentTask(DataSettings):
-    """Problems that an agent solves, from `path` as in the task `data`, or from `samples(split)` in the agent's file.
+class SessionTask(SentAsSettings):
+    """Problems each of which is a session.
 
-    use          function `run(sample, base_url, key)` that returns the reward: `file.py:run` or `package.module:run`
-    command      instead of `use`: a program and its arguments
     max_turns    most requests in a session
     turn_tokens  most tokens in an answer of the policy; 0: what the session has left
     seconds      time limit of a session
     sessions     sessions played at once, each in a process of its own
     patience     seconds for which a round of sampling waits for a session that does not ask
-    repeats      keep rows of `path` with equal prompts as different problems
     """
 
-    use: str = ""
-    command: tuple[str, ...] = ()
     max_turns: int = 64
     turn_tokens: int = 0
     seconds: float = 600.0
     sessions: int = 16
     patience: float = 5.0
+    agent: ClassVar[Agent]  # of the instance: who plays
+    kind: ClassVar[str] = "agent"
+    quick: ClassVar[bool] = True  # scores are what agents return
+
+    def __post_init__(self) -> None:
+        if self.max_turns < 1 or self.turn_tokens < 0 or not 1 <= self.sessions <= 1024:
+            raise UsageError("task.max_turns must be 1 or more, task.turn_tokens 0 or more, task.sessions 1 to 1024")
+        if self.seconds <= 0 or self.patience <= 0:
+            raise UsageError("task.seconds and task.patience must be more than 0")
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        """The limits at which sessions are cut off."""
+        return EpisodeLimits(self.max_turns, self.turn_tokens, self.seconds)
+
+    @property
+    def alphabet(self) -> str:
+        """Return "": anything may be said."""
+        return ""
+
+    def gold(self, sample: Sample) -> str:
+        """Return "": no text alone is worth what a session is."""
+        return ""
+
+    def score(self, sample: Sample, completion: str) -> float:
+        """Raise UsageError: only a session has a reward."""
+        raise UsageError("sessions are scored by who plays them, and no texts")
+
+
+@dataclass(frozen=True, repr=False)
+class AgentTask(SessionTask, DataSettings):
+    """Problems that an agent solves, from `path` as in the task `data`, or from `samples(split)` in the agent's file.
+
+    use      function `run(sample, base_url, key)` that returns the reward: `file.py:run` or `package.module:run`
+    command  instead of `use`: a program and its arguments
+    repeats  keep rows of `path` with equal prompts as different problems
+    """
+
+    use: str = ""
+    command: tuple[str, ...] = ()
     check: str = "none"
     repeats: bool = True
     files: InitVar[Files | None] = None
-    agent: ClassVar[Agent]  # of the instance: who plays
-    quick: ClassVar[bool] = True  # scores are what agents return
 
     def __post_init__(self, files: Files | None) -> None:
         if bool(self.use) == bool(self.command):
@@ -57,28 +90,20 @@ class AgentTask(DataSettings):
                 if not self.use
                 else "task.use and task.command are two agents; take one of them out"
             )
-        if self.max_turns < 1 or self.turn_tokens < 0 or not 1 <= self.sessions <= 1024:
-            raise UsageError("task.max_turns must be 1 or more, task.turn_tokens 0 or more, task.sessions 1 to 1024")
-        if self.seconds <= 0 or self.patience <= 0:
-            raise UsageError("task.seconds and task.patience must be more than 0")
+        SessionTask.__post_init__(self)
         kept, what = files or NO_FILES, f"task.use = {brief(self.use)}"
         # Names of files are made whole, for use from any folder.
         object.__setattr__(self, "use", whole_use(self.use, what, kept) if self.use else "")
-        object.__setattr__(self, "command", tuple(map(_whole, self.command)))
+        object.__setattr__(self, "command", tuple(map(whole_word, self.command)))
         object.__setattr__(self, "agent", Agent.of(self.use, self.command, self.seconds, kept))
         self.agent.load()
         if self.path:
-            super().__post_init__()
+            DataSettings.__post_init__(self)
         elif unread := [key for key in DATA_KEYS - {"seed"} if getattr(self, key) != field_defaults(self)[key]]:
             raise UsageError(f"task.{min(unread)}: set, but without task.path nothing reads it; take it out")
         elif self._beside("samples", None) is None:
             beside = f", as {self.use} has no samples(split) beside it" if self.use else ""
             raise UsageError(f"task.path is missing: a file of problems{beside}")
-
-    @property
-    def limits(self) -> EpisodeLimits:
-        """The limits at which sessions are cut off."""
-        return EpisodeLimits(self.max_turns, self.turn_tokens, self.seconds)
 
     @property
     def alphabet(self) -> str:
@@ -99,14 +124,6 @@ class AgentTask(DataSettings):
         """Return the problems of "train" or "heldout"."""
         require_split(split, "agent")
         return self._problems[split]
-
-    def gold(self, sample: Sample) -> str:
-        """Return "": no text alone is worth what a session is."""
-        return ""
-
-    def score(self, sample: Sample, completion: str) -> float:
-        """Raise UsageError: only a session has a reward."""
-        raise UsageError("the task agent scores sessions, and no texts")
 
     def demonstrations(self, count: int, seed: int) -> Iterable[Demonstration]:
         """Return the demonstrations of the agent's file, or the solutions of `path`. Raises UsageError."""
@@ -147,7 +164,7 @@ class AgentTask(DataSettings):
         return f"agent {self.agent.description}{where}, at most {self.max_turns} requests a session"
 
 
-def _whole(word: str) -> str:
+def whole_word(word: str) -> str:
     """Return a word of a command line; the name of a file that is here with its whole path."""
     path = Path(word)
     return str(path.absolute()) if path.is_file() and not path.is_absolute() else word

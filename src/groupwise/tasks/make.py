@@ -30,6 +30,7 @@ from groupwise.tasks.data.task import Data
 from groupwise.tasks.environment import EnvironmentTask
 from groupwise.tasks.gym.task import Gym
 from groupwise.tasks.settings import SPLITS, field_defaults, require_type
+from groupwise.tasks.verifiers import VerifiersTask
 
 #: Well-known data sets: name -> keys of the task `data` that the name sets. Any key of a recipe replaces the one here.
 PRESETS: Mapping[str, Mapping[str, object]] = {
@@ -84,6 +85,7 @@ TASKS: Mapping[str, Any] = {
     "environment": EnvironmentTask,
     **dict.fromkeys(ENVIRONMENTS, EnvironmentTask),
     "agent": AgentTask,
+    "verifiers": VerifiersTask,
 }
 
 

@@ -46,6 +46,17 @@ def killed_once(sample: Any, base_url: str, key: str) -> float:
     return float(mark.read_text() == first)
 
 
+def killed_and_another(sample: Any, base_url: str, key: str) -> float:
+    """Be killed from outside once, and ask with another text when it is played again."""
+    mark = Path(os.environ["GATEWAY_TEST_FOLDER"]) / key
+    again = mark.exists()
+    mark.touch()
+    asked(base_url, key, f"{sample.prompt} again" if again else sample.prompt)
+    if not again:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+
 if __name__ == "__main__":
     sample = json.loads(Path("sample.json").read_text())
     asked(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], sample["prompt"])

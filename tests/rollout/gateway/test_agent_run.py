@@ -12,6 +12,7 @@ import pytest
 
 import groupwise
 from groupwise.core.errors import UsageError
+from groupwise.rollout.gateway.play import ODD
 from tests.runs.test_run import assert_goes_on
 from tests.runs.tiny_runs import rollouts, step_rows
 
@@ -98,3 +99,19 @@ def test_what_sessions_cannot_be_trained_with_is_refused(changes: dict[str, Any]
 def test_nothing_but_agents_reads_the_address(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"rollout\.gateway: set, but nothing in this run reads it"):
         groupwise.train("quickstart", {"rollout.gateway": "127.0.0.1:0", "runs": str(tmp_path)})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_run_goes_on_if_its_agent_is_killed_and_says_that_it_asks_something_else_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeds are drawn from again for a session that is played again, which is no fault of the run's."""
+    monkeypatch.setenv("GATEWAY_TEST_FOLDER", str(tmp_path))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(40)))
+    use = f"{Path(__file__).with_name('agents_that_fail.py')}:killed_and_another"
+    task = {"name": "agent", "use": use, "path": str(tmp_path / "rows.jsonl"), "sessions": 3}
+    given = {**{k: v for k, v in CHANGES.items() if not k.startswith("task.")}, "task": task}
+    changes = {"model": "tiny-chat", "steps": 2, "samples_per_prompt": 2, "sampling.max_new_tokens": 120}
+    run = groupwise.train(RECIPE, {**given, **changes, "runs": str(tmp_path / "runs")}).folder
+    assert all(line["ended"] == "done" for line in rollouts(run))
+    assert (run / "log.txt").read_text().count(ODD) == 1

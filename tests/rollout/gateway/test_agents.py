@@ -14,6 +14,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion
 from groupwise.environments.agent import Agent, Agents
 from groupwise.rewards.pool.work import Limits
+from groupwise.rollout.gateway.again import Again
 from groupwise.tasks.agent import AgentTask
 from tests.rollout.gateway.made import Listening, played
 
@@ -90,3 +91,33 @@ def test_a_program_is_told_where_the_policy_is_and_its_reward_is_read(tmp_path: 
 def test_a_task_that_cannot_be_played_is_refused(keys: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         AgentTask(**keys)  # type: ignore[arg-type]
+
+
+@linux
+@pytest.mark.parametrize(("function", "said"), [("killed_once", 0), ("killed_and_another", 1)])
+def test_an_agent_that_asks_something_else_when_it_is_played_again_is_told_of(
+    function: str, said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEWAY_TEST_FOLDER", str(tmp_path))
+    agent, heard = Agent.of(f"{FILE}:{function}", (), MANY), list[str]()
+    agents = Agents(agent, Limits(workers=2, seconds=agent.seconds))
+    sampling = Sampling(max_new_tokens=90)
+    played(
+        agents, None, 1, EpisodeLimits(turns=8, turn_tokens=4), sampling, ["a", "b"], patience=0.2, note=heard.append
+    )
+    assert sum("is another one than before, though its agent was told the same" in line for line in heard) == said
+
+
+def test_what_was_asked_is_known_after_a_kill_and_only_where_the_same_was_told(tmp_path: Path) -> None:
+    file = tmp_path / "asked.bin"
+    first = Again(file)
+    assert not first.differs((3, 0, 0), [], [1, 2])
+    assert not first.differs((3, 0, 1), [[7]], [1, 2, 7, 9])
+    file.write_bytes(file.read_bytes() + b"cut off")
+    after = Again(file)
+    assert not after.differs((3, 0, 0), [], [1, 2])
+    assert after.differs((3, 0, 0), [], [1, 5])
+    assert not after.differs((3, 0, 1), [[8]], [1, 2, 8, 9])  # it was told something else
+    assert not after.differs((3, 1, 0), [], [1, 5])  # another session
+    assert file.stat().st_size == 4 * 16
+    assert Again(file).differs((3, 1, 0), [], [1, 2])

@@ -250,7 +250,7 @@ def _training(plan: Plan, table: dict[str, Any], asked: Asked, beside: Beside, a
     for line in limits.tolerance.lines():
         around.view.plan(f"tolerance    {line}")
     heard = HeardEngine(engine, listens=recipe.checks.witness is not WitnessAction.OFF)
-    episodes = episodes_of(recipe, plan.task, policy, asked.chat, heard, asked.players, around.say)
+    episodes = episodes_of(recipe, plan.task, policy, asked.chat, heard, asked.players, around.say, plan.folder)
     rollout = rollout_of(recipe, row, heard, beside.scorer, prompts, trained.judge, episodes)
     other = reference is not None and reference.digest != beside.taught.start
     why = f"reference.model = {recipe.reference.model!r} is another policy than the run starts from" if other else ""

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from groupwise.algorithms.algorithm import Algorithm
@@ -18,6 +19,7 @@ from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Evaluation, Group
 from groupwise.core.samples import TASK
 from groupwise.core.task import Task
+from groupwise.diagnostics.witness.requests import HeardEngine
 from groupwise.environments.agent import Agents
 from groupwise.environments.live import InlineEnvironments, PoolEnvironments
 from groupwise.models.chat.later_turns import Glue, LaterPrompts, thinking_of
@@ -33,13 +35,14 @@ from groupwise.rewards.pool.work import Limits, ScorePool
 from groupwise.rollout.batches import AsynchronousBatches, Batches
 from groupwise.rollout.collect import Judge, Prompts, Rollout, heldout_answers, measured
 from groupwise.rollout.episodes import Episodes, Plays
+from groupwise.rollout.gateway.again import ASKED, Again
 from groupwise.rollout.gateway.play import Sessions
 from groupwise.rollout.gateway.server import Server
 from groupwise.rollout.gateway.writing import Writing
 from groupwise.rollout.scoring import RewardWeights, Scorer
 from groupwise.rollout.segments import Sampler
 from groupwise.rollout.selection import PromptLimit, Selection, select
-from groupwise.tasks.agent import AgentTask
+from groupwise.tasks.agent import SessionTask
 from groupwise.tasks.environment import EnvironmentTask
 from groupwise.training.learner import Learner
 from groupwise.training.supervised import SupervisedRows, supervised_rows
@@ -116,7 +119,7 @@ def players_of(recipe: Recipe, task: Task, place: Place = HERE, note: Note = lam
     place  where the processes of environments are started; `note` hears of one that is started again
     Raises UsageError if the code does not load.
     """
-    if isinstance(task, AgentTask):
+    if isinstance(task, SessionTask):
         return Agents(task.agent, dataclasses.replace(_limits(recipe, HERE), workers=task.sessions))
     if not isinstance(task, EnvironmentTask):
         return None
@@ -127,20 +130,29 @@ def players_of(recipe: Recipe, task: Task, place: Place = HERE, note: Note = lam
 
 
 def episodes_of(
-    recipe: Recipe, task: Task, policy: Policy, chat: Chat, engine: Engine, players: Players, note: Note
+    recipe: Recipe,
+    task: Task,
+    policy: Policy,
+    chat: Chat,
+    engine: Engine,
+    players: Players,
+    note: Note,
+    folder: Path | None = None,
 ) -> Episodes | Sessions | None:
     """Make what plays episodes; None for a task without an environment or an agent. `note` hears of what agents ask
-    for and do not get.
+    for and do not get; `folder` is the run's.
 
     Raises UsageError for a chat template under which the ids of a conversation do not only grow.
     """
-    if players is None or not isinstance(task, EnvironmentTask | AgentTask):
+    if players is None or not isinstance(task, EnvironmentTask | SessionTask):
         return None
     require_no_fatal(turn_findings(task, chat, policy.eos))
     glue = Glue(chat, policy.eos)
-    if isinstance(task, AgentTask):
+    if isinstance(task, SessionTask):
         assert isinstance(players, Agents)
-        return _sessions(recipe, task, policy, glue, engine, players, note)
+        sessions = _sessions(recipe, task, policy, glue, engine, players, note)
+        forget = engine.forget if isinstance(engine, HeardEngine) else sessions.forget
+        return dataclasses.replace(sessions, again=Again(folder and folder / ASKED), forget=forget)
     assert not isinstance(players, Agents)
     if task.history == "rewrite" and routers(policy.model):
         raise UsageError(
@@ -153,15 +165,15 @@ def episodes_of(
 
 
 def _sessions(
-    recipe: Recipe, task: AgentTask, policy: Policy, glue: Glue, engine: Engine, agents: Agents, note: Note
+    recipe: Recipe, task: SessionTask, policy: Policy, glue: Glue, engine: Engine, agents: Agents, note: Note
 ) -> Sessions:
     """Make what plays sessions, and begin to listen. Raises UsageError for a policy with experts, and for an address
     that is taken.
     """
     if routers(policy.model):
         raise UsageError(
-            'task.name = "agent": a policy with experts records the routes of a row as one text, and a session may '
-            "have several prompts; take a dense model"
+            f'task.name = "{task.kind}": a policy with experts records the routes of a row as one text, and a session '
+            "may have several prompts; take a dense model"
         )
     vocabulary = policy.model.config.get_text_config().vocab_size
     writing = Writing(glue, policy.decode, policy.decode_all, policy.positions, vocabulary)
@@ -171,7 +183,7 @@ def _sessions(
 
 def turn_findings(task: Task, chat: Chat, ends: frozenset[int]) -> list[TemplateFinding]:
     """Try the chat template on conversations of several turns; nothing for a task without an environment."""
-    if isinstance(task, AgentTask):
+    if isinstance(task, SessionTask):
         return check_turns(chat, ends, ("user",), "grow")
     return check_turns(chat, ends, task.game.roles, task.history) if isinstance(task, EnvironmentTask) else []
 

@@ -23,12 +23,18 @@ from groupwise.core.records import Completion
 from groupwise.core.samples import ScoreResult
 from groupwise.core.stream import Cohort
 from groupwise.environments.agent import Agents
+from groupwise.rollout.gateway.again import Again
 from groupwise.rollout.gateway.request import ModelAnswer, ModelRequest, Refusal
 from groupwise.rollout.gateway.server import Server
 from groupwise.rollout.gateway.session import Ask, Session
 from groupwise.rollout.gateway.writing import Writing
 from groupwise.rollout.segments import Segment
 
+#: What is said of an agent that is no function of what it is told.
+ODD = (
+    "is another one than before, though its agent was told the same: played again after a kill, this run does not "
+    "come to the same bits"
+)
 #: Requests of one session that may wait at once.
 MOST_AT_ONCE = 32
 
@@ -39,6 +45,8 @@ class Sessions:
 
     patience  seconds that a round waits for a session which does not ask
     note      hears of what agents ask for and do not get
+    again     tells agents that ask something else when a session is played again
+    forget    hears of requests whose answers train nothing, as their session is played again
     """
 
     engine: Engine
@@ -49,6 +57,8 @@ class Sessions:
     patience: float
     note: Callable[[str], None] = print
     tools: Sequence[str] = ()
+    again: Again = field(default_factory=lambda: Again(None))
+    forget: Callable[[Sequence[Request]], None] = lambda requests: None
     _told: set[str] = field(default_factory=set)
 
     def __call__(self, cohorts: Sequence[Cohort], segment: Segment, on_finish: OnFinish | None = None) -> list[Cohort]:
@@ -90,7 +100,9 @@ class Sessions:
             while waiting and len(played) < self.agents.at_once:
                 session = waiting.popleft()
                 played.append(session)
-                url = self.server.enter(session.key, partial(self._asked, played, session, sampling), session.restart)
+                url = self.server.enter(
+                    session.key, partial(self._asked, played, session, sampling), partial(self._restart, session)
+                )
                 visit = Visit(session.prompt.sample, url, session.key)
                 self.agents.begin(visit, partial(self._later, partial(ended, session)))
             if all(session.waits for session in played) or not self._took_what_came(played):
@@ -145,9 +157,22 @@ class Sessions:
             words = f"{session.tokens} of the session's {sampling.max_new_tokens} tokens (sampling.max_new_tokens) are"
             words = f"{words} used, and {cost} more of the prompt leave no room for an answer"
             raise Refusal(400, words, "context_length_exceeded")
+        self._compare(session, ask)
         session.asks.append(ask)
         session.number += 1
         session.tokens += cost
+
+    def _restart(self, session: Session) -> None:
+        self.forget(session.requested)
+        session.restart()
+
+    def _compare(self, session: Session, ask: Ask) -> None:
+        """Say once if an agent asks something else than it did when it was told the same."""
+        told = [turn.sampled.tokens for turn in session.turns]
+        differs = self.again.differs((session.seed, session.place[2], ask.number), told, ask.context)
+        if differs and ODD not in self._told:
+            self._told.add(ODD)
+            self.note(f"agents       {session.prompt.sample.key}: request {ask.number + 1} {ODD}")
 
     def _tell(self, asked: ModelRequest) -> None:
         """Say once of each key of how tokens are drawn that it is not read."""

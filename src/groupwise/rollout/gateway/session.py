@@ -86,6 +86,7 @@ class Session:
     prompt   of its group
     asks     requests that wait
     tokens   that its episode has so far
+    requested  all that the engine was asked
     cut      why a request was refused that would have gone beyond a limit of the session
     """
 
@@ -95,6 +96,7 @@ class Session:
     key: str
     turns: list[Turn] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
+    requested: list[Request] = field(default_factory=list)
     number: int = 0
     tokens: int = 0
     cut: Ended | None = None
@@ -112,7 +114,7 @@ class Session:
     def restart(self) -> None:
         """Forget what was asked and said: it is played from its beginning."""
         self.refuse_all()
-        self.turns, self.number, self.tokens, self.cut = [], 0, 0, None
+        self.turns, self.requested, self.number, self.tokens, self.cut = [], [], 0, 0, None
 
     def refuse_all(self) -> None:
         """Answer nothing that waits."""
@@ -155,7 +157,9 @@ class Session:
         seed = seed if ask.asked.seed is None else derive(seed, "asked", ask.asked.seed)
         held = 0 if ask.parent is None else len(ask.parent.ids)
         seeds = [seed, *(derive(seed, "answer", number) for number in range(1, ask.asked.answers))]
-        return [Request(ask.context, 1, each, most, first=self.place[2], hold=True, held=held) for each in seeds]
+        asked = [Request(ask.context, 1, each, most, first=self.place[2], hold=True, held=held) for each in seeds]
+        self.requested += asked
+        return asked
 
     def add(self, ask: Ask, sampled: Sequence[Completion], said: Sequence[str]) -> None:
         """Keep the answers to a request; `said` are their words, as a history has them."""
@@ -177,7 +181,11 @@ class Session:
         else:
             ended = Ended.DONE if result.cause is None else Ended.FAULT
         if not self.turns and result.cause is None:
-            result = ScoreResult(cause=Cause.EMPTY, detail="the agent has returned without one answer of the policy's")
+            refused = {Ended.TOKENS: "sampling.max_new_tokens", Ended.TURNS: "task.max_turns"}
+            why = f"; what it asked was refused, see {refused[self.cut]}" if self.cut else ""
+            result = ScoreResult(
+                cause=Cause.EMPTY, detail=f"the agent has ended without one answer of the policy's{why}"
+            )
             ended = Ended.FAULT
         episode, stops = self._rows()
         if episode is None:
