@@ -76,7 +76,7 @@ def prompts_to(conversation: Conversation, sizes: list[int] | None = None) -> It
     yield seen
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.7, marks=pytest.mark.slow), 1.0])
 def test_an_answer_is_the_same_streamed_or_at_once(temperature: float, with_template: str) -> None:
     """Bytes are tokens here: characters of several bytes are cut by pieces all the time, and shown whole."""
     for seed in range(5):

@@ -92,6 +92,7 @@ print(held - held_memory("cpu") >> 20)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+@pytest.mark.slow
 def test_large_blocks_go_back_as_they_are_freed_where_only_small_ones_stay():
     """Of 16 blocks of 12 MiB and 16 of 3 the large ones, and none where all stay."""
     small, every = (

@@ -47,7 +47,9 @@ def told(text: str) -> tuple[float, float, float]:
     return float(before), float(after), float(farthest)
 
 
-@pytest.mark.parametrize(("name", "steps", "gain"), [("grpo", 15, 0.1), ("gspo", 22, 0.05)])
+@pytest.mark.parametrize(
+    ("name", "steps", "gain"), [("grpo", 15, 0.1), pytest.param("gspo", 22, 0.05, marks=pytest.mark.slow)]
+)
 def test_the_loop_learns_from_the_command_line(name: str, steps: int, gain: float) -> None:
     command = [sys.executable, str(OWN_LOOP), name, str(steps)]
     before, after, farthest = told(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -17,6 +17,7 @@ CELLS: list[dict[str, Any]] = json.loads(FILE.read_text())["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 def test_its_cells_run_in_order_and_the_policy_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ def test_all_ids_of_the_vocabulary_are_those_of_more_than_it_has_and_change_what
     assert weights[0] == weights[1] != weights[2]
 
 
+@pytest.mark.slow
 def test_an_engine_in_a_child_gives_the_run_of_the_one_inside(tmp_path: Path):
     inside, child = (
         groupwise.train("quickstart", tiny_run(tmp_path, **NAMED, name=f"run{i}", **more)).folder

@@ -104,6 +104,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
+@pytest.mark.slow
 def test_the_critic_learns_what_can_be_predicted(small):
     """The policy stands still, and the reward is there to see for every token but the first."""
     settings = small(

@@ -122,6 +122,7 @@ def test_the_command_says_it_in_one_line_and_fails(stopped, tmp_path):
     assert said.splitlines()[-1].startswith("groupwise: an early warning of collapse at step ")
 
 
+@pytest.mark.slow
 def test_after_a_return_the_learning_rate_alone_is_another(given, warned, tmp_path):
     """It goes on as the run that was only warned would have from that checkpoint at half of its rate."""
     settings = given("once", **{**BACK, "rollback.most": 1})
@@ -193,8 +194,8 @@ MOMENTS = {
 }
 
 
-#: Those that cut into the return in the middle and after its end; the others are alike.
-QUICK = ("in the middle of that", "in the step after")
+#: The one that cuts into the return in the middle; the others are alike.
+QUICK = ("in the middle of that",)
 
 
 @pytest.mark.parametrize("moment", [pytest.param(m, marks=[] if m in QUICK else pytest.mark.slow) for m in MOMENTS])
@@ -237,6 +238,7 @@ def armed(patched: pytest.MonkeyPatch) -> list[bool]:
     return going_back
 
 
+@pytest.mark.slow
 def test_a_stop_that_a_person_asks_for_moves_no_return(given, returned):
     """Its checkpoint is an extra one: it is gone on from, and takes no other's place."""
     settings = given("asked", **{**BACK, "rollback.most": 9})

@@ -90,6 +90,7 @@ def test_one_run_at_a_time_and_the_next_when_it_has_gone(both: Any, policy: Poli
     assert process_of(both.there.server) == pid, "who is refused disturbs no run"
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_away_in_the_middle_of_an_answer_leaves_the_engine_to_the_next(
     policy: Policy,
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_run_has_the_bits_of_the_run_inside_and_goes_on_when_its_server_comes_
     assert_same_run(inside, remote)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_come_back_ends_the_run_in_one_line(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
