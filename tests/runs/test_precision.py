@@ -71,6 +71,7 @@ def test_a_float16_engine_has_limits_of_its_own_and_goes_on_to_the_bit(small):
     assert max(limits(whole)) < 0.01, "a third of what bfloat16 would be allowed"
 
 
+@pytest.mark.slow
 def test_rounding_that_grew_is_measured_again_before_a_check_is_believed(small):
     """As if the policy had rounded ten thousand times less when the run began; the bits stay as they are."""
     changes = small(**BF16, steps=3, checkpoint__keep=3, learner__learning_rate=1e-4)

@@ -160,6 +160,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(cache: str, changes):
         assert not list((Path(changes["runs"]) / ".cache").glob("reward-*")), "it was made a second time"
 
 
+@pytest.mark.slow
 def test_a_folders_reward_model_is_the_one_that_was_made_and_may_go_away(changes):
     made = groupwise.train("rlhf", {**changes, "name": "made"}).folder
     elsewhere = made.with_name("elsewhere")

@@ -57,6 +57,7 @@ def goes_on_the_same(name: str, changes: dict, whole: Path) -> None:
     assert rollouts(short) == rollouts(whole)
 
 
+@pytest.mark.slow
 def test_gsm8k_on_a_tiny_chat_model_trains_scores_journals_and_resumes(word_changes):
     done = groupwise.train("gsm8k-tiny", {**word_changes, "learner.schedule": "constant"})
     told = (done.folder / "log.txt").read_text()
