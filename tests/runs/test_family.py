@@ -97,7 +97,7 @@ def test_a_teacher_of_whole_distributions_draws_the_policy_near(estimator: str, 
     changes |= {"reference.model": str(teacher.folder), "algorithm.kl": keys}
     rows = step_rows(groupwise.train("quickstart", changes).folder)
     assert not [c for row in rows for c in row["checks"].values() if c["verdict"] == "fail"]
-    assert 0 < rows[-1]["kl_mean"] < 0.5 * rows[0]["kl_mean"]
+    assert 0 < rows[-1]["kl_mean"] < 0.35 * rows[0]["kl_mean"]
     assert all(row["advantage_abs_mean"] == 0 for row in rows)
 
 
