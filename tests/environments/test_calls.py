@@ -109,9 +109,9 @@ def test_a_broken_call_does_not_take_the_next_one_with_it() -> None:
 )  # fmt: skip
 def test_a_long_hostile_text_is_read_in_no_time(piece: str) -> None:
     text = piece * (100_000 // len(piece))
-    start = time.perf_counter()
+    start = time.process_time()
     calls = [*calls_in(without_end(text)), *calls_in(text + "x")]
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert len(calls) <= 2 * (MOST_CALLS + 1)
 
 

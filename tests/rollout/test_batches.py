@@ -18,6 +18,8 @@ from tests.engines.outside.made import fields
 from tests.rollout.made import make, saved
 
 WANTED = 4
+#: Seconds after which what is waited for will never come.
+HANGS = 60.0
 
 
 class Slow:
@@ -63,6 +65,50 @@ def test_the_batches_are_those_that_are_sampled_in_turn(policy: Any) -> None:
     assert together.state.cursor == ahead.state.cursor
 
 
+class Held:
+    """The real engine, which begins to answer when it is let go on, and says when it has answered."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.asked, self.let_go, self.answered = (threading.Event() for _ in range(3))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(self, requests: Any, sampling: Any, on_finish: Any = None) -> Any:
+        self.asked.set()
+        assert self.let_go.wait(HANGS), "what it waits for never came"
+        finished = self._engine.generate(requests, sampling, on_finish)
+        self.answered.set()
+        return finished
+
+
+@pytest.mark.parametrize("longer", ["sampling", "training"])
+def test_a_batch_is_sampled_while_a_step_trains_whichever_takes_longer(policy: Any, longer: str) -> None:
+    """The learner trains all of its step with the engine at work, and the engine ends with the learner at work."""
+    rollout = make(policy, DropUniform(max_rounds=1))
+    rollout.engine = held = Held(rollout.engine)  # type: ignore[assignment]
+    held.let_go.set()
+    batches = Batches(rollout, 1)
+    batches.take(WANTED)  # the first has nothing to run beside
+    for event in (held.asked, held.let_go, held.answered):
+        event.clear()
+    batches.begin(WANTED)
+    assert held.asked.wait(HANGS), "the engine is at work before the step has trained"
+    assert not held.answered.is_set()
+    if longer == "training":
+        held.let_go.set()
+        assert held.answered.wait(HANGS), "the engine ends while the step trains, and waits for no one"
+    else:
+        threading.Timer(0.05, held.let_go.set).start()  # the step has trained
+    batches.finish()
+    held.let_go.clear()  # an engine that is asked once more would hang
+    held.asked.clear()
+    assert len(batches.take(WANTED).result.groups) == WANTED
+    assert not held.asked.is_set()
+
+
+@pytest.mark.slow
 def test_a_step_takes_as_long_as_the_longer_of_sampling_and_training(policy: Any) -> None:
     for sampling, training in ((0.3, 0.2), (0.2, 0.3)):
         rollout = slowed(policy, sampling)

@@ -157,9 +157,9 @@ def test_no_answer_is_run_as_code(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["9**9**9**9", "((9**99)**99)**99", "99999999!", "9**(99*99*99*99)", "9**(1/1e-99)"])
 def test_no_answer_keeps_the_scorer_busy(text: str) -> None:
     samples = [problem(name) for name in ("countdown", "polynomial_multiplication", "n_queens")]
-    began = time.monotonic()
+    began = time.process_time()
     assert all(Gym(generator=s.source).score(s, text) < 0.1 for s in samples)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(

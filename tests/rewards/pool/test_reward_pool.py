@@ -560,15 +560,13 @@ def test_a_task_scores_in_the_pool_and_tickets_may_be_taken_in_any_order() -> No
 
 
 def test_a_run_works_while_its_completions_are_scored(tmp_path: Path) -> None:
-    with Pool(
-        {"mine": own(tmp_path, "import time\ndef f(attempt):\n    time.sleep(0.05)\n    return 1.0\n")},
-        Limits(workers=4),
-    ) as pool:
+    text = f"def f(attempt):\n    open({str(tmp_path / 'calls')!r}, 'a').write('x')\n    return 1.0\n"
+    with Pool({"mine": own(tmp_path, text)}, Limits(workers=4)) as pool:
         tickets = pool.submit("mine", attempts(*["x"] * 16))
         assert until(lambda: all(future.done() for future in pool._dispatcher.futures.values()))
-        started = time.monotonic()
+        assert (tmp_path / "calls").read_text() == "x" * 16
         assert outcomes(pool.wait(tickets)) == [1.0] * 16
-        assert time.monotonic() - started < 0.1
+        assert (tmp_path / "calls").read_text() == "x" * 16, "nothing is left to do for the one who waits"
 
 
 def test_closing_while_another_waits_lets_it_go(left: Callable[[], list[int]]) -> None:
@@ -594,9 +592,12 @@ def test_closing_while_another_waits_lets_it_go(left: Callable[[], list[int]]) -
 def test_a_new_worker_is_there_in_a_moment() -> None:
     with Pool({"mine": ONE}, Limits(workers=1, seconds=5)) as pool:
         score(pool, "mine", attempts("good"))
-        started = time.monotonic()
-        assert outcomes(score(pool, "mine", attempts("hard exit", "good"))) == [Cause.CRASH, 1.0]
-        assert time.monotonic() - started < 1.0  # two new ones: a crash is believed only of a fresh process
+        took = []
+        for _ in range(3):  # another process may hold the cores for a while, not three times
+            started = time.monotonic()
+            assert outcomes(score(pool, "mine", attempts("hard exit", "good"))) == [Cause.CRASH, 1.0]
+            took.append(time.monotonic() - started)
+        assert min(took) < 1.0  # two new ones: a crash is believed only of a fresh process
 
 
 @linux
