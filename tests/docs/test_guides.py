@@ -23,6 +23,7 @@ from groupwise.config.usual import USUAL
 from groupwise.core.samples import Attempt, Sample
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.work import Limits
+from tests.config.made import plan as planned
 from tests.rewards.judge.server import chat, judge_server
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -124,6 +125,15 @@ def test_the_recipe_of_a_tutorial_trains(
         "evaluation.samples": 1,
     }
     assert groupwise.train(path, {"runs": small()["runs"], **changes}, quiet=True).summary["steps"] == 1
+
+
+def test_the_plan_of_the_first_tutorial_is_the_quickstarts() -> None:
+    page = (DOCS / "tutorials" / "quickstart.md").read_text().partition("## The plan")[2].partition("\n## ")[0]
+    shown = re.sub(r"\n {13,}", " ", "\n".join(re.findall(r"^    (.*)$", page, re.MULTILINE)))
+    plan = " ".join(planned().describe().split())
+    entries = [" ".join(line.split()) for line in shown.splitlines()]
+    assert len(entries) > 12
+    assert [entry for entry in entries if entry not in plan] == []
 
 
 def test_each_page_is_run_or_has_a_reason() -> None:

@@ -73,7 +73,7 @@ def test_too_little_memory_is_one_line_with_numbers_and_what_to_do() -> None:
         memory_of(plan, model, 20, HELD, enough.needed - 1)
     words = str(error.value)
     assert words.startswith(f"memory about {size_in_words(enough.peak)} at most, while updating (process ")
-    assert f"{size_in_words(HELD)} are taken, {size_in_words(enough.needed - 1)} free; " in words
+    assert f"{size_in_words(HELD)} in use, {size_in_words(enough.needed - 1)} free; " in words
     assert 'more than is free; with learner.tokens_per_microbatch = "auto" it is ' in words
     assert "\n" not in words
     with pytest.raises(UsageError, match=r"take a smaller model or a machine with more memory: with .* it still is "):

@@ -237,7 +237,7 @@ def _step_lines(plan: Plan) -> Iterator[str]:
     measured = f"measured by the mean of {measure.metric}; with evaluation.pass_at by a pass rate"
     if measure.pass_at is not None:
         name = "the task's score" if measure.metric == CORRECTNESS else measure.metric
-        measured = f"passed from {measure.pass_at:g} of {name} on"
+        measured = f"correct where {name} is at least {measure.pass_at:g}"
     yield f"evaluation   {', '.join(counts)} x {recipe.evaluation.samples} samples, {measured}"
 
 

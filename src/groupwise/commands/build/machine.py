@@ -257,7 +257,7 @@ def in_words(memory: MemoryPlan) -> str:
     named = largest_parts({part: memory.parts[part] for part in memory.phases[memory.phase]})
     return (
         f"memory       about {size_in_words(memory.peak)} at most, while {memory.phase} ({named}); "
-        f"{size_in_words(memory.held)} are taken, {size_in_words(memory.free)} free; "
+        f"{size_in_words(memory.held)} in use, {size_in_words(memory.free)} free; "
         f"{memory.cuts.learner:,} tokens a microbatch"
     )
 
