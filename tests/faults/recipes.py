@@ -53,7 +53,9 @@ _REWARDS = {"repetition": "r", "format": "f", "tags": "t"}
 
 @cache
 def keys() -> dict[str, str]:
-    """Every key of a recipe -> whole | number | truth | choice | word or value | text | path | list | table."""
+    """Every key of a recipe -> whole | number | truth | choice | word or value | word or words | text | path | list |
+    table.
+    """
     kinds = _settings_keys(Recipe, "")
     for row in CATALOG.values():
         for slot, values in settings(row).items():
@@ -81,7 +83,8 @@ def _settings_keys(section: type[Settings], before: str) -> dict[str, str]:
         if isinstance(kind, type) and issubclass(kind, Settings):
             kinds |= {f"{before}{name}": "table", **_settings_keys(kind, f"{before}{name}.")}
         elif get_origin(kind) is Literal and kind is not field.annotation and len(others) > 1:
-            kinds[before + name] = "word or value"  # such as "auto"
+            lists = any(get_origin(other) is tuple for other in others)  # such as "wandb", or ["wandb", "mlflow"]
+            kinds[before + name] = "word or words" if lists else "word or value"  # such as "auto"
         else:
             kinds[before + name] = _of_type(kind)
     return kinds
@@ -108,6 +111,7 @@ WRONG: dict[str, list[Any]] = {
     "truth": [0, 1, 1.0, "true", [True], _DATE, "@nan"],
     "choice": [0, True, ["none"], {"a": 1}, "@nan", *TEXTS],
     "word or value": [["none"], {"a": 1}, "@nan", *TEXTS],
+    "word or words": [["x"], [1], {"a": 1}, "@nan", *TEXTS],
     "text": [0, True, 1.5, ["x"], {"a": 1}, _DATE, "@nan"],
     "path": [0, True, ["x"], {"a": 1}, "a\x00b", "x" * 5000, "no/such/" * 700],
     "list": [0, True, "no", {"a": 1}, _DEEP, _DATE],

@@ -146,6 +146,42 @@ def test_a_kl_of_almost_0_in_bfloat16_is_rounding_and_one_that_is_there_is_read(
     assert "the loss of an update" in said
 
 
+def rounded(policy: Any, row: Algorithm, seed: int) -> tuple[Learner, Batch, Tolerance]:
+    """A learner in bfloat16, a minibatch whose log-probabilities another packing of its rows gave, and the rounding."""
+    settings = SETTINGS.replace(precision="bf16", tokens_per_microbatch=30)
+    model, reference = policy.model, copy.deepcopy(policy.model)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.mul_(1 + 0.1 * torch.randn_like(parameter))
+    minibatch = sampled(Learner(model, reference, settings.replace(tokens_per_microbatch=400), 0.7, 10), row=row)
+    off = (minibatch.need("logp_old") - dense(policy).logprobs(model, minibatch))[minibatch.mask] * 2**0.5
+    noise = NumericalNoise(mean=float(off.abs().mean()), spread=float(off.abs().std()))
+    tolerance = Tolerance(passes=noise, engine=noise, reference=noise)
+    return Learner(model, reference, settings, 0.7, 10), minibatch, tolerance
+
+
+@pytest.mark.parametrize("name", ["gspo", "gspo-token", "grpo", "cispo", "sapo", "vespo", "dppo-tv"])
+@pytest.mark.parametrize("seed", [0, 7, 14])
+def test_a_ratio_of_1_is_rounding_in_bfloat16_and_stops_no_sound_run(name, seed, policy):
+    """A clip may be nearer than rounding, GSPO's lies at 3e-4; and a loss may be as far off as its ratios."""
+    row = groupwise.algorithm(name)
+    learner, minibatch, tolerance = rounded(policy, row, seed)
+    assert not found(read(learner, minibatch, row=row, tolerance=tolerance))
+
+
+@pytest.mark.parametrize("name", ["grpo", "cispo", "sapo"])
+def test_advantages_of_another_sign_are_seen_in_bfloat16(name, policy):
+    row = groupwise.algorithm(name, {"kl.beta": 0.0})
+    learner, minibatch, tolerance = rounded(policy, row, 0)
+
+    def turned(minibatch: Batch) -> Batch:
+        return dataclasses.replace(minibatch, advantage=-minibatch.need("advantage"))
+
+    said = found(read(learner, minibatch, spoil=turned, row=row, tolerance=tolerance))
+    assert any(one.startswith("the policy's gradient") for one in said)
+
+
 @pytest.mark.parametrize("name", ["cap", "multiplied"])
 def test_logits_that_a_model_caps_or_scales_are_read(name):
     config = type(CHANGED[name])(**{**CHANGED[name].to_dict(), "initializer_range": 0.5})

@@ -209,7 +209,7 @@ def _worst(
     """
     limit = (ROUNDED if trained.bf16 else EXACT) + NOISE * found.noise
     if limit > NOTHING + ROUNDED:
-        yield Unmeasured("what trains is so little that rounding is as large")
+        yield Unmeasured("rounding is as large as what trains, or decides what the trust region passes")
         return
     named = dict(trained.model.named_parameters())
     ours = {name: rank_rows(slope, named[name], trained) for name, slope in found.gradients.items()}
