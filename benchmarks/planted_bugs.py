@@ -2,7 +2,7 @@
 
     python benchmarks/planted_bugs.py                      # every bug that has no row yet, and the sound runs
     python benchmarks/planted_bugs.py --only "the sign of the KL" --again
-    python benchmarks/planted_bugs.py --clean 1000         # sound runs of six kinds, in which a check is a false alarm
+    python benchmarks/planted_bugs.py --clean 1000         # sound runs, in which a check is a false alarm
     python benchmarks/planted_bugs.py --table
 
 The bugs are data (benchmarks/bugs/): a file, a text that it has exactly once, and what is put there. Each is planted in

@@ -101,8 +101,18 @@ KINDS: Mapping[str, Kind] = {
 }
 
 LONG: Mapping[str, Any] = {"checkpoint.every": 100, "checks.witness_every": 20, "evaluation.every": 200}
+HALF: Mapping[str, Any] = {"learner.precision": "bf16", "engine.precision": "bf16"}
 #: Sound runs in which each check that fails is a false alarm.
-CLEAN: Mapping[str, Kind] = {
-    name: Kind(KINDS[name].recipe, {**KINDS[name].given, **LONG, "learner.learning_rate": 3e-4})
-    for name in ("tiny", "experts", "critic", "turns", "adapters")
-} | {"smollm2": Kind("times-tables", {**LONG, "steps": 100, "evaluation.every": 0, "checkpoint.every": 10})}
+CLEAN: Mapping[str, Kind] = (
+    {
+        name: Kind(KINDS[name].recipe, {**KINDS[name].given, **LONG, "learner.learning_rate": 3e-4})
+        for name in ("tiny", "experts", "critic", "turns", "adapters")
+    }
+    | {
+        f"{name}, bf16": Kind(
+            "quickstart", {**SUMS, **LONG, **HALF, "learner.learning_rate": 3e-4, "algorithm.name": name}
+        )
+        for name in ("grpo", "gspo", "cispo", "dppo-tv", "vespo")
+    }
+    | {"smollm2": Kind("times-tables", {**LONG, "steps": 100, "evaluation.every": 0, "checkpoint.every": 10})}
+)
