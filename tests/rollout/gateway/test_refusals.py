@@ -61,6 +61,10 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     (IDS, {"token_ids": [2, 100_000]}, 400, "token_ids: an id is not among the model's"),
     (IDS, {"token_ids": [2], "features": {"mm": 1}}, 400, "features: this policy reads text alone"),
     (IDS, {"token_ids": [2], "sampling_params": 3}, 400, "sampling_params: must be an object"),
+    (CHAT, {"messages": [user("a\ud83d")]}, 400, "surrogates not allowed"),
+    (CHAT, {**ASKED, "stop": "a\ud83d"}, 400, "surrogates not allowed"),
+    ("/v1/responses", {"input": "q", "text": "x"}, 400, "text: must be an object"),
+    ("/v1/responses", {"input": "q", "text": {"format": ["x"]}}, 400, "text.format: must be an object"),
     ("/v1/responses", {"input": []}, 400, "input: the last item must not be the assistant's"),
     ("/v1/responses", {"input": "q", "previous_response_id": "x"}, 400, "previous_response_id: this policy is sampled"),
     ("/v1/responses", {"input": "q", "tools": [{"type": "web_search"}]}, 400, "tools[0].type = 'web_search'"),
@@ -89,6 +93,23 @@ def test_each_has_its_status_and_one_line_and_the_session_goes_on() -> None:
         assert line in answer["error"]["message"], answer
         assert "\n" not in answer["error"]["message"]
     assert (episode.ended, len(episode.turns), len(episode.spans)) == (Ended.DONE, 2, 3)
+
+
+def test_texts_that_end_an_answer_are_counted_with_the_runs_own() -> None:
+    heard: list[Any] = []
+
+    def play(visit: Visit) -> float:
+        for stop in (["x", "y"], ["x"]):
+            heard.append(post(visit, CHAT, {"messages": [user("Say a.")], "stop": stop}))
+        return 1.0
+
+    own = (*(f"end {number}" for number in range(62)), "x")
+    assert alone(play, sampling=Sampling(max_new_tokens=500, stop=own)).ended == Ended.DONE
+    assert [status for status, _ in heard] == [200, 200]
+    heard.clear()
+    assert alone(play, sampling=Sampling(max_new_tokens=500, stop=(*own, "z"))).ended == Ended.DONE
+    assert [status for status, _ in heard] == [400, 200]
+    assert heard[0][1]["error"]["message"].startswith("stop: with the 64 texts of sampling.stop these are more")
 
 
 def test_a_key_opens_its_own_session_while_that_is_played() -> None:

@@ -18,12 +18,9 @@ def read(body: Body) -> ModelRequest:
         raise Refusal(400, f"token_ids: must be a list of whole numbers, 1 to {LONGEST} of them")
     if body.content.get("features"):
         raise Refusal(400, "features: this policy reads text alone")
-    how = body.content.get("sampling_params") or {}
-    if not isinstance(how, dict):
-        raise Refusal(400, "sampling_params: must be an object")
-    params = Body(how, "sampling_params.")
+    params = body.table("sampling_params")
     params.require_plain()
-    if how.get("stop_token_ids"):
+    if params.content.get("stop_token_ids"):
         raise Refusal(400, "sampling_params.stop_token_ids: the recipe says them for all answers, sampling.stop_ids")
     return ModelRequest(
         ids=tuple(ids),

@@ -146,6 +146,11 @@ class Sessions:
         context = before if parent is None else parent.ids + before
         ask = Ask(session.number, asked, future, parent, context, before, session.opens(parent))
         cost = session.cost(ask)
+        try:
+            _ended_by(sampling, asked.stop)
+        except ValueError:
+            words = f"stop: with the {len(sampling.stop)} texts of sampling.stop these are more than a request may have"
+            raise Refusal(400, words) from None
         if len(context) >= self.writing.positions:
             session.cut = session.cut or Ended.TOKENS
             words = (
@@ -186,8 +191,8 @@ class Sessions:
         rooms = _rooms(asks, sampling.max_new_tokens)
         for stop, some in itertools.groupby(sorted(asks, key=lambda pair: pair[1].asked.stop), _stop_of):
             own = [(session, ask, self._requests(session, ask, rooms[session.key])) for session, ask in some]
-            ends = sampling.replace(stop=(*sampling.stop, *(text for text in stop if text not in sampling.stop)))
-            each = iter(self.engine.generate([request for *_, requests in own for request in requests], ends))
+            asked = [request for *_, requests in own for request in requests]
+            each = iter(self.engine.generate(asked, _ended_by(sampling, stop)))
             for session, ask, requests in own:
                 self._answer(session, ask, [next(each)[0] for _ in requests])
 
@@ -210,6 +215,11 @@ def _rooms(asks: Sequence[tuple[Session, Ask]], limit: int) -> dict[str, int]:
     for session, ask in asks:
         answers[session.key] += ask.asked.answers
     return {session.key: (limit - session.tokens) // answers[session.key] for session, _ in asks}
+
+
+def _ended_by(sampling: Sampling, stop: Sequence[str]) -> Sampling:
+    """Add texts that end an answer. Raises ValueError for more than there may be."""
+    return sampling.replace(stop=(*sampling.stop, *(text for text in stop if text not in sampling.stop)))
 
 
 def _stop_of(pair: tuple[Session, Ask]) -> tuple[str, ...]:

@@ -138,9 +138,10 @@ class Body:
 
     @classmethod
     def of(cls, raw: bytes) -> "Body":
-        """Read JSON."""
+        """Read JSON, whose texts must be such as UTF-8 can write: a half of a surrogate pair has no ids."""
         try:
             content = json.loads(raw)
+            json.dumps(content, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise Refusal(400, f"the body is no JSON: {error}") from None
         if not isinstance(content, dict):

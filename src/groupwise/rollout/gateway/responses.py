@@ -12,8 +12,7 @@ from groupwise.rollout.gateway.request import Body, ModelAnswer, ModelRequest, R
 def read(body: Body) -> ModelRequest:
     """Read a request. Raises Refusal."""
     body.require_plain()
-    form = (body.content.get("text") or {}).get("format") or {}
-    if form.get("type", "text") != "text":
+    if body.table("text").table("format").content.get("type", "text") != "text":
         raise Refusal(400, "text.format: this policy is sampled without it; take it out")
     instructions, given = body.text("instructions"), body.content.get("input")
     messages = [{"role": "system", "content": instructions}] if instructions else []

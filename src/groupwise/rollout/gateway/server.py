@@ -193,6 +193,8 @@ class Server:
                 door.take(asked, future)
             except Refusal as refusal:
                 refuse(future, refusal)
+            except Exception as error:  # of the run's thread, which other sessions wait for
+                refuse(future, Refusal(500, f"{type(error).__name__}: {one_line(error)}", "server_error"))
 
         self.events.put(event)
         answer, gone = asyncio.wrap_future(future), asyncio.ensure_future(_gone(request))
