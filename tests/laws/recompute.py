@@ -325,6 +325,7 @@ def of_episodes(rows: Sequence[Row]) -> dict[str, float]:
     every: dict[str, float] = {
         "turns_mean": mean(len(r["turns"]) for r in rows),
         "turns_max": longest,
+        "rows_mean": mean(1 + sum(s.get("anew", False) for s in r.get("spans", [])[1:]) for r in rows),
         "answer_tokens_mean": mean(r["spans"][-1]["stop"] - r["tokens"] if "spans" in r else 0 for r in rows),
         **{f"ended.{why}": sum(r["ended"] == why for r in rows) for why in reasons},
     }

@@ -185,12 +185,18 @@ def episode_metrics(completions: Sequence[Completion], measure: Measure, tools: 
     return {
         "turns_mean": mean_of([len(episode.turns) for episode in episodes]),
         "turns_max": Max(longest),
+        "rows_mean": mean_of([_rows_of(episode) for episode in episodes]),
         "answer_tokens_mean": mean_of([len(episode.tokens) - episode.length for episode in episodes]),
         **{f"ended.{why}": Sum(sum(episode.ended is why for episode in episodes)) for why in Ended},
         **_counted("turn_faults", [turn.fault for episode in episodes for turn in episode.turns if turn.fault]),
         **_tool_metrics(episodes, tools),
         **{name: value for turn in range(longest) for name, value in _turn_metrics(episodes, turn, measure).items()},
     }
+
+
+def _rows_of(episode: Completion) -> int:
+    """Count the rows that the policy read: one, and one more for each prompt that it read anew behind the first."""
+    return 1 + sum(span.anew for span in episode.spans[1:])
 
 
 def _tool_metrics(episodes: Sequence[Completion], tools: Sequence[str]) -> dict[str, Value]:

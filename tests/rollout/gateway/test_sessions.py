@@ -12,9 +12,11 @@ import pytest
 from groupwise.core.collate import collate
 from groupwise.core.engine import Sampling
 from groupwise.core.environment import Ended, EpisodeLimits, Visit
+from groupwise.core.numbers.measure import Measure
 from groupwise.core.records import Completion, Group
 from groupwise.core.samples import Sample
 from groupwise.core.stream import Cohort
+from groupwise.diagnostics.groups import episode_metrics
 from groupwise.environments.adapt import playable
 from groupwise.environments.live import InlineEnvironments
 from groupwise.rollout.episodes import Episodes
@@ -134,6 +136,20 @@ def test_every_trained_id_is_a_sampled_id_behind_what_the_policy_read() -> None:
     assert sorted(own) == sorted(sampled)
     assert len({(request.seed, request.first) for request, _ in engine.calls}) == len(engine.calls)
     assert sum(span.anew for group in episodes for c in group for span in c.spans) > 10
+    read = [len(set(batch.read_from[row][batch.mask[row]].tolist())) for row in range(len(rows))]
+    told = episode_metrics([episode for _, episode in rows], Measure())["rows_mean"].read()
+    assert told == pytest.approx(sum(read) / len(read))
+    assert told > 2
+
+
+def test_a_session_that_begins_with_a_prompt_of_its_own_is_one_row() -> None:
+    def play(visit: Visit) -> float:
+        chat(visit, [user("another question")])
+        return 1.0
+
+    episodes = [episode for group in played(play) for episode in group]
+    assert all(episode.spans[0].anew for episode in episodes)
+    assert episode_metrics(episodes, Measure())["rows_mean"].read() == 1.0
 
 
 def test_the_same_agents_ask_again_and_get_the_same_bits_whoever_is_faster() -> None:
