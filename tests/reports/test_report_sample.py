@@ -103,6 +103,19 @@ def test_columns_per_token_are_those_of_the_last_update_and_numbers_stand_for_al
     assert found.parts == {"mine": 0.5, "x": None}
 
 
+def test_turns_of_a_session_are_in_the_rows_that_the_policy_read(tmp_path: Path) -> None:
+    own = [(0, 2, True, False), (2, 5, False, False), (5, 6, True, False), (6, 9, False, True), (9, 12, True, False)]
+    spans = [dict(zip(("start", "stop", "own", "anew"), span, strict=True)) for span in own]
+    turns = [{"stop": 2, "reward": 0.0}, {"stop": 6, "reward": 0.0}, {"stop": 12, "reward": 1.0}]
+    first = [{**span, "anew": span["anew"] or not span["start"]} for span in spans]
+    several, alone, begun, odd = ({"spans": s, "turns": turns} for s in (spans, [], first, [{"anew": True}, {}]))
+    rows = [row(1, 0, place, **more) for place, more in enumerate((several, alone, begun, odd))]
+    found = sample(file(tmp_path, dumped(*rows))).groups[0].completions
+    assert [[turn["row"] for turn in one.turns] for one in found] == [[1, 1, 2], [1, 1, 1], [1, 1, 2], [1, 1, 1]]
+    assert [[turn["tokens"] for turn in one.turns] for one in found[:2]] == [[2, 1, 3], [2, 4, 6]]
+    assert [one.anew for one in found] == [[6], [], [0, 6], []]
+
+
 def test_gaps_stay_gaps_and_a_column_of_another_length_is_left_out(tmp_path: Path) -> None:
     rows = group(1, 0, make=with_tokens)
     rows[0]["per_token"] |= {"value": [1.0, None, 2], "returns": [1.0, 2.0], "kl": None, "odd": "x"}

@@ -159,7 +159,9 @@ class RolloutRow:
 
     stop     the stop string that ended it; "" if none did
     spans    the tokens that each version of the weights sampled (start, stop, version), if there are several
-    turns    of an episode, what each turn of the policy brought: reward, advantage, state, fault, calls of tools
+    turns    of an episode, what each turn of the policy brought: reward, advantage, state, fault, calls of tools; its
+             tokens, and the number of the row that it is in
+    anew     the tokens from which on the policy read with nothing before it, each of which begins a row
     ended    why an episode ended
     answers  (start, stop) of the tokens that an environment wrote; no column has a number there
     pieces   the text of each token, end token included; empty if the run did not write tokens
@@ -184,6 +186,7 @@ class RolloutRow:
     stop: str = ""
     turns: list[dict[str, Number | str]] = field(default_factory=list)
     ended: str = ""
+    anew: list[int] = field(default_factory=list)
     answers: list[tuple[int, int]] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     columns: dict[str, list[Number]] = field(default_factory=dict)

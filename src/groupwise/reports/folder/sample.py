@@ -242,7 +242,8 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
         tokens=count_of(row.get("tokens")) or len(pieces),
         version=count_of(row.get("version")) or 0,
         spans=[{name: count_of(s.get(name)) for name in ("start", "stop", "version")} for s in own if several],
-        turns=[_turn(turn) for turn in tables(row.get("turns"))],
+        turns=_turns(tables(row.get("turns")), spans),
+        anew=_anew(spans),
         answers=answers,
         parts={name: _rounded(value) for name, value in table(row.get("parts")).items()},
         logged={name: _logged(value, odd) for name, value in table(row.get("logged")).items()},
@@ -251,6 +252,24 @@ def row_of(row: Mapping[str, Any], odd: Counter[str]) -> RolloutRow | None:
         **numbers,
         **texts,
     )
+
+
+def _turns(turns: Sequence[Mapping[str, Any]], spans: Sequence[Mapping[str, Any]]) -> list[dict[str, Number | str]]:
+    """Read what the turns of an episode brought, with the row of each, from 1, and its sampled tokens."""
+    own = [(count_of(s.get("start")) or 0, count_of(s.get("stop")) or 0) for s in spans if s.get("own") is not False]
+    read, begin, anew = [], 0, _anew(spans)
+    for turn in turns:
+        stop = max(begin, count_of(turn.get("stop")) or 0)
+        tokens = sum(b - a for a, b in own if begin <= a < b <= stop) if spans else stop - begin
+        read.append({**_turn(turn), "tokens": tokens, "row": 1 + sum(0 < at < stop for at in anew)})
+        begin = stop
+    return read
+
+
+def _anew(spans: Sequence[Mapping[str, Any]]) -> list[int]:
+    """List the tokens from which on the policy read anew."""
+    starts = (count_of(span.get("start")) for span in spans if span.get("anew") is True)
+    return [start for start in starts if start is not None]
 
 
 def _turn(turn: Mapping[str, Any]) -> dict[str, Number | str]:

@@ -154,8 +154,8 @@
   }
 
   const ENDS = {
-    done: "the environment said so", turns: "no turn was left", tokens: "its tokens were used up",
-    seconds: "the environment's seconds were used up", fault: "the environment gave no answer",
+    done: "the environment or agent ended it", turns: "no turn was left", tokens: "its tokens were used up",
+    seconds: "the environment's seconds were used up", fault: "the environment or agent failed",
   };
 
   /** What a turn of an episode brought, in words. */
@@ -165,6 +165,20 @@
     const fault = turn.fault ? `, ⚠ ${turn.fault}` : "";
     const calls = turn.calls ? `, called ${oneLine(turn.calls, 120)}` : "";
     return `${index + 1}: reward ${heat.brief(turn.reward, 3)}${advantage}${state}${calls}${fault}`;
+  }
+
+  /** The answers of an agent's session that has several rows, row by row. */
+  function sessionOf(row) {
+    if (!row.turns.some((turn) => turn.row > 1)) return null;
+    const rows = new Set(row.turns.map((turn) => turn.row));
+    const words = (turn, index) => `${turnOf(turn, index)}, ${turn.tokens} tokens`;
+    const answers = row.turns.map((turn, index) => ({ row: turn.row, item: make("li", {}, words(turn, index)) }));
+    const items = [...rows].map((number) => {
+      const own = answers.filter((answer) => answer.row === number).map((answer) => answer.item);
+      const title = number === 1 ? "row 1" : `row ${number}: read anew (a fork, a sub-agent or an edit)`;
+      return make("li", {}, title, make("ul", {}, own));
+    });
+    return make("ul", { class: "session", "data-field": "session" }, items);
   }
 
   function factsOf(group, row) {
@@ -181,7 +195,7 @@
       fact("finish", "finish", finishOf(row)),
       fact("tokens", "tokens", String(row.tokens)),
       fact("weights", "version", ageOf(group, row)),
-      row.turns.length ? fact("turns", "turns", row.turns.map(turnOf).join("; ")) : null,
+      row.turns.length && row.turns.every((turn) => turn.row === 1) ? fact("turns", "turns", row.turns.map(turnOf).join("; ")) : null,
       row.turns.length ? fact("ended", "ended", ENDS[row.ended] || row.ended) : null,
       row.fault ? fact("fault", "fault", `⚠ ${row.fault}`) : null,
     );
@@ -225,7 +239,7 @@
     const title = make("h4", {}, mark(row, shares(group)[index]), ` Completion ${index + 1}`);
     const body = make("div", { class: "body" }, row.pieces.length ? null : plainText(row, whyNoTokens(group, row, told)));
     const legend = make("div", { class: "own-legend", hidden: true });
-    return make("article", { class: "completion", "data-row": index }, title, factsOf(group, row), shareBar(row), legend, body);
+    return make("article", { class: "completion", "data-row": index }, title, factsOf(group, row), sessionOf(row), shareBar(row), legend, body);
   }
 
   function heatControls(columns) {

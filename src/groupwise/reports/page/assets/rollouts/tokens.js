@@ -21,7 +21,8 @@
 
   function tokenOf(row, index) {
     const kind = isSpecial(row, index) ? " special" : "";
-    const name = `token${kind}${isAnswer(row, index) ? " answer" : ""}`;
+    const anew = row.anew.includes(index) ? " anew" : "";
+    const name = `token${kind}${isAnswer(row, index) ? " answer" : ""}${anew}`;
     const attributes = { class: name, "data-index": index, tabindex: index ? -1 : 0 };
     return make("span", attributes, heat.visiblePiece(row.pieces[index]));
   }
