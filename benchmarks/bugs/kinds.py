@@ -109,7 +109,7 @@ CLEAN: Mapping[str, Kind] = (
         for name in ("tiny", "experts", "critic", "turns", "adapters")
     }
     | {
-        f"{name}, bf16": Kind(
+        f"{name}-bf16": Kind(
             "quickstart", {**SUMS, **LONG, **HALF, "learner.learning_rate": 3e-4, "algorithm.name": name}
         )
         for name in ("grpo", "gspo", "cispo", "dppo-tv", "vespo")
