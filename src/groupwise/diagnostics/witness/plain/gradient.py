@@ -11,9 +11,11 @@ from torch.distributed.tensor import DTensor
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.numbers.metrics import Value
 from groupwise.core.records import Batch
-from groupwise.core.updates import UpdateResult
+from groupwise.core.updates import UpdateRecord, UpdateResult
 from groupwise.diagnostics.checks import MOST_SKIPPED
+from groupwise.diagnostics.witness.plain.definitions import loss_terms
 from groupwise.diagnostics.witness.plain.model import ModelReading
+from groupwise.diagnostics.witness.plain.objective import columns_of
 from groupwise.diagnostics.witness.plain.slopes import Found, ReadCritic, ReadLearner
 from groupwise.diagnostics.witness.reading import Disagreement, Reading, Said, StepSeen, Unmeasured
 from groupwise.health.checks import Invariant
@@ -137,12 +139,21 @@ class GradientReading(Reading):
         keys = self._settings[0]
         if found.whole and found.gradients and update.supervised is None:  # whose gradient is added to this one
             if update.seen is not None:
+                if self._learner.bf16:
+                    found.slack += self._of_rounded(minibatch, update.seen, found)
                 yield _loss("the loss of an update", update.loss, found)
             passed = clip_factor(update.gradient_norm, keys.clip_norm)
             yield from _worst("the policy's gradient", watched.gradients, found, passed, self._learner)
             yield from _whole_norm(update.gradient_norm, found, self._learner)
         yield counted(watched, self._learner, "the policy")
         yield from moved(watched, keys, update.learning_rate, "the policy's weights", self._learner)
+
+    def _of_rounded(self, minibatch: Batch, seen: UpdateRecord, found: Found) -> float:
+        """Return what the log-probabilities that an update saw make of its loss: in 16 bits a rare token may be far
+        off, and where nothing bounds its ratio it is most of a small loss.
+        """
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a user's own part may draw
+            return abs(float(loss_terms(self._row, columns_of(minibatch, seen)).value) - found.loss)
 
     def critic_updated(self, seen: StepSeen, minibatch: Batch, metrics: Mapping[str, Value]) -> Said:
         """Read the critic's update, if it was watched."""
