@@ -88,12 +88,13 @@ def _made_by(rows: Sequence[Row]) -> Iterator[str]:
 
 def _table(rows: Iterable[Row]) -> Iterator[str]:
     """Write the rows of the classes that work."""
-    yield "| class (model type) | routing replay | exact to |"
-    yield "|---|---|---|"
+    yield "| class (model type) | routing replay | whole texts | exact to |"
+    yield "|---|---|---|---|"
     for row in rows:
         replay = _cell(row["stages"]["routes"]) if "routes" in row["stages"] else ""
         exact = max(row.get("engine", -1.0), row.get("learner", -1.0))
-        yield f"| {_name(row)} | {replay} | {f'{exact:.0e}' if exact >= 0 else ''} |"
+        whole = "yes" if row.get("whole_texts") else ""
+        yield f"| {_name(row)} | {replay} | {whole} | {f'{exact:.0e}' if exact >= 0 else ''} |"
 
 
 def _grouped(columns: Mapping[str, Callable[[Row], str]], rows: Iterable[Row]) -> Iterator[str]:

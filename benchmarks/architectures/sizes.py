@@ -12,6 +12,9 @@ WINDOW = 8
 EXPERTS, CHOSEN = 4, 2
 
 _WIDTHS = {
+    # As many as DeepSeek V3.2 has. An indexer adds up its heads' scores, which are 0 where negative: of a few heads all
+    # may be, and which of several tokens with 0 are among the top k depends on the padding, in the model's own forward.
+    64: "mamba_d_ssm index_n_heads",
     32: "hidden_size n_embd d_model emb_dim embed_dim embedding_size input_embedding_size output_embedding_size "
     "word_embed_proj_dim lru_width backbone_hidden_size embedding_dim out_hidden_size output_dim "
     "projection_dim vision_output_dim text_hidden_size merger_hidden_size projector_hidden_size "
@@ -19,7 +22,6 @@ _WIDTHS = {
     "projector_output_dim alignment_intermediate_size",
     48: "intermediate_size n_inner ffn_dim d_inner dff dim_ff decoder_ffn_dim encoder_ffn_dim ffn_hidden_size "
     "feed_forward_size dense_intermediate_size intermediate_size_mlp prefix_dense_intermediate_size",
-    64: "mamba_d_ssm",
     16: "mamba_d_head mamba_head_dim moe_intermediate_size shared_intermediate_size "
     "shared_expert_intermediate_size expert_ffn_hidden_size shared_experts_intermediate_size "
     "moe_shared_expert_intermediate_size router_hidden_size hidden_size_per_layer_input "
@@ -31,7 +33,7 @@ _WIDTHS = {
     "mamba_dt_rank d_rel num_centroids",
     4: "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
     "attention_heads num_decoder_attention_heads num_encoder_attention_heads mamba_n_heads mamba_num_heads "
-    "linear_num_value_heads linear_num_heads index_n_heads swa_num_attention_heads indexer_n_heads "
+    "linear_num_value_heads linear_num_heads swa_num_attention_heads indexer_n_heads "
     "n_mamba_heads",
     2: "num_key_value_heads num_kv_heads swa_num_key_value_heads linear_num_key_heads num_global_key_value_heads "
     "mamba_n_groups n_groups mamba_ngroups o_groups indexer_kv_heads hc_mult hc_count cross_attn_k",

@@ -69,6 +69,7 @@ class Trial:
         self.folder, self.runs = place / "model", place / "runs"
         self.stages: dict[str, str] = {}
         self.numbers: dict[str, float] = {}
+        self.whole_texts = ""
 
     def run(self) -> dict[str, Any]:
         """Go through the stages -> the row of the table."""
@@ -86,6 +87,7 @@ class Trial:
             "class": self.own_class.__name__,
             "stages": self.stages,
             **self.numbers,
+            "whole_texts": self.whole_texts,
             "seconds": round(time.perf_counter() - begun, 2),
         }
 
@@ -128,7 +130,9 @@ class Trial:
         return run
 
     def _sample(self) -> None:
-        self.numbers = dict(zip(("engine", "learner"), apart(load_policy(self.folder), self._own()), strict=True))
+        policy = load_policy(self.folder)
+        self.numbers = dict(zip(("engine", "learner"), apart(policy, self._own()), strict=True))
+        self.whole_texts = LocalEngine(policy.model, frozenset(), policy.pad).remark
         if max(self.numbers.values()) > EXACT:
             raise GroupwiseError(
                 f"engine and learner are {self.numbers['engine']:.1e} and {self.numbers['learner']:.1e} nats from the "

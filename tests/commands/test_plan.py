@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.architectures.build import small_config
 from transformers import Lfm2Config, LlamaConfig
 
 from groupwise.commands.plan import ScalePlan, in_words, scale_plan
@@ -68,6 +69,18 @@ def test_rows_of_a_policy_with_states_share_nothing_and_what_that_costs_is_said(
     assert "layers with a state" not in said(apart)
     sizes_of = [[one.memory.own_bytes(phase) for phase in one.memory.phases] for one in (plan, apart)]
     assert sizes_of[0] == sizes_of[1]
+
+
+def test_an_engine_without_a_cache_for_the_model_is_said_and_takes_longer(large: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(large, tmp_path / "model")
+    plans = []
+    for kind in ("chunked_attention", "full_attention"):
+        small_config("llama4_text", layer_types=[kind] * 2, vocab_size=512).save_pretrained(folder)
+        plans.append(planned(1, model=str(folder)))
+    assert "engine every step runs whole texts, which is slow for long ones: its chunked_attention" in said(plans[0])
+    assert "whole texts" not in said(plans[1])
+    chunked, full = (plan.phases[0].work[0].operations for plan in plans)
+    assert chunked > 5 * full
 
 
 @pytest.mark.parametrize(("device", "ranks"), [("h100", 64), ("a100", 2), ("cpu", 2), ("cpu", 1)])

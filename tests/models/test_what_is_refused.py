@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from benchmarks.architectures.build import save_small, small_config, small_model
+from benchmarks.architectures.build import save_small, small_config
 from benchmarks.architectures.trial import RUN
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -169,13 +169,6 @@ def test_what_a_module_or_a_trial_raises_is_no_traceback(caplog: pytest.LogCaptu
     assert not caplog.records
 
 
-def test_llama_4_is_refused_for_its_layers_alone() -> None:
-    model = model_of(config_of("Llama4Text", **SIZES, head_dim=8, num_local_experts=4, intermediate_size_mlp=48))
-    check_halves(model)
-    with pytest.raises(UsageError, match="cannot sample Llama4ForCausalLM, which has chunked_attention layers"):
-        require_sampled(model)
-
-
 def test_tables_of_integers_are_no_weights_under_the_names_of_files_either(tmp_path: Path) -> None:
     model = model_of(config_of("Llama", **SIZES))
     model.model.layers[0].register_buffer("table", torch.arange(3))
@@ -281,11 +274,11 @@ def test_the_text_part_of_a_multimodal_model_is_sampled_as_it_is_trained() -> No
     require_agreement(model_of(config), tokens=89)
 
 
-def test_a_model_that_does_not_run_with_a_cache_is_refused_by_its_class_and_what_it_said() -> None:
-    model = small_model("xlstm", hidden_size=64, embedding_dim=64)
-    model(input_ids=torch.arange(4)[None], use_cache=False)
-    with pytest.raises(UsageError, match=r"cannot sample xLSTMForCausalLM: .* a cache .*\(ValueError: matC_old"):
-        LocalEngine(model, frozenset(), pad=0)
+def test_a_backward_that_runs_in_training_mode_alone_is_refused_as_the_model_loads(tmp_path: Path) -> None:
+    folder = save_small("reformer", tmp_path / "reformer")
+    load_policy(folder)
+    with pytest.raises(UsageError, match=r"reformer': does not run: AssertionError: .*train"):
+        load_policy(folder, training=True)
 
 
 def test_a_configuration_without_sizes_is_refused_in_a_line(tmp_path: Path) -> None:

@@ -112,6 +112,9 @@ def test_sampling_reads_weights_for_each_round_of_tokens_and_the_cache_of_each()
     assert sampled(NUMBERS, shape).operations == NUMBERS.forward(shape, prompts, new)
     recorded = dataclasses.replace(shape, kind=KINDS["vllm"])
     assert (sampled(NUMBERS, shape).layers, sampled(NUMBERS, recorded).layers) == (10, 0)
+    whole = sampled(NUMBERS, dataclasses.replace(shape, uncached="it has no cache"))
+    assert whole.memory == 4 * 5 * 600, "nothing is cached"
+    assert whole.operations == NUMBERS.forward(shape, prompts + new * 9.5, new), "a token runs what is before it"
 
 
 def test_engines_that_share_a_device_add_no_device() -> None:

@@ -25,7 +25,7 @@ from groupwise.core.machine.cards import NOT_TRIED, Cards, placed
 from groupwise.core.machine.free_memory import free_memory, held_memory
 from groupwise.core.processes.place import Role
 from groupwise.core.task import PlaysTurns
-from groupwise.engines.local.trial import require_sampled
+from groupwise.engines.local.trial import WHOLE_TEXTS, require_sampled
 from groupwise.models.context import positions
 from groupwise.models.forward.heads import halves, require_known_head
 from groupwise.models.load import has_tokenizer, load_tokenizer, require_config
@@ -112,11 +112,12 @@ def scale_plan(
         require_config(folder, f"model = {str(folder)!r}")
         model = empty_model(folder, weights=False)
         longest = _longest_prompt(run, folder, model.config)
-    _require_trainable(run, model)
+    uncached = _require_trainable(run, model)
     if wrong := too_long(run.recipe, model.config, longest):
         raise UsageError(wrong)
     on_cards = _cards(run, on, count, count if cards is None else cards)
     shape = dataclasses.replace(run_shape(run, longest, positions(model.config), on_cards), ranks=count)
+    shape = dataclasses.replace(shape, uncached=uncached)
     return _planned(run, model, shape, on, on_cards, held)
 
 
@@ -143,18 +144,19 @@ def _longest_prompt(run: Plan, folder: Path, config: Any) -> int:
     return selected(run.recipe, run.task, chat_of(run.recipe, run.task, load_tokenizer(folder, config))).longest
 
 
-def _require_trainable(run: Plan, model: Any) -> None:
-    """Raise UsageError for a model (device meta) that the learner or the local engine would refuse."""
+def _require_trainable(run: Plan, model: Any) -> str:
+    """Raise UsageError for a model (device meta) that the learner or the local engine would refuse -> why the engine
+    runs whole texts, "" if it does not.
+    """
     try:
         require_known_head(model)
     except GroupwiseError:
         raise
     except Exception:  # it branches on a number, which device meta does not have
         pass
-    if not run.recipe.engine.kind.own_layers:
-        require_sampled(model)
     if run.recipe.routing.changed:
         require_routers(halves(model)[0])
+    return "" if run.recipe.engine.kind.own_layers else require_sampled(model).uncached
 
 
 def _planned(run: Plan, model: Any, shape: RunShape, device: Device, cards: Cards | None, held: int) -> ScalePlan:
@@ -216,6 +218,8 @@ def _what(scale: ScalePlan) -> list[str]:
     ]
     if apart := rows_apart(recipe, scale.planned.base.config, shape.prompt):
         lines.append(_line("rows", apart))
+    if shape.uncached:
+        lines.append(_line("engine", f"{WHOLE_TEXTS}: {shape.uncached}"))
     if scale.cards is not None and len(scale.cards.ranks) + len(scale.cards.engines) > 1:
         lines.append(_line("cards", "on the run's own machine " * (machines > 1) + str(scale.cards)))
     return [*lines, *([_line("not yet", f"groupwise train says: {scale.refused}")] if scale.refused else [])]

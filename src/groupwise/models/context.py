@@ -61,6 +61,13 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
     return tuple(kinds[: len(kinds) - (getattr(text, "num_kv_shared_layers", None) or 0)])
 
 
+def unknown_layers(config: Any) -> list[str]:
+    """List the kinds of layers that keep something else than keys and values or a state in transformers' cache: of
+    tokens that they choose, or compress.
+    """
+    return sorted({*layer_kinds(config)} - ATTENTION - STATE - NEITHER)
+
+
 def has_states(config: Any) -> bool:
     """Tell whether tokens mix in a layer by a state, too: such a layer reads whatever stands before a token."""
     return not STATE.isdisjoint(layer_kinds(config))

@@ -51,6 +51,7 @@ class RunShape:
     ranks               processes that hold the policy together; on a CPU all of one machine
     top, engine_top     likely ids, the reference's and the engine's, that each token has in columns, 8 bytes each
     offloaded           models that are on the host while they are not used: "reference", "critic", "reward model"
+    uncached            why each step of the engine runs whole texts; "" where it runs one token of each row
     """
 
     prompts: int
@@ -83,6 +84,7 @@ class RunShape:
     offloaded: frozenset[str] = frozenset()
     in_files: frozenset[str] = frozenset()
     beside: tuple[int, int] | None = None
+    uncached: str = ""
 
     def engines_of(self, rank: int) -> int:
         """Count the engines that share a rank's memory; rank 1 stands for all others."""

@@ -224,9 +224,11 @@ def sampled(numbers: Numbers, shape: RunShape) -> Work:
     rows, engines = -(-shape.prompts * shape.samples // shape.devices), -(-shape.engines // shape.devices)
     at_once = min(-(-rows // engines), shape.rows)
     steps, new = -(-rows // (engines * at_once)) * shape.completion, rows * shape.completion
-    cache = new * (shape.prompt + shape.completion / 2) * numbers.cached
+    before = shape.prompt + shape.completion / 2
+    cache = 0 if shape.uncached else new * before * numbers.cached
+    again = new * before if shape.uncached else 0
     return Work(
-        operations=numbers.forward(shape, -(-shape.prompts // shape.devices) * shape.prompt, new),
+        operations=numbers.forward(shape, -(-shape.prompts // shape.devices) * shape.prompt + again, new),
         memory=(engines * steps * numbers.read(at_once) + cache) * shape.engine,
         layers=0 if shape.kind.own_layers else engines * steps * numbers.layers,  # those are recorded beforehand
         bf16=shape.engine == 2,

@@ -144,18 +144,3 @@ def test_alibi_runs_in_rows_and_is_taken_without_weights_too() -> None:
         model = model_of(OLDER[name])
         assert not runs_packed(model.base_model)
         assert require_sampled(model).by_token == require_sampled(without_memory(OLDER[name])).by_token
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (config_of("Bart", **KEYS, d_model=32, decoder_layers=2, decoder_attention_heads=4), "takes no position_ids"),
-        (config_of("OpenAIGPT", vocab_size=40, n_embd=32, n_head=4, n_layer=2), "do not all keep keys and values"),
-        (config_of("xLSTM", **XLSTM), r"refuses positions, a cache and a mask .*\(ValueError"),
-        (config_of("Moshi", **{**KEYS, "sliding_window": 6}, head_dim=8, ffn_dim=48), "of their norm from those of a"),
-    ],
-    ids=["bart", "openai gpt", "xlstm", "a window that is not kept"],
-)
-def test_positions_or_a_cache_that_a_model_does_not_take_are_named(config: Any, reason: str) -> None:
-    with pytest.raises(UsageError, match=rf'cannot sample \w+: .*{reason}.*; set engine.name = "vllm"'):
-        LocalEngine(model_of(config), frozenset(), pad=0)

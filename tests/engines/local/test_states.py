@@ -13,7 +13,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import groupwise
 from groupwise.core.collate import collate
 from groupwise.core.engine import Request, Sampling
-from groupwise.core.errors import UsageError
 from groupwise.core.records import Batch, Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.engines.local.cache import RowCache
@@ -21,7 +20,6 @@ from groupwise.engines.local.columns import LayerWindows
 from groupwise.engines.local.engine import LocalEngine
 from groupwise.engines.local.forward import Prefill
 from groupwise.engines.local.states import RowStates
-from groupwise.engines.local.trial import require_sampled
 from groupwise.models.context import windows
 from groupwise.models.forward.heads import halves
 from groupwise.models.forward.packed_attention import runs_packed
@@ -305,17 +303,3 @@ def test_rows_keep_their_states_as_they_come_move_and_go() -> None:
         plain[to] = plain[origin]
         plain = plain[:keep]
         assert torch.equal(states.views(keep)[0], plain)
-
-
-@pytest.mark.parametrize("architecture", ["recurrent_gemma", "minimax"])
-def test_states_that_are_elsewhere_are_refused_in_one_line(architecture: str) -> None:
-    kinds = {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4}
-    changes = {"minimax": kinds, "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32}}
-    model = causal(architecture, **changes[architecture])
-    said = []
-    for one in (model, without_memory(model.config)):
-        with pytest.raises(UsageError, match=rf"^the local engine cannot sample {type(model).__name__}.*; set ") as e:
-            require_sampled(one)
-        said.append(str(e.value))
-    assert said[0] == said[1]
-    assert "\n" not in said[0]

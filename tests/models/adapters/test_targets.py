@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.architectures.build import small_model
 from transformers import GPT2Config, GPT2LMHeadModel, JambaConfig, JambaForCausalLM, MambaConfig, MambaForCausalLM
 
 from groupwise.core.errors import UsageError
@@ -107,7 +108,7 @@ def test_a_layer_that_the_model_passes_by_gets_no_adapter(name: str):
     passed = [each for each, module in model.named_modules() if each.endswith("dt_proj")]
     assert passed == list(passed_by(model))
     with pytest.raises(
-        UsageError, match=re.escape(f"'dt_proj' is a layer that {type(model).__name__} passes by ({passed[0]})")
+        UsageError, match=re.escape(f"'dt_proj' is a layer ({passed[0]}) that {type(model).__name__} passes by")
     ):
         adapted_weights(model, AdapterSettings(rank=4, targets=("dt_proj",)))
     adapters = Adapters(model, AdapterSettings(rank=2), seed=0)
@@ -118,6 +119,18 @@ def test_a_layer_that_the_model_passes_by_gets_no_adapter(name: str):
     assert [each for each, matrix in adapters.matrices.items() if matrix.grad is None or not matrix.grad.any()] == []
     adapters.merge()
     torch.testing.assert_close(model(input_ids=ids).logits, own, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_that_multiplies_by_parts_of_its_weight_gets_no_adapter():
+    model = small_model("deepseek_v4")
+    parts = [name for name, module in model.named_modules() if name.endswith("o_a_proj")]
+    assert parts == list(passed_by(model))
+    with pytest.raises(
+        UsageError, match=r"'o_a_proj' is a layer \(.*\) that DeepseekV4ForCausalLM .* or runs in parts"
+    ):
+        adapted_weights(model, AdapterSettings(rank=4, targets=("o_a_proj",)))
+    Adapters(model, AdapterSettings(rank=2), seed=0)
+    assert model(input_ids=torch.arange(4, 24)[None]).logits.isfinite().all()
 
 
 def test_the_size_is_that_of_the_matrices(policy):

@@ -167,8 +167,10 @@ class RowCache:
             self._frame()
 
     def has_whole(self, rows: Tensor) -> Tensor:
-        """Tell which of the rows every layer has from their first token on, [n] bool; none if layers have states."""
-        if self._states.size:
+        """Tell which of the rows every layer has from their first token on, [n] bool; none if layers have states, or
+        keep something else.
+        """
+        if self._states.size or self.windows.uncached:
             return torch.zeros_like(rows, dtype=torch.bool)
         return self.start[rows] >= max(columns.base for columns in self._kinds)
 

@@ -35,6 +35,8 @@ class LayerWindows:
     layers    tokens that each layer with keys and values sees, its own among them, EVERY if it sees all; None: each
               does
     by_token  whether the model makes its masks itself, of which columns hold a token
+    uncached  why the engine cannot hold what the layers keep of a text, so that each step runs whole texts (texts.py);
+              "" if it can
 
     >>> LayerWindows((EVERY, 4, 4)).kinds == (EVERY, 4)
     True
@@ -42,6 +44,7 @@ class LayerWindows:
 
     layers: tuple[int, ...] | None = None
     by_token: bool = False
+    uncached: str = ""
 
     @property
     def kinds(self) -> tuple[int, ...]:

@@ -37,7 +37,8 @@ from groupwise.engines.local.scheduler import Queue, Scheduler, Take
 from groupwise.engines.local.slots.make import make_slots
 from groupwise.engines.local.slots.sampler import SlotSampler
 from groupwise.engines.local.states import limit_time_steps
-from groupwise.engines.local.trial import require_sampled
+from groupwise.engines.local.texts import TextForward, TextPrefill, TextStep
+from groupwise.engines.local.trial import WHOLE_TEXTS, require_sampled
 from groupwise.engines.outside.spec import EngineSpec
 from groupwise.engines.settings import EngineSettings
 from groupwise.engines.stop_strings import Decode, StopStrings
@@ -102,19 +103,25 @@ class LocalEngine:
         make_experts_recordable(self._model)
         limit_time_steps(self._model)
         self._windows = require_sampled(self._model)
-        if self._windows.by_token:
+        if self._windows.by_token or self._windows.uncached:
             self._model.set_attn_implementation(own)
         self._always_masked = self._model.config._attn_implementation != ATTENTION
         require_range("engine.precision", precision, self._model.named_parameters())
         cast_weights(self._model, precision)
         self.version, self.routes, self.tokens_run = 0, routes, 0
         self.precision: Precision = precision_of(self._model.dtype)
-        self._step: Any = Step(self._model, self._windows, routes)
-        self._prefill: Any = Prefill(self._model, self._windows, pad, routes)
         config = self._model.config
         self._context, self._within = positions(config), positions_in_words(config)
         self._device = next(self._model.parameters()).device
         self._prefill_tokens = PREFILL_TOKENS_CPU if self._device.type == "cpu" else PREFILL_TOKENS
+        self._step: Any
+        self._prefill: Any
+        if self._windows.uncached:
+            texts = TextForward(self._model, routes, self._prefill_tokens)
+            self._step, self._prefill = TextStep(texts), TextPrefill(texts, self._windows)
+        else:
+            self._step = Step(self._model, self._windows, routes)
+            self._prefill = Prefill(self._model, self._windows, pad, routes)
         self._vocabulary = config.get_text_config().vocab_size
         if outside := sorted(i for i in eos if not 0 <= i < self._vocabulary):
             raise UsageError(
@@ -128,21 +135,24 @@ class LocalEngine:
         self._rules_of: dict[str, Rules] = {}
         self._slots, self.why_rows = None, ""
         on_gpu = self._device.type == "cuda"
-        if on_gpu if slots is None else slots:
+        if (on_gpu if slots is None else slots) and not self._windows.uncached:
             made = (self._model, self._prefill, self._step.routers, self._context, max_rows, progress)
             self._slots, self.why_rows = make_slots(*made, graphs=on_gpu, compiled=compiled)
         elif compiled:
-            raise UsageError("engine.compile: the engine's steps are compiled on a GPU alone; set it to false")
+            why = self._windows.uncached or "the engine's steps are compiled on a GPU alone"
+            raise UsageError(f"engine.compile: {why}; set it to false")
 
     @property
     def how(self) -> str:
         """Say in words how it samples."""
+        if self._windows.uncached:
+            return f"{WHOLE_TEXTS}: {self._windows.uncached}"
         return f"rows{self.why_rows and f': {self.why_rows}'}" if self._slots is None else self._slots.step.how
 
     @property
     def remark(self) -> str:
-        """Say why it samples in rows where slots were wanted; "" elsewhere."""
-        return self.how if self.why_rows else ""
+        """Say why it samples in rows where slots were wanted, or runs whole texts; "" elsewhere."""
+        return self.how if self.why_rows or self._windows.uncached else ""
 
     def close(self) -> None:
         """Drop the copy of the model and the caches: it cannot sample any more. A second call does nothing."""

@@ -136,8 +136,8 @@ def make_experts_recordable(model: Any) -> None:
 
 
 def logits_and_experts(model: Any, routers: Sequence[Router], **inputs: Any) -> tuple[Tensor, Tensor | None]:
-    """Return the model's logits at the last token of each row, [R,V], and the experts of every token, [tokens,L,K], in
-    the smallest type that holds an expert's number; None for no routers.
+    """Return the model's logits, [R,T,V], and the experts of every token, [tokens,L,K], in the smallest type that holds
+    an expert's number; None for no routers.
     """
     chosen: list[Tensor] = []
 
@@ -148,7 +148,7 @@ def logits_and_experts(model: Any, routers: Sequence[Router], **inputs: Any) -> 
         chosen.extend(t.flatten(0, -2) for t in ids)
 
     with on_output(routers, keep):
-        logits = model(**inputs, use_cache=True).logits[:, -1]
+        logits = model(**inputs).logits
     experts = torch.stack(chosen, 1).to(route_dtype(max(r.experts for r in routers))) if routers else None
     return logits, experts
 
@@ -192,8 +192,8 @@ class Prefill:
         """Run ids [P,last] behind `past` -> logits [P,V], experts [P,last,L,K] or None, and what the layers keep."""
         cache, mask = PromptCache(self.kept, past), self.windows.as_argument(masks)
         inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, self.kept.argument: cache}
-        logits, experts = logits_and_experts(self._model, self._routers, **inputs, **self._keep)
-        return logits, None if experts is None else experts.unflatten(0, ids.shape), cache
+        logits, experts = logits_and_experts(self._model, self._routers, **inputs, **self._keep, use_cache=True)
+        return logits[:, -1], None if experts is None else experts.unflatten(0, ids.shape), cache
 
     def _inputs(self, prompts: Sequence[tuple[int, ...]], last: int) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
         """Lay out the `last` places: ids, positions [P,last], a mask [P,1,last,W] for each kind of layers; none if all
@@ -269,9 +269,10 @@ class StepForward(nn.Module):
             input_ids=tokens,
             position_ids=positions,
             attention_mask=self.windows.as_argument(rest[: self.masks]),
+            use_cache=True,
             **{self.kept.argument: ViewCache(self.kept, rest[self.masks :])},
         )
-        return (logits,) if experts is None else (logits, experts)
+        return (logits[:, -1],) if experts is None else (logits[:, -1], experts)
 
 
 def _example(

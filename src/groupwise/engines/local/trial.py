@@ -1,7 +1,8 @@
 """Trial of a model as the engine runs it, before a run begins: two prompts of unlike length, and a step of each.
 
 The model's own forward of the whole text must give the same logits. So whatever a model does otherwise than most (it
-counts positions by columns, makes its mask itself, keeps no keys and values) is found here, and not in a run.
+counts positions by columns, makes its mask itself, keeps no keys and values) is found here, and not in a run. A model
+that cannot be run with the engine's cache is run without one (texts.py).
 """
 
 import inspect
@@ -19,10 +20,13 @@ from groupwise.engines.local.cache import RowCache
 from groupwise.engines.local.columns import LayerWindows
 from groupwise.engines.local.forward import ATTENTION as ROWS
 from groupwise.engines.local.forward import Prefill, StepForward
-from groupwise.models.context import ATTENTION, EVERY, NEITHER, STATE, has_states, layer_kinds, positions, windows
+from groupwise.engines.local.texts import TextForward, TextPrefill, TextStep
+from groupwise.models.context import EVERY, has_states, positions, unknown_layers, windows
 from groupwise.models.files.folder import error_line
 from groupwise.models.forward.packed_attention import attending
 
+#: How a model is sampled of which the engine cannot hold what its layers keep.
+WHOLE_TEXTS = "every step runs whole texts, which is slow for long ones"
 OTHER_ENGINE = f"set {setting(lambda kind: kind.own_layers)}"
 #: How far logits may lie from the model's own, as a share of their norm. A type of 16 bits is not compared: rounding
 #: alone can choose another expert there.
@@ -35,15 +39,13 @@ TEXT, SHORT_WINDOW = 4, 32
 
 def require_sampled(model: Any) -> LayerWindows:
     """Return how the engine gives a model its masks: one for each kind of layers, or, where it takes no such mask (as
-    models with alibi do), which columns hold a token.
+    models with alibi do), which columns hold a token; or that it runs whole texts.
 
     Raises UsageError for a model that runs by itself, but not as the engine runs it; device meta will do.
     """
-    what = f"the local engine cannot sample {type(model).__name__}"
-    other = sorted(set(layer_kinds(model.config)) - ATTENTION - STATE - NEITHER)
-    if other:
-        raise UsageError(f"{what}, which has {', '.join(other)} layers; {OTHER_ENGINE}")
     layers = LayerWindows(windows(model.config))
+    if other := unknown_layers(model.config):
+        layers = LayerWindows(uncached=f"its {', '.join(other)} layers keep more than keys and values")
     tokens = TEXT + (layers.shortest if layers.shortest <= SHORT_WINDOW else 0)
     text = torch.arange(min(tokens, positions(model.config)), device=model.device)[None]
     text %= model.config.get_text_config().vocab_size
@@ -54,16 +56,18 @@ def require_sampled(model: Any) -> LayerWindows:
                 own = model(input_ids=text, use_cache=text.is_meta).logits[0]
         except Exception:  # on device meta it may branch on a number; on another loading has tried it
             return layers
-        if not (reason := _refused(model, layers, text[0], own)):
+        if not (reason := layers.uncached or _refused(model, layers, text[0], own)):
             return layers
-        if layers.kinds != (EVERY,):
-            raise UsageError(f"{what}: {reason}; {OTHER_ENGINE}")
         with own_masks(model):
-            of_token = _refused(model, by_token := replace(layers, by_token=True), text[0], own)
-    if of_token:
-        told = of_token if of_token in (reason, NO_MEMORY) else f"{reason}; with a mask of [rows,tokens], {of_token}"
-        raise UsageError(f"{what}: {told}; {OTHER_ENGINE}")
-    return by_token
+            if layers.kinds == (EVERY,) and not layers.uncached:
+                if not (of_token := _refused(model, by_token := replace(layers, by_token=True), text[0], own)):
+                    return by_token
+                reason = of_token if of_token == NO_MEMORY else reason
+            told = _refused(model, whole := LayerWindows(uncached=reason), text[0], own)
+    if told:
+        why = f"{reason}; with whole texts {told}"
+        raise UsageError(f"the local engine cannot sample {type(model).__name__}: {why}; {OTHER_ENGINE}")
+    return whole
 
 
 @contextmanager
@@ -93,7 +97,8 @@ def _refused(model: Any, layers: LayerWindows, text: Tensor, own: Tensor) -> str
     try:
         ours = _sampled(model, layers, text)
     except Exception as error:  # whatever a model does
-        return f"it refuses positions, a cache and a mask of [rows,1,tokens,tokens] ({_named(error)})"
+        refused = "it refuses" + ("" if layers.uncached else " positions, a cache and a mask of [rows,1,tokens,tokens]")
+        return f"{refused} ({_named(error)})"
     if ours is None:
         return NO_MEMORY
     if ours.is_meta or own.dtype.itemsize < 4 or not own.isfinite().all():
@@ -111,17 +116,21 @@ def _sampled(model: Any, layers: LayerWindows, text: Tensor) -> Tensor | None:
     layer does not keep its keys and values.
     """
     long, short = (tuple(text[:-cut].tolist()) if not text.is_meta else (0,) * (len(text) - cut) for cut in (1, 2))
-    prefill = Prefill(model, layers, pad=0)
+    texts = TextForward(model, routes=False, most=2 * len(text)) if layers.uncached else None
+    prefill = Prefill(model, layers, pad=0) if texts is None else TextPrefill(texts, layers)
     prompts = prefill([long, short])
-    if len(prompts.keys) != len(prefill.kept.keyed):
+    if isinstance(prefill, Prefill) and len(prompts.keys) != len(prefill.kept.keyed):
         return None
     if text.is_meta:
         return prompts.logits
     cache = RowCache(layers)
     cache.insert(prompts, torch.arange(2, device=text.device), ahead=1)
     places, masks = cache.prepare(ahead=1, last=len(text) - 1)
-    step = StepForward(model, len(masks), layers, prefill.kept, ()).eval()
-    logits, *_ = step(text[[-1, -2], None], places, *masks, *cache.views())
+    tokens, views = text[[-1, -2], None], cache.views()
+    if isinstance(prefill, Prefill):
+        logits, *_ = StepForward(model, len(masks), layers, prefill.kept, ()).eval()(tokens, places, *masks, *views)
+    else:
+        logits, _ = TextStep(prefill.forward)(tokens, places, masks, views)
     return torch.cat([prompts.logits, logits])
 
 

@@ -94,8 +94,8 @@ def adaptable_weights(model: Any) -> dict[str, Tensor]:
 
 
 def passed_by(model: Any) -> tuple[str, ...]:
-    """Return the linear layers that a model does not run, so that an adapter inside would change nothing: it multiplies
-    their weights itself.
+    """Return the linear layers that a model does not run, so that an adapter inside would change nothing, as it
+    multiplies their weights itself; and those that multiply by a part of their weight, which an adapter does not fit.
     """
     text = model.config.to_json_string(use_diff=False)
     return _passed_by(_Architecture(type(model), text, model.config))
@@ -122,15 +122,16 @@ def _passed_by(of: _Architecture) -> tuple[str, ...]:
             linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
             layers = {name: module for name, module in linear.items() if module is not head}
             for name, layer in layers.items():
-                layer.register_forward_hook(partial(_note, ran, name))
+                layer.register_forward_hook(partial(_note_whole, ran, name))
             model.base_model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=True)
     except Exception:  # it branches on a number, which device meta does not have
         return ()
     return tuple(name for name in layers if name not in ran)
 
 
-def _note(ran: set[str], name: str, *_: Any) -> None:
-    ran.add(name)
+def _note_whole(ran: set[str], name: str, layer: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    if output.shape == (*inputs[0].shape[:-1], layer.out_features):
+        ran.add(name)
 
 
 def adapter_size(weights: Mapping[str, Tensor], rank: int) -> int:
@@ -163,8 +164,8 @@ def _require_target(target: str, weights: Mapping[str, Tensor], model: Any) -> N
         return
     if over := [name for name in passed_by(model) if _matches(name, target)]:
         raise UsageError(
-            f"adapter.targets: {brief(target)} is a layer that {type(model).__name__} passes by ({over[0]}): text does "
-            "not run through it, so that an adapter inside would change nothing; take it out"
+            f"adapter.targets: {brief(target)} is a layer ({over[0]}) that {type(model).__name__} passes by or runs in "
+            "parts: an adapter inside would change nothing, or does not fit; take it out"
         )
     known = sorted({_layer(name).rpartition(".")[2] for name in weights})
     raise UsageError(

@@ -99,6 +99,23 @@ def check_runs(model: Any) -> None:
         _require_causal(model, model(input_ids=_two_rows(model), use_cache=False).logits)
 
 
+def check_backward(model: Any) -> None:
+    """Run the backbone's backward on a few tokens, down to its embeddings: whatever a model raises comes from here.
+
+    Some layers have a backward of their own, which runs in training mode alone; groupwise trains without dropout, in
+    evaluation mode.
+    """
+    embedded: list[Tensor] = []
+
+    def keep(_: nn.Module, __: object, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[-1]
+
+    with model.get_input_embeddings().register_forward_hook(keep), torch.enable_grad():
+        states = hidden(halves(model)[0], few_ids(model))
+        torch.autograd.grad(states.float().sum(), embedded)
+
+
 def require_known_head(model: Any) -> None:
     """Raise UsageError for a model without a linear head, or one that makes other logits of its head's output than its
     configuration says.

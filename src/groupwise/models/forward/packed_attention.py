@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from groupwise.core.errors import UsageError
-from groupwise.models.context import has_states, layer_kinds
+from groupwise.models.context import has_states, unknown_layers
 from groupwise.models.forward.flex import Tree, Windows, attend_flex, require_plain
 from groupwise.models.forward.heads import hidden
 from groupwise.models.forward.layout import Block, Layout, PackedSequence, packed, padded
@@ -67,10 +67,11 @@ def runs_packed(backbone: nn.Module) -> bool:
     """Tell whether a model gives in a packed sequence what it gives in rows: tried on a few tokens.
 
     Not so where tokens mix other than by attention (a state reads every row before; its share may be too small to be
-    seen in a trial), or attention is more than a softmax over keys (softcapping, sinks, chunks).
+    seen in a trial), or attention is more than a softmax over keys (softcapping, sinks, chunks). Layers that choose
+    the tokens that they attend to would choose among those of every row, of which a trial has too few.
     """
     config: Any = backbone.config
-    if has_states(config) or "chunked_attention" in layer_kinds(config):
+    if has_states(config) or unknown_layers(config):
         return False
     tokens, length = _few_rows(backbone, 9)
     rows, line = padded(tokens, length.to(tokens.device)), packed(tokens, length)

@@ -262,9 +262,10 @@ class SlotStep:
             position_ids=(prompt + filled).clamp(max=self._context - 1)[:, None],
             attention_mask=seating.mask(self._model.dtype) if self._attend is None else None,
             past_key_values=SlotCache(seating),
+            use_cache=True,
             **({} if self._attend is None else {"slots": seating}),
         )
-        state.logits[:slots] = logits
+        state.logits[:slots] = logits[:, -1]
         if experts is not None:
             state.log_routes(experts)
         filled += 1  # of a finished row too: it stays at the bucket's last column
