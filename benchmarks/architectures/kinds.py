@@ -69,6 +69,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "mellum": {"layer_types": _HALVES[:2], "mlp_layer_types": ["dense", "sparse"]},
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "index_n_heads": 4,
         "mlp_layer_types": ["dense", "sparse"],
     },
     "qwen2": {"use_sliding_window": True, "max_window_layers": 1},

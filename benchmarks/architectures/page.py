@@ -17,11 +17,8 @@ Row = Mapping[str, Any]
 MARK = "<!-- written by make models -->"
 #: Pattern of what a trial prints -> the reason on the page; the first that is found counts.
 REASONS = {
-    r"which has ([\w, ]+) layers; set engine": r"local engine: \1 layers",
-    r"its layers do not all keep keys": "local engine: some layers have no keys and values of their own",
-    r"refuses positions, a cache and a mask": "local engine: the state is outside of transformers' cache",
-    r"takes no position_ids": "local engine: no `position_ids`",
-    r"from those of a whole text": "local engine: other logits with a cache",
+    r"cannot sample": "local engine: not even whole texts have the model's own logits",
+    r"cannot be trained": "its backward does not run in evaluation mode",
     r"computes other logits of a text than": "the text model alone gives other logits",
     r"depend on the tokens behind it": "reads text in both directions",
     r"changes its logits before or after": "changes logits outside of the output head: `groupwise eval` only",
@@ -61,8 +58,8 @@ def works(row: Row) -> bool:
 def short(words: str) -> str:
     """Shorten what a trial prints to its reason; words without a known one stay as they are.
 
-    >>> short('the local engine cannot sample A, which has b layers; set engine.name = "vllm"'), short("a | b")
-    ('local engine: b layers', 'a \\\\| b')
+    >>> short("ctrl: its routers (A, B) are not known: their routes"), short("a | b")
+    ('unknown type of router', 'a \\\\| b')
     """
     for pattern, words_of_page in REASONS.items():
         if found := re.search(pattern, words):
@@ -83,7 +80,8 @@ def _made_by(rows: Sequence[Row]) -> Iterator[str]:
     if rows:
         yield ""
         versions = sorted({f"transformers {row['transformers']}, torch {row['torch']}" for row in rows})
-        yield f"**{sum(map(works, rows))} of {len(rows)} work** ({'; '.join(versions)})."
+        slow = sum(works(row) and bool(row.get("whole_texts")) for row in rows)
+        yield f"**{sum(map(works, rows))} of {len(rows)} work**, {slow} without a cache ({'; '.join(versions)})."
 
 
 def _table(rows: Iterable[Row]) -> Iterator[str]:

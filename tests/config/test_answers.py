@@ -9,6 +9,7 @@ import pytest
 
 from groupwise.algorithms import explain
 from groupwise.algorithms.catalog import CATALOG
+from groupwise.algorithms.settings import algorithm, settings
 from groupwise.config import answers, keys, recipe
 from groupwise.core.errors import UsageError
 
@@ -37,6 +38,8 @@ def test_it_reads_back_as_what_it_was_made_from() -> None:
         ["train", "quickstart", "--set", "algorithm.name=gropo"],
         ["train", "quikstart"],
         ["train", "quickstart", "--set", "stps=3"],
+        ["train", "quickstart", "--set", "algorithm.nam=grpo"],
+        ["train", "quickstart", "--set", "algorithm.trust.epsilon_hig=0.3"],
         ["check", "quickstart", "--set", "learner.rate=3"],
         ["plan", "quickstart", "--set", "num_generations=8"],
         ["train", "--resume", "runs/typo"],
@@ -76,6 +79,38 @@ def test_a_key_that_does_not_exist_is_answered_in_the_same_words_with_and_withou
         recipe.load("quickstart", changes)
     assert str(early.value) == str(late.value)
     assert words in str(early.value)
+
+
+@pytest.mark.parametrize("name", [*CATALOG])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"nam": "x"},
+        {"kl.bet": 1},
+        {"trust.epsilon_hig": 0.3},
+        {"trust": {"kind": "soft", "tau_plus": 0.1}},
+        {"ratio": {"kind": "token", "levle": 1}},
+        {"kl": {"estimator": "full", "mixtur": 0.5}},
+        {"advantage.knid": "z-score"},
+    ],
+    ids=lambda keys: next(iter(keys)),
+)
+def test_a_key_that_a_part_has_not_is_answered_in_the_same_words_with_and_without_torch(name, keys) -> None:
+    with pytest.raises(UsageError) as late:
+        algorithm(name, keys)
+    with pytest.raises(UsageError) as early:
+        answers.require_known_keys("quickstart", {f"algorithm.{k}": v for k, v in {"name": name, **keys}.items()})
+    assert str(early.value) == str(late.value)
+
+
+@pytest.mark.parametrize("name", [*CATALOG])
+def test_what_a_row_has_is_refused_by_no_answer(name) -> None:
+    row = algorithm(name)
+    for slot, values in settings(row).items():
+        answers.require_known_keys("quickstart", {"algorithm.name": name, f"algorithm.{slot}": values})
+    answers.require_known_keys("quickstart", {"algorithm.trust": {"use": "mine.py:Part", "own": 1}})
+    answers.require_known_keys("quickstart", {"algorithm.trust": {"kind": "of-a-package", "own": 1}})
+    answers.require_known_keys("quickstart", {"algorithm.trust": {"kind": ["clip"], "own": 1}})
 
 
 def test_an_algorithm_that_does_not_exist_is_answered_in_the_same_words_with_and_without_torch() -> None:

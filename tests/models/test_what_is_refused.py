@@ -274,11 +274,16 @@ def test_the_text_part_of_a_multimodal_model_is_sampled_as_it_is_trained() -> No
     require_agreement(model_of(config), tokens=89)
 
 
-def test_a_backward_that_runs_in_training_mode_alone_is_refused_as_the_model_loads(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({}, "its backward does not run in evaluation mode"), ({"adapter.rank": 2}, "no gradient leads")],
+)
+def test_a_model_that_has_no_backward_in_evaluation_mode_is_refused_in_a_line(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     folder = save_small("reformer", tmp_path / "reformer")
-    load_policy(folder)
-    with pytest.raises(UsageError, match=r"reformer': does not run: AssertionError: .*train"):
-        load_policy(folder, training=True)
+    with pytest.raises(UsageError, match=rf"^ReformerModelWithLMHead cannot be trained: {words}"):
+        groupwise.train({**RUN, "model": str(folder), "runs": str(tmp_path), **changes}, quiet=True)
 
 
 def test_a_configuration_without_sizes_is_refused_in_a_line(tmp_path: Path) -> None:

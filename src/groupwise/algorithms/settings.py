@@ -153,7 +153,7 @@ def algorithm(name: str, settings: Mapping[str, object] | None = None, files: Fi
         elif slot in COEFFICIENTS:
             changed[slot] = _checked(f"algorithm.{slot}", values.get("", values), float)
         else:
-            known = ["name", *KINDS, "kl", *COEFFICIENTS]
+            known = ["name", "kl", *COEFFICIENTS, *KINDS]
             raise UsageError(f"algorithm.{slot}: there is no such key; {nearest(slot, known)}")
     if "shaping" not in slots and getattr(changed.get("advantage"), "reads_steps", False):
         changed["shaping"] = row.shaping if row.shaping.reads_steps else Steps()
@@ -177,6 +177,29 @@ def fields_by_slot(name: str, settings: Mapping[str, object], files: Files = NO_
     if "shaping" not in slots and kinds["advantage"].reads_steps and not row.shaping.reads_steps:
         kinds["shaping"] = Steps
     return {slot: [field.name for field in dataclasses.fields(kind)] for slot, kind in kinds.items()}
+
+
+def keys_of_parts() -> dict[str, dict[str, list[str]]]:
+    """List the keys of each part of the catalog, by slot and name."""
+    kinds: dict[str, Mapping[str, type]] = {**KINDS, "kl": {**ESTIMATORS, **DIVERGENCES}}
+    beside = {"kl": ["beta", "place", "against"]}
+    return {
+        slot: {
+            name: [
+                KIND_KEY.get(slot, "kind"),
+                "use",
+                *beside.get(slot, []),
+                *(f.name for f in dataclasses.fields(kind)),
+            ]
+            for name, kind in parts.items()
+        }
+        for slot, parts in kinds.items()
+    }
+
+
+def names_of_parts(row: Algorithm) -> dict[str, str]:
+    """Name the part in each slot of a row of the catalog."""
+    return {slot: _name(type(row.kl.estimator if slot == "kl" else getattr(row, slot))) for slot in (*KINDS, "kl")}
 
 
 def settings(row: Algorithm) -> dict[str, dict[str, object] | float]:

@@ -22,6 +22,8 @@ from groupwise.core.files.plain import require_plain
 ANSWERS = Path(str(files("groupwise.config") / "answers.json"))
 #: Faults of one recipe that a message names.
 MOST_FAULTS = 3
+#: Keys that choose a part: each slot has one of them.
+CHOOSING = ("kind", "level", "estimator")
 #: Sections whose key `name` people mean when they give a section a value.
 NAMED = ("algorithm", "task", "engine", "rewards")
 
@@ -63,7 +65,7 @@ def _require_algorithm(name: str) -> None:
 
 def algorithms_code() -> str:
     """Read the code of the catalog and what lies beside it."""
-    code = (path for path in files("groupwise.algorithms").iterdir() if path.name.endswith(".py"))
+    code = Path(str(files("groupwise.algorithms"))).rglob("*.py")
     return "".join(path.read_text("utf-8") for path in code)
 
 
@@ -76,9 +78,29 @@ def require_known_keys(recipe: str, overrides: Mapping[str, object]) -> None:
     for key, value in table.items():
         require_plain(f"{path.name}: {key}", value)
     require_known(table, _answers()["keys"], _answers()["algorithm_keys"], path.name)
-    chosen = algorithm.get("name") if isinstance(algorithm := table.get("algorithm"), dict) else None
-    if isinstance(chosen, str):
+    algorithm = table.get("algorithm")
+    if isinstance(algorithm, dict) and isinstance(chosen := algorithm.get("name"), str):
         _require_algorithm(chosen)
+        _require_keys_of_parts(algorithm, _answers()["rows"].get(chosen, {}))
+
+
+def _require_keys_of_parts(algorithm: Mapping[str, Any], row: Mapping[str, str]) -> None:
+    """Raise UsageError for a key of [algorithm] that it has not, or that the part of its slot has not.
+
+    A part that is not the catalog's, and a key that its code may have had for less time than answers.json, is left to
+    who makes the parts.
+    """
+    for slot, values in algorithm.items():
+        if slot not in (known := _answers()["algorithm_keys"]):
+            raise UsageError(f"algorithm.{slot}: there is no such key; {nearest(slot, known)}")
+        if not isinstance(values, dict) or "use" in values:
+            continue
+        name = next((values[key] for key in CHOOSING if key in values), row.get(slot))
+        keys = _answers()["parts"].get(slot, {}).get(name, []) if isinstance(name, str) else []
+        wrong = [key for key in values if key not in (*keys, *CHOOSING)] if keys else []
+        if wrong and f" {wrong[0]}:" not in algorithms_code():
+            told = f"{slot} {name!r} has no such key; {nearest(wrong[0], keys)}"
+            raise UsageError(f"algorithm.{slot}.{wrong[0]}: {told}")
 
 
 def require_known(

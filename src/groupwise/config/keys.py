@@ -14,7 +14,16 @@ from pydantic import TypeAdapter
 from groupwise.algorithms import atlas, explain
 from groupwise.algorithms.catalog import CATALOG
 from groupwise.algorithms.parts.kl import KL
-from groupwise.algorithms.settings import AGAINST, DIVERGENCES, ESTIMATORS, KIND_KEY, KINDS, PLACES
+from groupwise.algorithms.settings import (
+    AGAINST,
+    DIVERGENCES,
+    ESTIMATORS,
+    KIND_KEY,
+    KINDS,
+    PLACES,
+    keys_of_parts,
+    names_of_parts,
+)
 from groupwise.config.answers import ANSWERS
 from groupwise.config.described import Key, KeySection, page
 from groupwise.config.recipe import Recipe, algorithm_keys, is_section, known_keys, section_types
@@ -246,6 +255,8 @@ def made_answers() -> str:
     answers = {
         "keys": known_keys(),
         "algorithm_keys": algorithm_keys(),
+        "parts": keys_of_parts(),
+        "rows": {name: names_of_parts(row) for name, row in CATALOG.items()},
         "algorithms": {name: explain.explain(name) for name in CATALOG},
         "family": explain.family(),
         "sections": [dataclasses.asdict(section) for section in sections()],

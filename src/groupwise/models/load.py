@@ -41,7 +41,7 @@ from groupwise.models.files.folder import (
 )
 from groupwise.models.files.gguf import how_to_make
 from groupwise.models.files.tokenizer_trial import excess
-from groupwise.models.forward.heads import check_backward, check_halves, check_runs
+from groupwise.models.forward.heads import check_halves, check_runs
 from groupwise.models.multimodal import text_of, whole_class, whole_of
 from groupwise.models.unread import Weights, device_of, is_unread, parameters_without_memory, running, unread_model
 
@@ -146,8 +146,6 @@ def load_policy(
     with loading(f"{where}: does not run"):
         if unread is None:
             (check_runs if sampled_only else check_halves)(model.to(device))
-            if training:
-                check_backward(model)
     if training:
         with loading(f"{where}: cannot be saved again"), temporary_folder("trial") as trial:
             whole = whole_of(model)  # no weights: they are what is sure to be saved as it loads

@@ -23,7 +23,7 @@ from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
 from groupwise.models.forward.forwards import CompiledLayers, recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
-from groupwise.models.forward.heads import halves
+from groupwise.models.forward.heads import backward, halves
 from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, Scored, Teacher, Top, layout_logprobs
 from groupwise.models.forward.packed_attention import attend_packed, hidden_states, runs_packed, windows_as_one
 from groupwise.models.moe.record import Router, RowRoutes
@@ -210,7 +210,7 @@ class Learner(TrainedModel):
             out = micro.objective(algorithm, scored)
             value = micro.with_router_losses(out.value)
             if trains:
-                value.backward()
+                backward(value, micro.run.model)
         others = dict(zip(OTHERS, (out.log_ratio, out.share, scored.entropy, out.kl, out.centre), strict=True))
         return value.detach(), {"logp_live": scored.logp, **others}
 
@@ -238,7 +238,7 @@ class Learner(TrainedModel):
         for micro in self._microbatches(Pass(self.model, rows, sampled=False), rows.mask.any(1)):
             with self._forward(micro) as scored:
                 loss = -(micro.rows.need("weight").to(scored.logp.dtype) * scored.logp).sum()
-                loss.backward()
+                backward(loss, self.model)
             total += loss.detach()
         (value,) = self.mesh.sums([float(total)])
         return Supervised(value, value / float(rows.need("weight").sum()), int(rows.mask.sum()))

@@ -116,7 +116,7 @@ def test_a_model_that_is_no_function_of_its_text_is_refused_in_one_line() -> Non
 
     model.forward = forward
     with pytest.raises(
-        UsageError, match=r"^the local engine cannot sample Qwen3ForCausalLM: .*; with whole texts .*; set "
+        UsageError, match=r"^the local engine cannot sample Qwen3ForCausalLM: .*; beside a longer text .*; set "
     ):
         require_sampled(model)
 

@@ -65,7 +65,7 @@ def require_sampled(model: Any) -> LayerWindows:
                 reason = of_token if of_token == NO_MEMORY else reason
             told = _refused(model, whole := LayerWindows(uncached=reason), text[0], own)
     if told:
-        why = f"{reason}; with whole texts {told}"
+        why = f"{reason}; beside a longer text {told}"
         raise UsageError(f"the local engine cannot sample {type(model).__name__}: {why}; {OTHER_ENGINE}")
     return whole
 
@@ -108,7 +108,8 @@ def _refused(model: Any, layers: LayerWindows, text: Tensor, own: Tensor) -> str
         return ""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return "it takes no position_ids, so that a prompt beside a longer one would be computed at other positions"
-    return f"with position_ids, a cache and a mask its logits are {off:.1e} of their norm from those of a whole text"
+    how = "" if layers.uncached else "with position_ids, a cache and a mask "
+    return f"{how}its logits are {off:.1e} of their norm from those of a whole text"
 
 
 def _sampled(model: Any, layers: LayerWindows, text: Tensor) -> Tensor | None:

@@ -99,21 +99,17 @@ def check_runs(model: Any) -> None:
         _require_causal(model, model(input_ids=_two_rows(model), use_cache=False).logits)
 
 
-def check_backward(model: Any) -> None:
-    """Run the backbone's backward on a few tokens, down to its embeddings: whatever a model raises comes from here.
-
-    Some layers have a backward of their own, which runs in training mode alone; groupwise trains without dropout, in
-    evaluation mode.
+def backward(loss: Tensor, model: nn.Module) -> None:
+    """Add up a loss's gradient. Raises UsageError for a model whose layers have a backward of their own that runs in
+    training mode alone, or leads to no weight: groupwise trains without dropout, in evaluation mode.
     """
-    embedded: list[Tensor] = []
-
-    def keep(_: nn.Module, __: object, output: Tensor) -> Tensor:
-        embedded.append(output.detach().requires_grad_())
-        return embedded[-1]
-
-    with model.get_input_embeddings().register_forward_hook(keep), torch.enable_grad():
-        states = hidden(halves(model)[0], few_ids(model))
-        torch.autograd.grad(states.float().sum(), embedded)
+    what = f"{type(model).__name__} cannot be trained"
+    if not loss.requires_grad:
+        raise UsageError(f"{what}: no gradient leads from its output to the weights that train")
+    try:
+        loss.backward()
+    except AssertionError as error:
+        raise UsageError(f"{what}: its backward does not run in evaluation mode ({error})") from None
 
 
 def require_known_head(model: Any) -> None:
