@@ -32,8 +32,8 @@ UPDATES = (
         "the loss is scaled by microbatch",
         "loss",
         "training/learner.py",
-        "value.backward()",
-        "(value * len(micro.index) / len(micro.run.batch)).backward()",
+        "backward(value, micro.run.model)",
+        "backward(value * len(micro.index) / len(micro.run.batch), micro.run.model)",
         kind="cut",
     ),
     Bug(
