@@ -34,6 +34,10 @@ PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_SET_C
 #: enough that a fork bomb is over in a second.
 TASKS = 320
 
+#: Seconds in which the last process of a trial of isolation ends, how often a trial is made, and the exit code of one
+#: that is late.
+TRIAL, TRIALS, LATE = 5.0, 3, 3
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -150,7 +154,7 @@ def become_first() -> None:
     if process == 0:
         die_with_parent()
         return
-    os._exit(os.waitpid(process, 0)[1] != 0)
+    os._exit(max(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), -1) & 0xFF)
 
 
 def own_processes() -> int:
@@ -180,13 +184,33 @@ def find_isolation() -> Isolation:
 
 
 def works(isolation: Isolation) -> bool:
-    """Try an isolation in a child."""
+    """Try an isolation in a child; again if it does not end, as one that was stopped from outside."""
+
+    def first() -> None:
+        die_with_parent()
+        os._exit(os.getpid() != 1)
 
     def tries() -> None:
-        first = born(lambda: os._exit(os.getpid() != 1), enter(isolation))
-        os._exit(os.waitpid(first, 0)[1] != 0)
+        die_with_parent()
+        os._exit(_ended(born(first, enter(isolation)), TRIAL))
 
-    return os.waitpid(fork(tries), 0)[1] == 0
+    for _ in range(TRIALS):
+        if (code := _ended(fork(tries), 2 * TRIAL)) != LATE:
+            return code == 0
+    return False
+
+
+def _ended(process: int, seconds: float) -> int:
+    """Wait for a child's end -> 0, 1 for any other exit, or LATE where it is killed after so many seconds."""
+    until = time.monotonic() + seconds
+    while not (ended := os.waitpid(process, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            return LATE
+        time.sleep(0.0005)
+    code = os.waitstatus_to_exitcode(ended[1])
+    return code if code in (0, LATE) else 1
 
 
 def space() -> str:

@@ -230,6 +230,30 @@ def test_each_kind_of_wall_ends_what_was_started(isolation: Isolation, left: Cal
 
 
 @linux
+@pytest.mark.parametrize("which", [0, 1], ids=["the process that tries", "the first of a namespace"])
+def test_a_trial_of_isolation_that_hangs_is_ended_and_made_again(
+    which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that somebody stops as it is born: the process that makes workers waited for it without end."""
+    if isolate.find_isolation() is Isolation.REAPER:
+        pytest.skip("this machine has no namespaces to try")
+    begun = tmp_path / "begun"
+
+    def hangs(*_: int) -> None:
+        with begun.open("a") as file:
+            file.write("x")
+        if begun.stat().st_size == which + 1:
+            time.sleep(60)
+
+    monkeypatch.setattr(isolate, "die_with_parent", hangs)
+    monkeypatch.setattr(isolate, "TRIAL", 0.3)
+    since = time.monotonic()
+    assert isolate.works(isolate.find_isolation())
+    assert time.monotonic() - since < 10.0
+    assert begun.stat().st_size == which + 5, "one that hangs, and two trials of two processes"
+
+
+@linux
 def test_the_limit_on_tasks_is_never_the_machines() -> None:
     if os.getuid() != 0:
         pytest.skip("only root could change it")

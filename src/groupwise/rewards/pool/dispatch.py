@@ -27,6 +27,8 @@ from groupwise.rewards.zygote import Zygote
 #: A worker that gives way to others is not charged for it, but while the run itself waits there is an end: this many
 #: times its seconds.
 PATIENCE = 10.0
+#: Seconds in which a worker says its first word, before any code of a user's runs.
+BIRTH = 40.0
 #: Seconds after which what is left of a worker that was asked to end is not waited for any more.
 FAREWELL = 30.0
 #: Seconds in which a keeper ends that has said its last.
@@ -348,7 +350,9 @@ class Dispatcher:
         return error
 
     def _limit(self, slot: Slot) -> float:
-        return self.limits.load if slot.loading or not slot.ready else self._seconds(slot)
+        if not slot.ready:
+            return min(self.limits.load, BIRTH)
+        return self.limits.load if slot.loading else self._seconds(slot)
 
     def _seconds(self, slot: Slot) -> float:
         """Return the seconds of a call: the reward's own where it bounds what it waits for, else the limit's."""
