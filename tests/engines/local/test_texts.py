@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmarks.architectures.build import small_model
+from benchmarks.architectures.build import save_small, small_model
+from benchmarks.architectures.trial import RUN
 from torch import Tensor
 
+import groupwise
 from groupwise.core.engine import Request, Sampling
 from groupwise.core.errors import UsageError
 from groupwise.engines.local import engine as local
@@ -98,6 +101,13 @@ def test_a_model_of_which_nothing_can_be_cached_is_sampled_as_it_is_trained(kind
 def test_a_plan_knows_it_without_weights(kind: str) -> None:
     model = small_model(kind)
     assert require_sampled(without_memory(model.config)).uncached == require_sampled(model).uncached != ""
+
+
+def test_a_check_and_a_run_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = {**RUN, "model": str(save_small("openai-gpt", tmp_path / "model")), "runs": str(tmp_path), "steps": 1}
+    assert any(WHOLE_TEXTS in str(remark) for remark in groupwise.check(recipe).findings)
+    groupwise.train(recipe)
+    assert WHOLE_TEXTS in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_is_cached_stays_cached() -> None:

@@ -1,7 +1,7 @@
 """Check of a run's model: first what its folder says, then, once it is loaded, whether engine and learner agree."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,11 +148,14 @@ def _parity(
     prompts = [prompt for prompt in prompts if len(prompt.tokens) + tokens <= policy.positions][:PARITY_PROMPTS]
     if not prompts:
         return [note("learner = engine: not measured (no prompt leaves room for an answer)")]
+    said: list[str] = []
     try:
-        checks = engine_checks(recipe, row, policy, routers, prompts, tokens)
+        checks = engine_checks(recipe, row, policy, routers, prompts, tokens, said.append)
     except GroupwiseError as error:
         return [fault(str(error))]
-    return [_check_finding(check, f"on {len(prompts)} prompts x {PARITY_SAMPLES} completions") for check in checks]
+    return [note(" ".join(line.split())) for line in said] + [
+        _check_finding(check, f"on {len(prompts)} prompts x {PARITY_SAMPLES} completions") for check in checks
+    ]
 
 
 def _check_finding(check: Check, count: str) -> Remark:
@@ -168,11 +171,15 @@ def engine_checks(
     routers: Sequence[Router],
     prompts: Sequence[Prompt],
     tokens: int,
+    hears: Callable[[str], None],
 ) -> list[Check]:
-    """Make the checks of every training step, on one batch under the weights as they are, with the run's own replay."""
+    """Make the checks of every training step, on one batch under the weights as they are, with the run's own replay.
+
+    hears  how the engine samples, if not as it should
+    """
     recipe = recipe if routers else recipe.replace(routing=RoutingSettings())
     top = row.trust.sampler_top
-    engine, learner = training_engine(recipe, policy, routers, top=top), make_learner(recipe, policy, routers)
+    engine, learner = training_engine(recipe, policy, routers, hears, top=top), make_learner(recipe, policy, routers)
     sides = precisions(recipe, engine, row.needs_reference)
     seeds = [derive(recipe.seed, "check", i) for i in range(len(prompts))]
     requests = [Request(p.tokens, PARITY_SAMPLES, seed, tokens) for p, seed in zip(prompts, seeds, strict=True)]
