@@ -141,7 +141,7 @@ def logits_and_experts(model: Any, routers: Sequence[Router], **inputs: Any) -> 
     """
     chosen: list[Tensor] = []
 
-    # A recording may not branch on a size, so this is less careful than models/moe/record.py; prefill.py has checked
+    # A recording may not branch on a size, so this is less careful than models/moe/record.py; Prefill has checked
     # the routers' outputs by record_routes.
     def keep(layer: int, output: object) -> None:
         ids = (t for t in tensors_in(output) if not t.is_floating_point() and t.dim() >= 2)
