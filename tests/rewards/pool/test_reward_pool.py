@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,8 +28,8 @@ from groupwise.rewards.functions.form import Format, TaskScore, User
 from groupwise.rewards.isolation import Isolation
 from groupwise.rewards.pool.dispatch import LOSSES, Dispatcher
 from groupwise.rewards.pool.pool import Pool
-from groupwise.rewards.pool.slot import Clock
-from groupwise.rewards.pool.work import Limits
+from groupwise.rewards.pool.slot import Clock, Slot
+from groupwise.rewards.pool.work import Given, Limits
 from groupwise.rewards.pool.worker import ask_where
 from groupwise.rewards.zygote import Zygote
 from groupwise.rollout.scoring import RewardWeights, Scorer
@@ -469,6 +470,30 @@ def test_a_process_that_makes_workers_is_killed_and_every_completion_has_its_sco
         os.kill(maker.process.pid, signal.SIGKILL)
         assert [(r.value, r.cause) for r in pool.wait(tickets)] == [(0.5, None)] * 20
         assert dispatcher.maker is not maker
+
+
+@linux
+@pytest.mark.parametrize("told", ["rewards", "kind"], ids=["before it has its rewards", "before it has work"])
+def test_a_worker_that_is_killed_as_it_is_told_something_is_replaced(
+    told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line breaks before the end of its keeper is seen: it was taken for one that the run had asked to end."""
+    own, killed = Slot.send, list[int]()
+
+    def send(slot: Slot, given: Given, seconds: float) -> None:
+        if told in given.message and not killed:
+            killed.append(slot.clock.pid)
+            os.kill(slot.clock.pid, signal.SIGKILL)
+            while slot.line.recv(1, socket.MSG_PEEK):
+                time.sleep(0.001)
+            raise BrokenPipeError
+        own(slot, given, seconds)
+
+    monkeypatch.setattr(Slot, "send", send)
+    with Pool({"mine": ONE}, Limits(workers=1)) as pool:
+        pool.check()
+        assert outcomes(score(pool, "mine", attempts("good", "twice"))) == [1.0, 1.0]
+    assert killed
 
 
 #: Whom a signal hits, which, and when: as the reward is loaded, in the first score of a process, or at its death.

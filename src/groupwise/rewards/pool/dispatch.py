@@ -266,6 +266,7 @@ class Dispatcher:
             self._break(error)
             return False
         except OSError:
+            slot.gone = True
             slot.end()
             return False
         return True

@@ -90,7 +90,8 @@ class Slot:
     entries  what it was given and has not answered yet
     episodes  the numbers of those that live in it, all of one round
     served   whether it has scored anything
-    ending   asked to end; `late` where that is because of a deadline, `swarmed` of processes that it started
+    ending   asked to end; `late` where that is because of a deadline, `swarmed` of processes that it started, `gone`
+             because it took nothing any more
     halted   whether it was stopped by a signal when its time was up
     """
 
@@ -109,6 +110,7 @@ class Slot:
     ending: bool = False
     late: bool = False
     swarmed: bool = False
+    gone: bool = False
     halted: bool = False
     looked: float = 0.0
     report: dict[str, Any] = field(default_factory=dict)
@@ -129,7 +131,8 @@ class Slot:
         """True if it is gone by something else than its own doing, as far as can be known: by SIGKILL, which the system
         sends for memory, or with its keeper; or if it was stopped in the middle of what it did, and so was late.
         """
-        by_others = not self.ending and self.report.get("status") in (None, signal.SIGKILL)
+        unasked = self.gone or not self.ending
+        by_others = unasked and self.report.get("status") in (None, signal.SIGKILL)
         return self.closed and (self.halted or by_others)
 
     @property
