@@ -116,12 +116,7 @@ class LocalEngine:
         self._prefill_tokens = PREFILL_TOKENS_CPU if self._device.type == "cpu" else PREFILL_TOKENS
         self._step: Any
         self._prefill: Any
-        if self._windows.uncached:
-            texts = TextForward(self._model, routes, self._prefill_tokens)
-            self._step, self._prefill = TextStep(texts), TextPrefill(texts, self._windows)
-        else:
-            self._step = Step(self._model, self._windows, routes)
-            self._prefill = Prefill(self._model, self._windows, pad, routes)
+        self._step, self._prefill = self._forwards(routes, pad)
         self._vocabulary = config.get_text_config().vocab_size
         if outside := sorted(i for i in eos if not 0 <= i < self._vocabulary):
             raise UsageError(
@@ -141,6 +136,13 @@ class LocalEngine:
         elif compiled:
             why = self._windows.uncached or "the engine's steps are compiled on a GPU alone"
             raise UsageError(f"engine.compile: {why}; set it to false")
+
+    def _forwards(self, routes: bool, pad: int) -> tuple[Any, Any]:
+        """Make what runs a step of the rows, and what runs prompts."""
+        if not self._windows.uncached:
+            return Step(self._model, self._windows, routes), Prefill(self._model, self._windows, pad, routes)
+        texts = TextForward(self._model, routes, self._prefill_tokens)
+        return TextStep(texts), TextPrefill(texts, self._windows)
 
     @property
     def how(self) -> str:

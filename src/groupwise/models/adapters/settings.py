@@ -130,7 +130,7 @@ def _passed_by(of: _Architecture) -> tuple[str, ...]:
 
 
 def _note_whole(ran: set[str], name: str, layer: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    if output.shape == (*inputs[0].shape[:-1], layer.out_features):
+    if not inputs or output.shape == (*inputs[0].shape[:-1], layer.out_features):  # none: it came by keyword
         ran.add(name)
 
 

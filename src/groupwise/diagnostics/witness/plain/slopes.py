@@ -158,6 +158,8 @@ def of_rounding(row: Algorithm, rows: Batch, columns: Columns, rounding: Numeric
     """Draw what rounding of two passes makes of log-probabilities -> the part of a policy's gradient that the trust
     region stops or passes by it alone, and the standard deviation of the loss.
 
+    rows, columns  of N completions of at most T tokens, [N,T] each; rounding is in nats
+
     GSPO's clip lies at 3e-4, nearer to 1 than rounding in 16 bits; and far from its reference a KL is as steep as it is
     large.
     """
