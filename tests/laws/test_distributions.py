@@ -15,9 +15,10 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.algorithms.parts.kl import TAIL, Full, TopK
 from groupwise.core.records import Batch, Support
 from groupwise.models.adapters.settings import AdapterSettings
+from groupwise.models.forward.chunks import Top
 from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import LogitChange
-from groupwise.models.forward.logprobs import Teacher, Top, token_logprobs
+from groupwise.models.forward.logprobs import Teacher, token_logprobs
 from groupwise.planning.activations import LiveBytes
 from groupwise.training.learner import AdaptedLearner, Learner, LearnerSettings
 from tests.laws.test_split import make_batch

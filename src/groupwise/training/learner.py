@@ -21,10 +21,11 @@ from groupwise.core.updates import Supervised, UpdateRecord, UpdateResult
 from groupwise.models.adapters.lora import Adapters, read_adapters, write_adapters
 from groupwise.models.adapters.settings import AdapterSettings
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
+from groupwise.models.forward.chunks import Top
 from groupwise.models.forward.forwards import CompiledLayers, recomputed
 from groupwise.models.forward.fused_layers import FusedLayers
 from groupwise.models.forward.heads import backward, halves
-from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, Scored, Teacher, Top, layout_logprobs
+from groupwise.models.forward.logprobs import CHUNK_ELEMENTS, HELD_ELEMENTS, Scored, Teacher, layout_logprobs
 from groupwise.models.forward.packed_attention import attend_packed, hidden_states, runs_packed, windows_as_one
 from groupwise.models.moe.record import Router, RowRoutes
 from groupwise.models.moe.settings import ReplayFrom, RoutingSettings

@@ -14,36 +14,27 @@ no cap, and computed again there otherwise.
 The same chunks give log p of K more ids of each token, and the divergence of p from a teacher's distribution q.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from groupwise.core.numbers.transfer import to_device
 from groupwise.core.records import Support
 from groupwise.models.forward.adjustment import UNADJUSTED, Adjustment
+from groupwise.models.forward.chunks import Compared, Product, Room, Scoring, Top, wide
 from groupwise.models.forward.heads import LogitChange
 from groupwise.models.forward.layout import Layout, padded
 from groupwise.models.forward.packed_attention import hidden_states
 from groupwise.models.forward.predictions import Predictions
-from groupwise.models.precision import computes_in, operand, wide_product
+from groupwise.models.precision import computes_in, operand
 
 #: Logits of one chunk, elements: 28 MiB in float32. A tensor of 32 MiB or more is fresh memory of the system each time,
 #: which takes longer than what is computed in it.
 CHUNK_ELEMENTS = 7 << 20
 #: Log-probabilities of all ids that are kept from forward to backward, elements: 256 MiB in float32.
 HELD_ELEMENTS = 1 << 26
-#: The logit of a barred id: exp of it is 0 in every precision, and its product with a gradient is finite.
-BARRED = -1e30
-
-
-class Top(NamedTuple):
-    """The k most likely ids, of those below a number."""
-
-    k: int
-    below: int
 
 
 class Scored(NamedTuple):
@@ -183,8 +174,8 @@ def token_logprobs(
     if teacher is not None:
         weight, bias = teacher.weight[:vocabulary], None if teacher.bias is None else teacher.bias[:vocabulary]
         own = replace(how, compute=computes_in(weight), change=teacher.change, added=added if teacher.change else None)
-        product = _Product(teacher.states, weight, _biased(bias, added, teacher.change), own)
-        how = replace(how, compared=_Compared(product, teacher.divergence))
+        product = Product(teacher.states, weight, _biased(bias, added, teacher.change), own)
+        how = replace(how, compared=Compared(product, teacher.divergence))
     return Scored(*HeadLogprobs.apply(states, head.weight, _biased(head.bias, added, change), targets, how))
 
 
@@ -195,45 +186,6 @@ def _biased(bias: Tensor | None, added: Tensor | None, change: LogitChange | Non
     return added if bias is None else bias + added
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """Settings with which a head scores.
-
-    temperature       T
-    support           of the tokens, where sampling left ids out
-    entropy_gradient  whether the entropy has a gradient
-    rows              tokens of a chunk
-    hold              whether p (or log p) of all chunks is kept for the backward, which is then possible once
-    compute           what the matrix products are computed in
-    among             ids [M,K], or which, whose log-probabilities are given too
-    barred            of each token whether ids were barred from it, [M] bool, and these ids [E]; None if none was
-    change            f of the model's logits; None if it changes none
-    added             [V] what is added behind f; without an f it is part of the head's bias
-    compared          with a teacher's distribution, where there is one
-    """
-
-    temperature: float
-    support: Support | None
-    entropy_gradient: bool
-    rows: int
-    hold: bool
-    compute: torch.dtype
-    among: Tensor | Top
-    barred: tuple[Tensor, Tensor] | None = None
-    change: LogitChange | None = None
-    added: Tensor | None = None
-    compared: "_Compared | None" = None
-
-    def chunks(self, count: int, device: torch.device) -> Iterator[tuple[slice, Tensor | None]]:
-        """Yield slices of `count` tokens, and the part of the support of each: [m,K] ids, padded with -1."""
-        for start in range(0, count, self.rows):
-            stop = min(start + self.rows, count)
-            yield (
-                slice(start, stop),
-                None if self.support is None else to_device(self.support.padded(start, stop), device),
-            )
-
-
 class HeadLogprobs(torch.autograd.Function):
     """states [M,H], weight [V,H], bias [V] or None, targets [M] -> the fields of Scored, nats, float32 or better."""
 
@@ -241,15 +193,15 @@ class HeadLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: Scoring
     ) -> tuple[Tensor | None, ...]:
-        logp, entropy, divergence = states.new_empty(3, len(states), dtype=_wide(how.compute))
-        product = _Product(states, weight, bias, how)
-        held, top = list[Tensor](), how.among
+        logp, entropy, divergence = states.new_empty(3, len(states), dtype=wide(how.compute))
+        room, held, top = None if how.hold else Room(states, weight, how), list[Tensor](), how.among
+        product = Product(states, weight, bias, how, room)
         chosen = targets.new_empty(len(states), top.k) if isinstance(top, Top) else top.long()
         among = logp.new_empty(chosen.shape)
         for part, ids in how.chunks(len(states), states.device):
             every = product(part)
             logits = _over_support(every, ids)
-            log_p = logits.log_softmax(-1)
+            log_p = torch.log_softmax(logits, -1, out=room and room.place(logits))
             if ids is None:
                 logp[part] = log_p.gather(-1, targets[part, None])[:, 0]
             else:
@@ -275,7 +227,8 @@ class HeadLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         states, weight, bias, targets, entropy, chosen, *held = ctx.saved_tensors
         how: Scoring = ctx.how
-        product, across = _Product(states, weight, bias, how), operand(weight, how.compute)
+        room, across = None if held else Room(states, weight, how), operand(weight, how.compute)
+        product = Product(states, weight, bias, how, room)
         to_states, to_weight, to_bias = (
             torch.zeros_like(x) if needed else None
             for x, needed in zip((states, weight, bias), ctx.needs_input_grad, strict=False)
@@ -288,7 +241,8 @@ class HeadLogprobs(torch.autograd.Function):
                 slope = slope - (_finite(log_p, ids) + entropy[part, None]) * up_entropy[part, None]
                 slope = slope.mul_(log_p.exp())
             else:
-                slope = (held[i] if logits is None else logits.softmax(-1)).mul_(slope)
+                p = held[i] if logits is None else torch.softmax(logits, -1, out=room and room.place(logits))
+                slope = p.mul_(slope)
             slope = _over_vocabulary(slope, ids, len(weight))
             slope.scatter_add_(1, targets[part, None], up_logp[part, None])
             slope.scatter_add_(1, chosen[part], up_among[part])
@@ -306,55 +260,6 @@ class HeadLogprobs(torch.autograd.Function):
             if to_weight is not None:
                 _add_product(to_weight, slope.T, operand(states[part], how.compute), how.compute)
         return to_states, to_weight, to_bias, None, None
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-class _Product:
-    """Products of states with a head, for a slice of the tokens at a time, fresh memory each."""
-
-    def __init__(self, states: Tensor, weight: Tensor, bias: Tensor | None, how: Scoring) -> None:
-        self._states, self._bias, self._how = states, bias, how
-        self._weight = operand(weight, how.compute)
-        # On a GPU a product of 16 bits need not be rounded to them: an engine in slots does not (engines/local/slots).
-        self._rounds = not weight.is_cuda or how.compute.itemsize > 2
-
-    def changed(self, part: slice) -> Tensor:
-        """Return f(W h + b), [m,V]."""
-        how, rows = self._how, operand(self._states[part], self._how.compute)
-        out = (rows @ self._weight.T).to(how.compute) if self._rounds else wide_product(rows, self._weight)
-        out = out.to(_wide(how.compute))
-        out = out if self._bias is None else out.add_(self._bias)
-        return out if how.change is None else how.change(out)
-
-    def __call__(self, part: slice) -> Tensor:
-        """Return the logits over the temperature, [m,V]."""
-        how, out = self._how, self.changed(part)
-        out = out if how.added is None else out.add_(how.added)
-        out = out if how.temperature == 1 else out.div_(how.temperature)
-        if how.barred is not None:
-            rows, ids = how.barred
-            out[:, ids] = out[:, ids].masked_fill_(rows[part, None], BARRED)
-        return out
-
-
-class _Compared:
-    """Divergence from what another product says of the same tokens, for a slice of them at a time."""
-
-    def __init__(self, product: _Product, divergence: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self._product, self._divergence = product, divergence
-
-    def __call__(self, part: slice, log_p: Tensor) -> Tensor:
-        """Return the divergence [m] of log p [m,V]."""
-        return self._divergence(log_p, self._product(part).log_softmax(-1))
-
-    def slope(self, part: slice, logits: Tensor, up: Tensor) -> Tensor:
-        """Return the derivative [m,V] of the divergence by the logits over the temperature, times `up` [m]."""
-        with torch.enable_grad():
-            x = logits.detach().requires_grad_()
-            return torch.autograd.grad(self(part, x.log_softmax(-1)), x, up)[0]
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, compute: torch.dtype) -> None:
