@@ -246,13 +246,16 @@ def test_the_command(plain: str, monkeypatch: pytest.MonkeyPatch, capfd: Any) ->
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("-n", "2"), "give a prompt with -p"),
-        (("-p", " "), "the prompt is empty"),
-        (("-n", "0"), "-n"),
-        (("--seed", "-1"), "--seed"),
+        (("model", "-n", "2"), "give a prompt with -p"),
+        (("model", "-p", " "), "the prompt is empty"),
+        (("model", "-n", "0"), "-n"),
+        (("model", "--seed", "-1"), "--seed"),
+        (("x" * 5000, "-p", "1+1="), "File name too long"),
+        (("x/" * 3000, "-p", "1+1="), "File name too long"),
+        (("", "-p", "1+1="), "an empty path"),
     ],
 )
 def test_wrong_use_is_one_line(words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    code, out, err = call(monkeypatch, capfd, "model", *words, stdin=Stdin(b"", person=True))
+    code, out, err = call(monkeypatch, capfd, *words, stdin=Stdin(b"", person=True))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert told in err

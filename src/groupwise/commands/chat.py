@@ -14,6 +14,7 @@ from groupwise.config.recipe_files import read_table
 from groupwise.config.resolve import resolve
 from groupwise.core.engine import Engine, Request, Sampling
 from groupwise.core.errors import GroupwiseError, UsageError, shortened
+from groupwise.core.files.paths import location
 from groupwise.core.machine.gpu import device_of
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.settings import validated
@@ -150,6 +151,7 @@ def opened(name: str, options: ChatOptions, note: Show) -> Iterator[Conversation
 
     Raises UsageError if there is no such policy, it cannot be sampled, or an option is out of bounds.
     """
+    name = str(location(name, "policy"))
     source = run_policy(name)
     recipe = None if source is None else _recipe_of(source.run)
     sampling = options.sampling(recipe)
