@@ -319,7 +319,8 @@ def one(name: str, number: int, after: float, whole: str, place: Path) -> Row | 
         row |= {"after": round(struck, 2)} if struck is not None else {}
         ended = command.wait(MOST)
         commands, row["rc"] = [command], command.code
-        row["line"] = command.said()[-1][-300:] if command.code and command.said() else ""
+        said = command.said()[-1].replace(f"{Path.cwd()}/", "") if command.code and command.said() else ""
+        row["line"] = said[-300:]  # a path of this machine is nobody else's
         if ended and command.code != 0 and struck is not None:
             again = _way_on(command, words, place)
             row["remedy"] = "none" if again is None else ("begin again" if again == words else "resume")

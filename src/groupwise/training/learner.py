@@ -394,8 +394,7 @@ class AdaptedLearner(Learner):
         return self.adapters.merged()
 
     def _write_policy(self, folder: Path, tokenizer: Any) -> None:
-        # The base stays where it came from.
-        write_adapters(folder, self.adapters, self.model.name_or_path, self.mesh.leads)
+        write_adapters(folder, self.adapters, self.model.name_or_path, self.mesh.leads)  # the base stays as it is
 
     def _read_policy(self, folder: Path) -> None:
         read_adapters(folder, self.adapters)
