@@ -283,7 +283,7 @@ def _trained(mutant: Mutant, outcome: Outcome, box: Path, ground: Ground) -> str
 def _losses(folder: Path, after: int) -> dict[int, object]:
     losses: dict[int, object] = {}
     for line in (folder / "metrics.jsonl").read_text(errors="replace").splitlines():
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             row = json.loads(line)
             losses |= {row["step"]: row["loss"]} if row["step"] > after else {}
     return losses

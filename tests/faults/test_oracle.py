@@ -166,6 +166,14 @@ def test_a_run_beside_one_that_was_there_is_its_own(tmp_path: Path) -> None:
     assert verdict(trained(), tmp_path, **train(asked={"seed": 1, "task": {"name": "arithmetic"}})) == []
 
 
+def test_metrics_that_nest_too_deep_to_be_read_are_a_damage_of_before(tmp_path: Path) -> None:
+    def damage() -> None:
+        metrics = Path("runs/x/metrics.jsonl")
+        metrics.write_text('{"step": 0, "loss": ' + "[" * 100_000 + "\n" + metrics.read_text())
+
+    assert verdict(after(trained(), damage), tmp_path, **train(), kind="run") == []
+
+
 @pytest.mark.parametrize("code", [1, 2])
 def test_a_run_folder_that_is_left_after_a_refusal_is_found(code: int, tmp_path: Path) -> None:
     empty = after(
