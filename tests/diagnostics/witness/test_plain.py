@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 import groupwise
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.records import Batch, Support
+from groupwise.core.updates import UpdateRecord
 from groupwise.diagnostics.tolerance import FLOAT32, Limits, NumericalNoise, Tolerance
 from groupwise.diagnostics.witness.plain.gradient import GradientReading
 from groupwise.diagnostics.witness.plain.model import ModelReading
+from groupwise.diagnostics.witness.plain.slopes import Found
 from groupwise.diagnostics.witness.reading import Disagreement, StepSeen
 from groupwise.health.checks import MODEL_IS_TRAINED, UPDATE_AS_ASKED
 from groupwise.models.adapters.settings import AdapterSettings
@@ -168,6 +171,28 @@ def test_a_ratio_of_1_is_rounding_in_bfloat16_and_stops_no_sound_run(name, seed,
     row = groupwise.algorithm(name)
     learner, minibatch, tolerance = rounded(policy, row, seed)
     assert not found(read(learner, minibatch, row=row, tolerance=tolerance))
+
+
+def test_a_rare_token_that_16_bits_put_elsewhere_is_slack_of_a_loss_whose_ratio_nothing_bounds(policy):
+    """A token's loss is weight x advantage x ratio x logp, and 0.25 nats off it has a ratio of e^0.25."""
+    row = groupwise.algorithm("dppo-tv")
+    learner, minibatch, _ = rounded(policy, row, 0)
+    old, advantage = minibatch.need("logp_old"), minibatch.need("advantage")
+    size = minibatch.need("weight") * advantage
+    at = torch.where(size != 0, old, 0.0).argmin()
+    live = old.flatten().index_add(0, at, torch.tensor([0.25])).view_as(old)
+    answer: Any = None
+    plain = Found(minibatch, True, answer, loss=-float((size * old).sum()))
+    model: Any = None
+    reading = GradientReading(UPDATE_AS_ASKED, model, row, learner, None, (SETTINGS, None))
+
+    def slack(live: torch.Tensor) -> float:
+        record = UpdateRecord(live, live - old, torch.ones_like(old), torch.zeros_like(old), None)
+        return reading._of_rounded(minibatch, record, plain)
+
+    assert slack(old) == pytest.approx(0.0, abs=1e-6)
+    before, after = (float((size * logp).flatten()[at]) for logp in (old, live))
+    assert slack(live) == pytest.approx(abs(math.exp(0.25) * after - before), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["grpo", "cispo", "sapo"])
