@@ -144,6 +144,8 @@ def test_the_benchmarks_config_gives_the_recipe_that_it_was_measured_against(
     import learn_theirs  # pyright: ignore[reportMissingImports]
 
     ours = numbers(quickstart(learn_theirs.CHANGES))
+    assert ours["objective"]["advantage"] == GroupZScore(epsilon=1e-6)
+    ours["objective"]["advantage"] = GroupZScore(epsilon=1e-4)  # TRL's own, which no option of it sets
     assert numbers(from_file(theirs, tmp_path)) == ours
     assert (ours["learner"]["learning_rate"], ours["batch"], ours["beta"]) == (0.0003, (64, 8, 2, 1), 0.0)
     assert theirs["loss_type"] == "grpo"
@@ -187,6 +189,10 @@ def test_a_size_or_a_rate_arrives(options: dict[str, Any], key: str, expected: A
         ({"beta": 0.04, "use_bias_correction_kl": False}, "kl", KL(beta=0.04, estimator=K3())),
         ({"loss_type": "grpo"}, "aggregate", SequenceMean()),
         ({"loss_type": "dr_grpo"}, "aggregate", Constant(limit=512)),
+        ({}, "advantage", GroupZScore(epsilon=1e-4)),
+        ({"scale_rewards": True}, "advantage", GroupZScore(epsilon=1e-4)),
+        ({"scale_rewards": None}, "advantage", GroupZScore(epsilon=1e-4)),
+        ({"loss_type": "luspo"}, "advantage", GroupZScore(epsilon=1e-4)),
         ({"scale_rewards": "none"}, "advantage", GroupMean()),
         ({"scale_rewards": "batch"}, "advantage", GroupMean(whiten=True)),
         ({"loss_type": "vespo"}, "trust", GammaWeight(2.0, 3.0, 3.0, 2.0)),
@@ -197,11 +203,11 @@ def test_a_size_or_a_rate_arrives(options: dict[str, Any], key: str, expected: A
         ({"loss_type": "luspo", "epsilon": 2e-3, "epsilon_high": 2.5e-3}, "trust", Clip(2e-3, 2.5e-3)),
         ({"loss_type": "luspo"}, "aggregate", Constant(limit=1)),
         ({"off_policy_mask_threshold": 0.3, "delta": 4.0}, "trust", OffPolicyMask(0.2, 0.2, 4.0, delta=0.3)),
-        ({"multi_objective_aggregation": "normalize_then_sum"}, "advantage", RewardZScore()),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "advantage", RewardZScore(epsilon=1e-4)),
         (
             {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none"},
             "advantage",
-            RewardZScore(),
+            RewardZScore(epsilon=1e-4),
         ),
     ],
 )
@@ -231,6 +237,11 @@ LIKELIHOOD = Tapered(low_positive=1.0, high_positive=1.0, low_negative=1.0, high
         ({"loss_mode": "sapo"}, "trust", SoftGate()),
         ({"loss_mode": "sapo", "loss_agg_mode": "token-mean"}, "aggregate", SequenceMean()),
         ({"clip_ratio": 0.3}, "trust", Clip(0.2, 0.2, 3.0)),
+        ({"clip_ratio": 0.3, "clip_ratio_low": None, "clip_ratio_high": None}, "trust", Clip(0.3, 0.3, 3.0)),
+        ({"clip_ratio": 0.3, "clip_ratio_low": None}, "trust", Clip(0.3, 0.2, 3.0)),
+        ({"clip_ratio_high": None}, "trust", Clip(0.2, 0.2, 3.0)),
+        ({"clip_ratio": None, "clip_ratio_high": None}, "trust", Clip(0.2, 0.2, 3.0)),
+        ({"clip_ratio": 0.1, "clip_ratio_low": None, "loss_mode": "dppo_kl"}, "trust", BinaryKL(0.1, 0.2, 3.0)),
         ({"clip_ratio_high": 0.28}, "trust", Clip(0.2, 0.28, 3.0)),
         ({"adv_estimator": "opo"}, "advantage", LengthWeightedMean()),
         ({"adv_estimator": "opo"}, "trust", Clip(0.2, 0.2, 3.0)),

@@ -129,6 +129,8 @@ def _cispo(low: float, high: float) -> Keys:
 
 
 def _middle(value: Any, whole: Whole) -> Keys:
+    if value in (whole[f"{ACTOR}clip_ratio_low"], whole[f"{ACTOR}clip_ratio_high"]):
+        return _clip(value, whole)
     return {} if value == 0.2 else not_here("verl reads clip_ratio_low and clip_ratio_high, which are 0.2 unless set")
 
 

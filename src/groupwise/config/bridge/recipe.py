@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
@@ -79,17 +79,22 @@ class Imported:
 
 @dataclass(frozen=True)
 class Project:
-    """Rules and defaults of a project's options."""
+    """Rules and defaults of a project's options.
+
+    in_place  options that are null -> those that are read in their place
+    """
 
     rules: Mapping[str, Rule]
     defaults: Mapping[str, Any]
     written: Sequence[str]
     base: Mapping[str, Any]
+    in_place: Mapping[str, str] = field(default_factory=dict)
 
 
 TRL = Project(trl.RULES, trl.DEFAULTS, trl.WRITTEN, trl.BASE)
-RLOO = Project(trl.RULES, trl.RLOO_DEFAULTS, [name for name in trl.WRITTEN if name != "loss_type"], trl.RLOO_BASE)
-VERL = Project(verl.RULES, verl.DEFAULTS, verl.WRITTEN, verl.BASE)
+_OF_RLOO = [name for name in trl.WRITTEN if name not in ("loss_type", "scale_rewards")]
+RLOO = Project(trl.RULES, trl.RLOO_DEFAULTS, _OF_RLOO, trl.RLOO_BASE)
+VERL = Project(verl.RULES, verl.DEFAULTS, verl.WRITTEN, verl.BASE, verl.IN_PLACE)
 
 #: Keys whose default is another one's value.
 DEPENDENT = ("critic.learning_rate",)
@@ -125,7 +130,7 @@ def written(value: Any) -> str:
 def imported(given: Given) -> Imported:
     """Answer each option of a file, and make a recipe. Raises UsageError if the values make none."""
     known = VERL if given.of_verl else RLOO if given.rloo else TRL
-    usable = {name: value for name, value in given.options.items() if not isinstance(value, Code) and value is not None}
+    usable = _usable(given.options, known)
     whole = {**known.defaults, **usable}
     keys: dict[str, Any] = dict(known.base)
     for name in known.written:
@@ -137,7 +142,7 @@ def imported(given: Given) -> Imported:
         rule = known.rules.get(name)
         if rule and name in usable:
             try:
-                own[name] = rule(value, whole)
+                own[name] = rule(usable[name], whole)
             except (NotHere, Manual) as reason:
                 verdict = AnswerKind.MANUAL if isinstance(reason, Manual) else AnswerKind.ABSENT
                 refused[name] = OptionAnswer(name, value, verdict, str(reason))
@@ -146,7 +151,8 @@ def imported(given: Given) -> Imported:
     notes = _completed(keys, given, usable)
     table = _table(keys, given.name)
     answers = [
-        refused.get(name) or _answer(name, value, own.get(name), table, known) for name, value in given.options.items()
+        refused.get(name) or _answer(name, value, own.get(name), table, known, whole)
+        for name, value in given.options.items()
     ]
     return Imported(given, table, answers, notes)
 
@@ -158,6 +164,13 @@ def write(recipe: Imported, place: Path) -> None:
             file.write(recipe.text().encode())
     except OSError as error:
         raise UsageError(f"--out {place}: cannot be written: {error.strerror}") from None
+
+
+def _usable(options: Mapping[str, Any], known: Project) -> dict[str, Any]:
+    """Return the options that have a value, their own or that of the one which is read in their place."""
+    usable = {name: value for name, value in options.items() if not isinstance(value, Code) and value is not None}
+    null = {name: other for name, other in known.in_place.items() if name in options and options[name] is None}
+    return usable | {name: usable.get(other, known.defaults[other]) for name, other in null.items()}
 
 
 def _of_default(rule: Rule, value: Any, whole: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -224,7 +237,12 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 def _answer(
-    name: str, value: Any, keys: Mapping[str, Any] | None, table: Mapping[str, Any], known: Project
+    name: str,
+    value: Any,
+    keys: Mapping[str, Any] | None,
+    table: Mapping[str, Any],
+    known: Project,
+    whole: Mapping[str, Any],
 ) -> OptionAnswer:
     option = option_of(name) or _inner(name, known) or option_of(trl_table(name))
     if name.startswith("--"):
@@ -237,16 +255,24 @@ def _answer(
         place = f"; {option}" if option else ""
         return OptionAnswer(name, value, AnswerKind.MANUAL, f"this is no value but code or a variable{place}")
     if keys is not None:
-        found = {key: one for key, one in keys.items() if _at(table, key) is not ...}
-        said = ", ".join(f"{key} = {written(_at(table, key))}" for key in found)
-        return OptionAnswer(name, value, AnswerKind.TRANSLATED if found else AnswerKind.DEFAULT, said or _usual(keys))
+        said = _said(keys, table)
+        return OptionAnswer(name, value, AnswerKind.TRANSLATED if said else AnswerKind.DEFAULT, said or _usual(keys))
     if value is None:
+        read = known.defaults.get(name)
+        made = {} if read is None else _of_default(known.rules[name], read, whole)
+        if said := _said(made, table):
+            return OptionAnswer(name, value, AnswerKind.MANUAL, f"null; read as its default {written(read)}: {said}")
         return OptionAnswer(name, value, AnswerKind.DEFAULT, "it is not set")
     near = _near(name, known, option)
     if option is None or near:
         return OptionAnswer(name, value, AnswerKind.UNKNOWN, near or "nothing is written for it")
     verdict = AnswerKind.MANUAL if option.here else AnswerKind.ABSENT
     return OptionAnswer(name, value, verdict, option.answer)
+
+
+def _said(keys: Iterable[str], table: Mapping[str, Any]) -> str:
+    """List those of the keys that a recipe has, with their values."""
+    return ", ".join(f"{key} = {written(_at(table, key))}" for key in keys if _at(table, key) is not ...)
 
 
 def _usual(keys: Mapping[str, Any]) -> str:

@@ -53,13 +53,14 @@ DEFAULTS: Mapping[str, Any] = {
     "sapo_temperature_neg": 1.05,
     "importance_sampling_level": "token",
     "multi_objective_aggregation": "sum_then_normalize",
+    "scale_rewards": "group",
 }
 
 #: Those that are written to a recipe although the file does not name them.
 WRITTEN = (
     "loss_type", "beta", "num_generations", "per_device_train_batch_size", "num_iterations", "max_completion_length",
     "lr_scheduler_type", "bf16", "gradient_checkpointing", "save_steps", "max_steps", "epsilon",
-    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_mode", "scale_rewards",
 )  # fmt: skip
 
 RLOO_DEFAULTS: Mapping[str, Any] = {**DEFAULTS, "beta": 0.05, "num_generations": 2, "loss_type": None}

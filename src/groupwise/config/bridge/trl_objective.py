@@ -23,6 +23,8 @@ AGGREGATES: Mapping[str, Keys] = {
     "vespo": {"algorithm.name": "vespo"},
 }
 
+#: Keeps TRL's quotients by a deviation finite.
+EPSILON = 1e-4
 #: Losses without a clip, whose epsilons are other numbers or none.
 UNCLIPPED = ("cispo", "sapo", "vespo")
 
@@ -67,7 +69,8 @@ def _off_policy(value: Any, whole: Whole) -> Keys:
 
 def _several(value: Any, whole: Whole) -> Keys:
     """Make GDPO's advantages, which TRL whitens over completions."""
-    kinds = {"sum_then_normalize": {}, "normalize_then_sum": {"algorithm.advantage.kind": "reward-zscore"}}
+    by_reward = {"algorithm.advantage.kind": "reward-zscore", "algorithm.advantage.epsilon": EPSILON}
+    kinds = {"sum_then_normalize": {}, "normalize_then_sum": by_reward}
     return kinds[value] if value in kinds else not_here("no such way")
 
 
@@ -114,6 +117,8 @@ def _scale(value: Any, whole: Whole) -> Keys:
     if whole["multi_objective_aggregation"] == "normalize_then_sum":
         raise NotHere("multi_objective_aggregation is normalize_then_sum, so that TRL does not read it")
     keys = chosen("algorithm.advantage.kind", kinds, "no such scaling")(value, whole)
+    if kinds[value] == "group-zscore":
+        return {**keys, "algorithm.advantage.epsilon": EPSILON}
     return {**keys, "algorithm.advantage.whiten": True} if value == "batch" else keys
 
 

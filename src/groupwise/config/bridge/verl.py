@@ -41,6 +41,7 @@ DEFAULTS: Mapping[str, Any] = {
     f"{ACTOR}kl_loss_type": "low_var_kl",
     f"{ACTOR}ppo_mini_batch_size": 256,
     f"{ACTOR}ppo_epochs": 1,
+    f"{ACTOR}clip_ratio": 0.2,
     f"{ACTOR}clip_ratio_low": 0.2,
     f"{ACTOR}clip_ratio_high": 0.2,
     f"{ACTOR}clip_ratio_c": 3.0,
@@ -69,6 +70,8 @@ DEFAULTS: Mapping[str, Any] = {
     "trainer.total_training_steps": None,
     "trainer.total_epochs": 30,
 }
+
+IN_PLACE: Mapping[str, str] = {f"{ACTOR}clip_ratio_{side}": f"{ACTOR}clip_ratio" for side in ("low", "high")}
 
 #: Those that are written to a recipe although the file does not name them.
 WRITTEN = (
