@@ -4,10 +4,10 @@
     python benchmarks/agents.py docs/evidence/agents.jsonl --only openai,curl --steps 2
 
 Agents on openai, anthropic and LangGraph have two tools, and train SmolLM2; a game of textarena too. Verifiers' taskset
-and the shell train a random policy of bytes, and two-questions is its recipe as it is, over three seeds; from its start a
-guess scores 0.5, and two-questions-unlearned begins below that, after a warm start of 4 steps. A row has the mean score
-of held-out problems before and after, the checks of all steps, requests a session and faults. What lacks an interpreter
-or the model is left out with a line that says so.
+and the shell train a random policy of bytes, and two-questions is its recipe as it is, over three seeds; from its start
+a guess scores 0.5, and two-questions-unlearned begins below that, after a warm start of 4 steps. A row has the mean
+score of held-out problems before and after, the checks of all steps, requests a session and faults. What lacks an
+interpreter or the model is left out with a line that says so.
 """
 
 from __future__ import annotations
