@@ -201,6 +201,27 @@ class Board:
             made.append(f"{words}, area less that {like}, {len(changes)} algorithms: {_said(changes)}.")
         return [*made, *self._collapses(condition)]
 
+    @property
+    def findings(self) -> list[str]:
+        """Say what all conditions prove: each that tells a difference, and together those that tell none."""
+        like = {name: words for name, words in self.conditions.items() if self.like.get(name)}
+        own = f"the algorithm's own {self.conditions[next(iter(self.conditions))].lower()}"
+        return [
+            *_told(f"`{BASELINE}`'s", {name: self.differences(name) for name in self.conditions}),
+            *_told(own, {name: self.changes(name) for name in like}),
+            *self._fallen(),
+        ]
+
+    def _fallen(self) -> list[str]:
+        """Count collapses over whole cells, and those that were warned of before."""
+        counted = list[str]()
+        for name in self.conditions:
+            rows = [row for a in self.algorithms if self.whole(a, name) for row in self.cell(a, name).values()]
+            lost = [row for row in rows if lost_at(row) is not None]
+            if rows:
+                counted.append(f"`{name}` {len(lost)} of {len(rows)} ({sum(map(warned_before, lost))})")
+        return [f"Runs that collapsed, in brackets those warned of before: {', '.join(counted)}."] * bool(counted)
+
     def _collapses(self, condition: str) -> list[str]:
         rows = {a: self.cell(a, condition).values() for a in self.algorithms if self.whole(a, condition)}
         lost = {a: [r for r in own if lost_at(r) is not None] for a, own in rows.items()}
@@ -214,8 +235,25 @@ class Board:
 def _said(differences: Sequence[Difference]) -> str:
     """Say those that are told, the largest first; or that none is, and how far intervals reach."""
     told = sorted((d for d in differences if d.told), key=lambda d: -d.value)
-    reach = median((d.interval.high - d.interval.low) / 2 for d in differences)
-    return "; ".join(map(str, told)) or f"no difference is told, and intervals reach {reach:.3f} to each side (median)"
+    none = f"no difference is told, and intervals reach {reach(differences):.3f} to each side (median)"
+    return "; ".join(map(str, told)) or none
+
+
+def _told(whose: str, by_condition: Mapping[str, Sequence[Difference]]) -> Iterator[str]:
+    """Say each condition that tells a difference, and in one sentence all that tell none."""
+    none = list[str]()
+    for name, found in by_condition.items():
+        if any(d.told for d in found):
+            yield f"`{name}`, area against {whose}: {_said(found)}."
+        elif found:
+            none.append(f"`{name}` {reach(found):.3f}")
+    if none:
+        yield f"No area is told apart from {whose}; intervals reach to each side (median): {', '.join(none)}."
+
+
+def reach(differences: Sequence[Difference]) -> float:
+    """Median half width of the intervals."""
+    return median((d.interval.high - d.interval.low) / 2 for d in differences)
 
 
 def table(board: Board, condition: str) -> Iterator[str]:
@@ -274,7 +312,7 @@ def page(text: str, board: Board) -> str:
     done, cells = board.cells
     first = "The board is whole" if done == cells else f"The board is not whole: {done} of {cells} cells are in"
     faults = sum(bool(row.get("error")) for row in board.rows)
-    said = [f"- {sentence}" for condition in board.conditions for sentence in board.sentences(condition)]
+    said = [f"- {finding}" for finding in board.findings]
     wrapped = [textwrap.fill(each, 108, subsequent_indent="  ", break_on_hyphens=False) for each in said]
     blocks = [[f"{first}."], list(overview(board)), wrapped, [f"{faults} runs crashed."] * bool(faults)]
     lines = [line for block in blocks if block for line in ("", *block)]

@@ -104,6 +104,25 @@ def test_a_condition_that_lowers_an_algorithm_is_said_against_the_one_it_is_like
     assert re.search(r"16 updates, area less that on policy, 2 algorithms: `dapo` below by 0\.\d+", text)
 
 
+@pytest.mark.parametrize(("shift", "side", "back"), [(0.2, "above", "below"), (-0.2, "below", "above")])
+def test_the_page_says_where_a_difference_is_and_where_there_is_none(
+    board: ModuleType, shift: float, side: str, back: str
+) -> None:
+    def findings(shift: float) -> list[str]:
+        rows = planted({"dapo": shift}) + planted({"dapo": 0.0}, condition="16-updates")
+        words = {"on-policy": "On policy", "16-updates": "16 updates"}
+        return board.Board(rows, words, ("grpo", "dapo"), range(5), 12, {"16-updates": "on-policy"}).findings
+
+    grpos, none, own, fell = findings(shift)
+    assert grpos.startswith(f"`on-policy`, area against `grpo`'s: `dapo` {side} by 0.")
+    assert re.fullmatch(
+        r"No area is told apart from `grpo`'s; intervals reach .* \(median\): `16-updates` 0\.\d{3}\.", none
+    )
+    assert own.startswith(f"`16-updates`, area against the algorithm's own on policy: `dapo` {back} by 0.")
+    assert fell.endswith("`on-policy` 0 of 10 (0), `16-updates` 0 of 10 (0).")
+    assert [line.partition(" ")[0] for line in findings(0.0)] == ["No", "No", "Runs"]
+
+
 def test_holm_is_the_calculation_by_hand(board: ModuleType) -> None:
     """p sorted 0.001, 0.01, 0.04, 0.05 of five tested: times 5, 4, 3, 2 and never less than the one before."""
     made = board.holm({"d": 0.05, "a": 0.001, "c": 0.04, "b": 0.01}, 5)
