@@ -14,7 +14,7 @@ from groupwise.cli.__main__ import main
 from groupwise.commands.check.check import check_sections
 from groupwise.commands.check.findings import Level
 from groupwise.config.bridge.given import Given, read
-from groupwise.config.bridge.recipe import AnswerKind, Imported, imported
+from groupwise.config.bridge.recipe import RLOO, TRL, VERL, AnswerKind, Imported, Project, imported
 from groupwise.config.recipe import load
 from groupwise.core.errors import UsageError
 
@@ -201,6 +201,14 @@ def test_an_option_of_verls_that_goes_with_some_losses_only(options, name, expec
     actor = {f"actor_rollout_ref.actor.{key}": value for key, value in options.items()}
     done = of_verl({"algorithm.adv_estimator": "grpo", **actor})
     assert verdict(done, f"actor_rollout_ref.actor.{name}") is expected
+
+
+@pytest.mark.parametrize(("of_verl", "rloo", "known"), [(False, False, TRL), (False, True, RLOO), (True, False, VERL)])
+def test_an_option_that_is_null_is_answered_whichever_it_is(of_verl: bool, rloo: bool, known: Project) -> None:
+    for name in known.rules:
+        (answer,) = imported(Given("run.yaml", of_verl, rloo, {name: None})).answers
+        assert answer.verdict in (AnswerKind.DEFAULT, AnswerKind.MANUAL, AnswerKind.TRANSLATED, AnswerKind.ABSENT), name
+    assert len(imported(Given("run.yaml", of_verl, rloo, dict.fromkeys(known.rules))).answers) == len(known.rules)
 
 
 def test_defaults_of_theirs_that_differ_are_written() -> None:
