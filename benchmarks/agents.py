@@ -149,13 +149,17 @@ def main(
     write_problems(place)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     chosen = cases(place, model.absolute(), str(Path(verifiers).absolute()), str(Path(langgraph).absolute()))
+    if unknown := [name for name in only.split(",") if name and name not in chosen]:
+        raise typer.BadParameter(f"{', '.join(unknown)}: not known; there are {', '.join(chosen)}")
     for name, case in chosen.items():
         needs = [case.changes.get("model", ""), case.changes.get("task", {}).get("python", "")]
         needs += case.changes.get("task", {}).get("command", ())[:1]
         missing = [each for each in needs if "/" in each and not Path(each).exists() and not shutil.which(each)]
+        if only and name not in only.split(","):
+            continue
         if missing:
             print(f"{name}: left out, as there is no {missing[0]}")
-        for seed in case.seeds if not missing and (not only or name in only.split(",")) else ():
+        for seed in () if missing else case.seeds:
             wanted = (name, seed, steps or case.steps)
             rows = jsonl.rows(file) if file.exists() else ()
             if wanted in [(row["agent"], row["seed"], row["steps"]) for row in rows]:
