@@ -3,13 +3,16 @@
 64 sessions at once, each of four requests with 32 sampled tokens. On one side agents in processes of their own ask the
 gateway, on the other an environment inside the run answers, and the engine samples the same rows in lockstep. The two
 sides take turns; a ratio is the median over pairs of neighbouring runs. An agent asks for a stream and returns the mean
-seconds until its first token, which comes when the round is sampled.
+seconds until its first token, which comes when the round is sampled. A second table has agents with tools, which take
+seconds that are drawn from TOOLS between two requests: in rounds that wait for all, in rounds that wait 0.1 s, and as
+requests come.
 
 Agents' processes import this file: what needs torch is imported inside functions.
 """
 
 import json
 import platform
+import random
 import statistics
 import sys
 import time
@@ -19,6 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 SESSIONS, TURNS, TOKENS, RUNS = 64, 4, 32, 7
+#: Seconds that a tool takes, each as often; seconds of patience that are compared.
+TOOLS, PATIENCE = (0.0, 0.05, 0.1, 1.0), (60.0, 0.1, 0.0)
 #: Layers, width, heads, width of the MLP.
 MODELS = ((2, 64, 4, 192), (4, 256, 8, 768), (8, 512, 8, 1536))
 MORE = "more"
@@ -37,6 +42,8 @@ def agent(sample: Any, base_url: str, key: str) -> float:
             events = [line for line in (first, *answer) if line.startswith(b"data: {")]
         said = "".join(json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in events)
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": MORE}]
+        if sample.extra["tools"]:
+            time.sleep(random.choice(TOOLS))
     return statistics.mean(waited)
 
 
@@ -65,6 +72,11 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for model in MODELS:
         print(line_of(*model), flush=True)
+    print(f"\nwith tools of {', '.join(map(str, TOOLS))} s, tok/s by patience")
+    print(f"| model | {' | '.join(f'{patience:g} s' for patience in PATIENCE)} |")
+    print(f"|---|{'---|' * len(PATIENCE)}")
+    for model in MODELS[:2]:
+        print(line_with_tools(*model), flush=True)
 
 
 def line_of(layers: int, width: int, heads: int, mlp: int) -> str:
@@ -72,17 +84,34 @@ def line_of(layers: int, width: int, heads: int, mlp: int) -> str:
     policy = build(layers, width, heads, mlp)
     inside, through = players(policy)
     try:
-        pairs = [(timed(inside, policy), timed(through, policy)) for _ in range(RUNS + 1)][
-            1:
-        ]  # the first pair warms up
+        pairs = [(timed(inside, policy), timed(through, policy)) for _ in range(RUNS + 1)]
     finally:
         through.close()
-    own, agents = zip(*pairs, strict=True)
-    ratios = [one.seconds / other.seconds for one, other in pairs]
-    speeds = [SESSIONS * TURNS * TOKENS / statistics.median(run.seconds for run in runs) for runs in (own, agents)]
-    told = f"{speeds[0]:,.0f} | {speeds[1]:,.0f} | {statistics.median(ratios):.2f}"
+    own, agents = zip(*pairs[1:], strict=True)  # the first pair warms up
+    ratios = [one.seconds / other.seconds for one, other in pairs[1:]]
     first = statistics.median(wait for run in agents for wait in run.rewards)
+    told = f"{speed(own):,.0f} | {speed(agents):,.0f} | {statistics.median(ratios):.2f}"
     return f"| {layers} layers, width {width} | {told} ({min(ratios):.2f} to {max(ratios):.2f}) | {first:.2f} |"
+
+
+def line_with_tools(layers: int, width: int, heads: int, mlp: int) -> str:
+    """Measure one line of the table of agents with tools; the kinds of patience take turns."""
+    policy = build(layers, width, heads, mlp)
+    _, through = players(policy)
+    runs: dict[float, list[Played]] = {patience: [] for patience in PATIENCE}
+    try:
+        for _ in range(RUNS + 1):
+            for patience, own in runs.items():
+                through.patience = patience
+                own.append(timed(through, policy, tools=True))
+    finally:
+        through.close()
+    return f"| {layers} layers, width {width} | {' | '.join(f'{speed(own[1:]):,.0f}' for own in runs.values())} |"
+
+
+def speed(runs: Sequence["Played"]) -> float:
+    """Return sampled tokens per second, the median over runs."""
+    return SESSIONS * TURNS * TOKENS / statistics.median(run.seconds for run in runs)
 
 
 @dataclass(frozen=True)
@@ -96,7 +125,7 @@ class Played:
     rewards: Sequence[float]
 
 
-def timed(side: Any, policy: Any) -> Played:
+def timed(side: Any, policy: Any, tools: bool = False) -> Played:
     """Play all sessions."""
     from groupwise.core.engine import Sampling
     from groupwise.core.records import Prompt
@@ -105,7 +134,7 @@ def timed(side: Any, policy: Any) -> Played:
     from groupwise.models.chat.prompts import Chat
     from groupwise.rollout.segments import Segment
 
-    sample = Sample("a", "Say something.", "")
+    sample = Sample("a", "Say something.", "", extra={"tools": tools})
     cohort = Cohort((Prompt(sample, Chat(policy.tokenizer).encode(sample)),), (0,))
     limit = Sampling(max_new_tokens=TURNS * TOKENS * 4)
     begin = time.perf_counter()

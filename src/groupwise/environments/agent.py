@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import tempfile
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -97,9 +96,11 @@ class Agents:
         self._pool = Pool({ENVIRONMENT: agent}, limits)
         self.at_once = limits.workers
 
-    def begin(self, visit: Visit, then: Callable[[Future[ScoreResult]], None]) -> None:
-        """Hand a session over; `then` has its reward, in another thread."""
-        self._pool.follow(self._pool.submit(ENVIRONMENT, [visit])[0], then)
+    def play(self, begin: Callable[[], Visit], then: Callable[[Future[ScoreResult]], None]) -> None:
+        """Have a session played, which `begin` makes for each process that is given it; `then` has its reward. Both are
+        called in another thread.
+        """
+        self._pool.play(ENVIRONMENT, begin, then)
 
     def close(self) -> None:
         """End every process."""
@@ -125,7 +126,6 @@ class _Player:
 
     def _played(self, visit: Visit) -> ScoreResult:
         try:
-            _say_that_it_begins(visit)
             result = self._play(visit)
         except BaseException as error:  # sys.exit of a user's code is a fault like others
             return fault(error)
@@ -133,15 +133,6 @@ class _Player:
         if result.cause is None and not result.votes:
             return ScoreResult(cause=Cause.WRONG_TYPE, detail="its reward: None, no number")
         return result
-
-
-def _say_that_it_begins(visit: Visit) -> None:
-    """Let the run forget what an earlier try of this session has asked, as one whose process was lost."""
-    request = urllib.request.Request(
-        f"{visit.base_url}/begin", b"{}", {"Authorization": f"Bearer {visit.key}"}, method="POST"
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    opener.open(request, timeout=60).close()
 
 
 def _of_function(function: Callable[..., Any], visit: Visit) -> Any:

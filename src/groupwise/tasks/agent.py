@@ -31,7 +31,8 @@ class SessionTask(SentAsSettings):
     turn_tokens  most tokens in an answer of the policy; 0: what the session has left
     seconds      time limit of a session
     sessions     sessions played at once, each in a process of its own
-    patience     seconds for which a round of sampling waits for a session that does not ask
+    patience     seconds for which a round of sampling waits for a session that does not ask; 0: no rounds, and what is
+                 asked is sampled as it comes
     """
 
     max_turns: int = 64
@@ -46,8 +47,8 @@ class SessionTask(SentAsSettings):
     def __post_init__(self) -> None:
         if self.max_turns < 1 or self.turn_tokens < 0 or not 1 <= self.sessions <= 1024:
             raise UsageError("task.max_turns must be 1 or more, task.turn_tokens 0 or more, task.sessions 1 to 1024")
-        if self.seconds <= 0 or self.patience <= 0:
-            raise UsageError("task.seconds and task.patience must be more than 0")
+        if self.seconds <= 0 or self.patience < 0:
+            raise UsageError("task.seconds must be more than 0, task.patience 0 or more")
 
     @property
     def limits(self) -> EpisodeLimits:

@@ -38,7 +38,7 @@ async def run(sample: Any, base_url: str, key: str) -> Any:
 def killed_once(sample: Any, base_url: str, key: str) -> float:
     """Be killed from outside in the first try of each session, after an answer."""
     first = asked(base_url, key, sample.prompt)
-    mark = Path(os.environ["GATEWAY_TEST_FOLDER"]) / key
+    mark = Path(os.environ["GATEWAY_TEST_FOLDER"]) / sample.key
     if not mark.exists():
         mark.write_text(first)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -48,7 +48,7 @@ def killed_once(sample: Any, base_url: str, key: str) -> float:
 
 def killed_and_another(sample: Any, base_url: str, key: str) -> float:
     """Be killed from outside once, and ask with another text when it is played again."""
-    mark = Path(os.environ["GATEWAY_TEST_FOLDER"]) / key
+    mark = Path(os.environ["GATEWAY_TEST_FOLDER"]) / sample.key
     again = mark.exists()
     mark.touch()
     asked(base_url, key, f"{sample.prompt} again" if again else sample.prompt)

@@ -84,14 +84,14 @@ class Listening:
 class InThreads:
     """Agents that are threads of this process, so many at once."""
 
-    def __init__(self, play: Callable[[Visit], Any], at_once: int = 64) -> None:
-        self.play, self.at_once = play, at_once
+    def __init__(self, agent: Callable[[Visit], Any], at_once: int = 64) -> None:
+        self.agent, self.at_once = agent, at_once
 
-    def begin(self, visit: Visit, then: Callable[[Future[ScoreResult]], None]) -> None:
+    def play(self, begin: Callable[[], Visit], then: Callable[[Future[ScoreResult]], None]) -> None:
         def run() -> None:
             done: Future[ScoreResult] = Future()
             try:
-                done.set_result(score_result(self.play(visit)))
+                done.set_result(score_result(self.agent(begin())))
             except BaseException as error:
                 done.set_result(fault(error))
             then(done)
@@ -113,7 +113,7 @@ def writing() -> Writing:
 
 
 def played(
-    play: Callable[[Visit], Any] | Agents,
+    play: Callable[[Visit], Any] | Agents | InThreads,
     engine: Any = None,
     samples: int = 3,
     limits: EpisodeLimits = LIMITS,
@@ -122,11 +122,12 @@ def played(
     at_once: int = 64,
     patience: float = 30.0,
     note: Callable[[str], None] = print,
+    forget: Callable[[Sequence[Request]], object] = lambda requests: None,
 ) -> list[tuple[Completion, ...]]:
     """The episodes of an agent's sessions, by prompt."""
     server = Server(Address.of("127.0.0.1:0"))
-    agents = play if isinstance(play, Agents) else InThreads(play, at_once)
-    sessions = Sessions(engine or Listening(), agents, server, writing(), limits, patience, note)  # type: ignore[arg-type]
+    agents = play if isinstance(play, Agents | InThreads) else InThreads(play, at_once)
+    sessions = Sessions(engine or Listening(), agents, server, writing(), limits, patience, note, forget=forget)  # type: ignore[arg-type]
     try:
         (cohort,) = sessions([Cohort(prompts(texts), SEEDS[: len(texts)])], Segment(samples, sampling))
     finally:

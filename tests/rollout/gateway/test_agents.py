@@ -24,11 +24,13 @@ FILE = Path(__file__).parent / "agents_that_fail.py"
 MANY = 60.0
 
 
-def each(agent: Agent, texts: list[str], workers: int = 4, engine: Listening | None = None) -> list[Completion]:
+def each(
+    agent: Agent, texts: list[str], workers: int = 4, engine: Listening | None = None, patience: float = 0.2
+) -> list[Completion]:
     """The episode of one session of each prompt."""
     agents = Agents(agent, Limits(workers=workers, seconds=agent.seconds))
     limits, sampling = EpisodeLimits(turns=8, turn_tokens=4), Sampling(max_new_tokens=90)
-    return [group[0] for group in played(agents, engine, 1, limits, sampling, texts, patience=0.2)]
+    return [group[0] for group in played(agents, engine, 1, limits, sampling, texts, patience=patience)]
 
 
 @linux
@@ -54,13 +56,14 @@ def test_a_session_that_hangs_ends_at_its_time() -> None:
 def test_a_session_whose_process_is_lost_is_played_again_from_its_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same random numbers: the agent is told the same again, and what the first try asked trains nothing."""
+    """It is told again what it was told, of which nothing is sampled twice, and no other session notices."""
     monkeypatch.setenv("GATEWAY_TEST_FOLDER", str(tmp_path))
-    engine = Listening()
-    episodes = each(Agent.of(f"{FILE}:killed_once", (), MANY), ["a", "b"], engine=engine)
-    assert [episode.turns[-1].reward for episode in episodes] == [1.0, 1.0]
-    assert [len(episode.turns) for episode in episodes] == [2, 2]
-    assert len(engine.calls) == 6
+    engines, agent = (Listening(), Listening()), Agent.of(f"{FILE}:killed_once", (), MANY)
+    killed, whole = (each(agent, ["a", "b"], engine=engine, patience=MANY) for engine in engines)
+    assert len(list(tmp_path.iterdir())) == 2  # each was killed, in the first of the two
+    assert [episode.turns[-1].reward for episode in killed] == [1.0, 1.0]
+    assert [engine.sizes for engine in engines] == [[2, 2, 0], [2, 2, 0]]
+    assert [(c.tokens, c.logp_engine, c.spans) for c in killed] == [(c.tokens, c.logp_engine, c.spans) for c in whole]
 
 
 @linux

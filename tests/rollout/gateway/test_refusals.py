@@ -126,8 +126,8 @@ def test_a_key_opens_its_own_session_while_that_is_played() -> None:
     server = Server(Address.of("127.0.0.1:0"))
     try:
         alone(play)
-        over = Visit(late[0].sample, server.enter("k", lambda *_: None, lambda: None), "k")
-        server.leave("k")
+        over = Visit(late[0].sample, *server.enter(lambda *_: None))
+        server.leave(over.key)
         status, answer = post(over, CHAT, ASKED)
         assert (status, answer["error"]["message"]) == (410, "this session is over: its agent has ended")
         assert post(over, CHAT, ASKED, key=late[0].key)[0] == 401  # of another run

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from groupwise.core.collate import collate
-from groupwise.core.engine import Sampling
+from groupwise.core.engine import Request, Sampling
 from groupwise.core.environment import Ended, EpisodeLimits, Visit
 from groupwise.core.numbers.measure import Measure
 from groupwise.core.records import Completion, Group
-from groupwise.core.samples import Sample
+from groupwise.core.samples import Sample, ScoreResult
 from groupwise.core.stream import Cohort
 from groupwise.diagnostics.groups import episode_metrics
 from groupwise.environments.adapt import playable
 from groupwise.environments.live import InlineEnvironments
 from groupwise.rollout.episodes import Episodes
+from groupwise.rollout.gateway import play
 from groupwise.rollout.segments import Segment
-from tests.rollout.gateway.made import LIMITS, SEEDS, Listening, chat, glue, played, policy, post, prompts, user
+from tests.rollout.gateway.made import (
+    LIMITS,
+    SEEDS,
+    InThreads,
+    Listening,
+    chat,
+    glue,
+    played,
+    policy,
+    post,
+    prompts,
+    user,
+)
 
 TURNS = 4
 
@@ -161,3 +176,89 @@ def test_the_same_agents_ask_again_and_get_the_same_bits_whoever_is_faster() -> 
     assert bits(played(at_its_own_pace, one)) == bits(played(at_its_own_pace, other))
     assert one.sizes == other.sizes  # rounds of all sessions that go on
     assert one.sizes[:2] == [9, 9]
+
+
+class Restarted(InThreads):
+    """Each session is begun a second time after `asked` requests, as if its process had been lost."""
+
+    def __init__(self, first: Callable[[Visit], Any], agent: Callable[[Visit], Any]) -> None:
+        super().__init__(agent)
+        self.first = first
+
+    def play(self, begin: Callable[[], Visit], then: Callable[[Future[ScoreResult]], None]) -> None:
+        lost: list[Visit] = []
+
+        def again() -> Visit:
+            if not lost:
+                lost.append(begin())
+                self.first(lost[0])
+            own = begin()
+            status, answer = post(lost[0], "/v1/chat/completions", {"messages": [user("of a process that was lost")]})
+            assert (status, answer["error"]["code"]) == (410, "session_over")
+            return own
+
+        super().play(again, then)
+
+
+def some(visit: Visit) -> None:
+    """Ask twice as the game does."""
+    first = chat(visit, [user(visit.sample.prompt)])["choices"][0]["message"]
+    chat(visit, [user(visit.sample.prompt), first, user(answered([first["content"]]))])
+
+
+def test_a_session_that_begins_again_has_the_same_answers_and_the_process_before_is_not_heard() -> None:
+    whole, again, heard = Listening(), Listening(), list[Request]()
+    sampling = Sampling(max_new_tokens=200)
+    assert bits(played(echo, whole, sampling=sampling)) == bits(
+        played(Restarted(some, echo), again, sampling=sampling, forget=heard.extend)
+    )
+    assert not heard
+    assert again.sizes == whole.sizes
+
+
+def test_what_was_sampled_in_vain_before_a_session_began_again_is_told() -> None:
+    def another(visit: Visit) -> None:
+        chat(visit, [user(visit.sample.prompt)])
+        chat(visit, [user("another question")])
+        chat(visit, [user("and another")], n=2)
+
+    engine, heard = Listening(), list[Request]()
+    sampling = Sampling(max_new_tokens=300)
+    through = played(Restarted(another, echo), engine, samples=1, sampling=sampling, forget=heard.extend)
+    assert [c.tokens for group in through for c in group] == [
+        c.tokens for group in played(echo, samples=1, sampling=sampling) for c in group
+    ]
+    assert len(heard) == 3 * len(SEEDS[:3])  # one answer to the second request of each session, two to the third
+    assert {request.tokens for request in heard} == {
+        prompts([text])[0].tokens for text in ("another question", "and another")
+    }
+
+
+def test_without_patience_a_session_goes_on_while_another_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draws are those of rounds, and of two sessions the one with short answers does not wait for the other."""
+    monkeypatch.setattr(play, "PIECE", 4)
+    engine, sampling, limits = Listening(), Sampling(max_new_tokens=200), EpisodeLimits(turns=8, turn_tokens=30)
+    through = played(echo, engine, sampling=sampling, limits=limits, patience=0.0)
+    rounds = played(echo, sampling=sampling, limits=limits)
+    assert [c.tokens for group in through for c in group] == [c.tokens for group in rounds for c in group]
+    assert [c.spans for group in through for c in group] == [c.spans for group in rounds for c in group]
+    assert max(len(answer.tokens) for _, answer in engine.calls) == 4
+
+    ends: list[str] = []
+
+    def long_or_short(visit: Visit) -> float:
+        for _ in range(1 if visit.sample.prompt == "long" else 3):
+            chat(visit, [user("q")], max_tokens=160 if visit.sample.prompt == "long" else 1)
+        ends.append(visit.sample.prompt)
+        return 1.0
+
+    texts, limits = ["long", "short"], EpisodeLimits(turns=8)
+    played(
+        long_or_short,
+        samples=1,
+        limits=limits,
+        sampling=Sampling(max_new_tokens=400, min_new_tokens=200),
+        texts=texts,
+        patience=0.0,
+    )
+    assert ends == ["short", "long"]

@@ -28,8 +28,8 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._end = weakref.finalize(self, self._dispatcher.close)
 
     def submit(self, name: str, attempts: Sequence[Work]) -> list[int]:
-        """Hand attempts, turns of episodes or sessions over and return at once, with a ticket for each. Give those of
-        one group together.
+        """Hand attempts or turns of episodes over and return at once, with a ticket for each. Give those of one group
+        together.
         """
         if name not in self._rewards:
             raise KeyError(name)
@@ -42,9 +42,14 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         """
         return self._dispatcher.wait(tickets)
 
-    def follow(self, ticket: int, then: Callable[[Future[ScoreResult]], None]) -> None:
-        """Let `then` have the result when it is there, in a thread of the pool's; in place of a wait."""
+    def play(self, name: str, begin: Callable[[], Work], then: Callable[[Future[ScoreResult]], None]) -> None:
+        """Have a session played, in place of a submit and a wait.
+
+        begin  makes the session, each time that a process is given it
+        then   has its result when it is there; both are called in a thread of the pool's
+        """
         with self._dispatcher.lock:
+            (ticket,) = self._dispatcher.put([Entry(next(self._tickets), name, None, begin=begin)])
             future = self._dispatcher.futures[ticket]
         future.add_done_callback(lambda done: self._dispatcher.futures.pop(ticket))
         future.add_done_callback(then)

@@ -12,7 +12,7 @@ import contextlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, ClassVar, Protocol
 
@@ -85,6 +85,7 @@ class Entry:
     alone  sent by itself, because a call for many that it was in failed
     failed  how that call failed, in words; "" where there was none
     fresh  sent to a process that has scored nothing yet, because what failed might be another's doing
+    begin  makes the session that a process is given, each time that one is; None of what is no session
     """
 
     ticket: int
@@ -94,6 +95,12 @@ class Entry:
     alone: bool = False
     fresh: bool = False
     failed: str = ""
+    begin: Callable[[], Work] | None = None
+
+    @property
+    def begun(self) -> "Entry":
+        """The entry as a process is given it."""
+        return self if self.begin is None else replace(self, attempt=self.begin())
 
     @property
     def by_itself(self) -> bool:

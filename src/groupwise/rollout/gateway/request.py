@@ -34,6 +34,11 @@ class Refusal(Exception):
         self.status, self.code = status, code
 
 
+def over() -> Refusal:
+    """Refuse what is asked with the key of a session that nobody plays any more."""
+    return Refusal(410, "this session is over: its agent has ended", "session_over")
+
+
 @dataclass(frozen=True)
 class ToolUse:
     """A call of a tool in an answer."""

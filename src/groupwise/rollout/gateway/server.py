@@ -28,7 +28,7 @@ from groupwise.core.environment import MODEL
 from groupwise.core.errors import UsageError, brief, one_line
 from groupwise.core.processes.network import LOOPBACK, Address
 from groupwise.rollout.gateway import chat, generate, messages, responses
-from groupwise.rollout.gateway.request import Body, ModelAnswer, ModelRequest, Refusal, refuse
+from groupwise.rollout.gateway.request import Body, ModelAnswer, ModelRequest, Refusal, over, refuse
 
 #: Bytes of a request's body, seconds in which it must have come, and connections at once, all at most.
 LARGEST, BODY_SECONDS, CONNECTIONS = 2**23, 60.0, 2048
@@ -54,18 +54,6 @@ class Protocol:
     events: Callable[[ModelRequest, ModelAnswer], Iterator[str]]
 
 
-@dataclass(frozen=True)
-class Door:
-    """Way into a session, which its key opens.
-
-    take     takes a request of the session's
-    restart  forgets what the session has asked
-    """
-
-    take: Take
-    restart: Callable[[], None]
-
-
 PROTOCOLS = {
     "/v1/chat/completions": Protocol(chat.read, chat.whole, chat.events),
     "/v1/messages": Protocol(messages.read, messages.whole, messages.events),
@@ -83,7 +71,7 @@ class Server:
     def __init__(self, address: Address) -> None:
         """Begin to listen. Raises UsageError if that cannot be done at this address."""
         self.events: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._doors: dict[str, Door] = {}
+        self._takes: dict[str, Take] = {}
         self._left: OrderedDict[str, None] = OrderedDict()
         self._socket = socket.socket(address.family, socket.SOCK_STREAM)
         try:
@@ -106,19 +94,16 @@ class Server:
         self._thread = Thread(target=serve, name="gateway", daemon=True)
         self._thread.start()
 
-    def new_key(self) -> str:
-        """Draw a key."""
-        return secrets.token_urlsafe(24)
-
-    def enter(self, key: str, take: Take, restart: Callable[[], None]) -> str:
-        """Let a session ask -> the address that its agent is given."""
-        self._doors[key] = Door(take, restart)
-        return f"http://{self.address}/v1"
+    def enter(self, take: Callable[[str, ModelRequest, "Future[ModelAnswer]"], object]) -> tuple[str, str]:
+        """Let a session ask -> the address that its agent is given, and a new key, which `take` is told too."""
+        key = secrets.token_urlsafe(24)
+        self._takes[key] = partial(take, key)
+        return f"http://{self.address}/v1", key
 
     def leave(self, key: str) -> None:
-        """Let a session ask no more."""
-        self._doors.pop(key, None)
-        self._left[key] = None
+        """Let nothing be asked with a key any more."""
+        if self._takes.pop(key, None):
+            self._left[key] = None
         while len(self._left) > REMEMBERED:
             self._left.popitem(last=False)
 
@@ -129,42 +114,24 @@ class Server:
         self._socket.close()
 
     def _app(self) -> Starlette:
-        routes = [Route("/v1/models", self._models), Route("/v1/begin", self._begin, methods=["POST"])]
+        routes = [Route("/v1/models", self._models)]
         for path, protocol in PROTOCOLS.items():
             answer = partial(self._answer, protocol)
             # Libraries put the whole path behind the address that they are given, which ends in /v1 for OpenAI's.
             for one in (path, f"/v1{path}"):
                 routes.append(Route(one, answer, methods=["POST"]))
         own = [Route(f"/s/{{key}}{route.path}", route.endpoint, methods=route.methods) for route in routes]
-        return Starlette(routes=[*routes, *own], exception_handlers={HTTPException: _unknown})
+        return Starlette(routes=[*routes, *own], exception_handlers=dict.fromkeys((HTTPException, Refusal), _refused))
 
     async def _models(self, request: Request) -> Response:
-        try:
-            self._door(request)
-        except Refusal as refusal:
-            return _refused(refusal)
+        self._take(request)
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "groupwise"}
         return JSONResponse({"object": "list", "data": [model]})
-
-    async def _begin(self, request: Request) -> Response:
-        try:
-            restart = self._door(request).restart
-        except Refusal as refusal:
-            return _refused(refusal)
-        done: Future[None] = Future()
-
-        def event() -> None:
-            restart()
-            done.set_result(None)
-
-        self.events.put(event)
-        await asyncio.wrap_future(done)
-        return JSONResponse({})
 
     async def _answer(self, protocol: Protocol, request: Request) -> Response:
         """Answer a request, or say in one line why not."""
         try:
-            door = self._door(request)
+            take = self._take(request)
             body = Body.of(await _body(request))
             model = body.content.get("model")
             if model not in (None, MODEL):
@@ -172,29 +139,29 @@ class Server:
                     404, f"model = {brief(model)}: there is no such model; this run has {MODEL!r}", "model_not_found"
                 )
             asked = protocol.read(body)
-            answer = await self._asked(door, asked, request)
+            answer = await self._asked(take, asked, request)
             if asked.stream:
                 events = "".join(protocol.events(asked, answer))
                 return Response(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
             return JSONResponse(protocol.whole(asked, answer))
-        except Refusal as refusal:
-            return _refused(refusal)
+        except Refusal:
+            raise
         except (ClientDisconnect, asyncio.CancelledError):
             return Response(status_code=499)
         except Exception as error:
-            return _refused(Refusal(500, f"{type(error).__name__}: {one_line(error)}", "server_error"))
+            raise _fault(error) from None
 
-    async def _asked(self, door: Door, asked: ModelRequest, request: Request) -> ModelAnswer:
+    async def _asked(self, take: Take, asked: ModelRequest, request: Request) -> ModelAnswer:
         """Hand a request to the run's thread and wait; one whose client goes away meanwhile is taken back."""
         future: Future[ModelAnswer] = Future()
 
         def event() -> None:
             try:
-                door.take(asked, future)
+                take(asked, future)
             except Refusal as refusal:
                 refuse(future, refusal)
             except Exception as error:  # of the run's thread, which other sessions wait for
-                refuse(future, Refusal(500, f"{type(error).__name__}: {one_line(error)}", "server_error"))
+                refuse(future, _fault(error))
 
         self.events.put(event)
         answer, gone = asyncio.wrap_future(future), asyncio.ensure_future(_gone(request))
@@ -207,15 +174,15 @@ class Server:
             gone.cancel()
             answer.cancel()
 
-    def _door(self, request: Request) -> Door:
-        """Find the session that a request is of. Raises Refusal."""
+    def _take(self, request: Request) -> Take:
+        """Find what takes a request, by the key of its session. Raises Refusal."""
         kind, _, bearer = request.headers.get("authorization", "").partition(" ")
         own = bearer.strip() if kind.lower() == "bearer" else ""
         key = request.path_params.get("key") or own or request.headers.get("x-api-key", "")
-        if door := self._doors.get(key):
-            return door
+        if take := self._takes.get(key):
+            return take
         if key in self._left:
-            raise Refusal(410, "this session is over: its agent has ended", "session_over")
+            raise over()
         words = "it is of no session of this run" if key else "there is none: give the session's as a bearer token"
         raise Refusal(401, f"the key: {words}", "invalid_api_key")
 
@@ -240,13 +207,15 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _refused(refusal: Refusal) -> Response:
-    """Write a refusal so that OpenAI's and Anthropic's libraries read it."""
-    error = {"type": refusal.code, "code": refusal.code, "message": str(refusal)}
-    return JSONResponse({"type": "error", "error": error}, status_code=refusal.status)
+def _fault(error: Exception) -> Refusal:
+    return Refusal(500, f"{type(error).__name__}: {one_line(error)}", "server_error")
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    known = ", ".join(["GET /v1/models", *(f"POST {path}" for path in PROTOCOLS)])
-    return _refused(Refusal(status, f"{request.method} {request.url.path[:100]}: no such request; known: {known}"))
+async def _refused(request: Request, error: Exception) -> Response:
+    """Write why there is no answer, so that OpenAI's and Anthropic's libraries read it."""
+    if not isinstance(error, Refusal):
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        known = ", ".join(["GET /v1/models", *(f"POST {path}" for path in PROTOCOLS)])
+        error = Refusal(status, f"{request.method} {request.url.path[:100]}: no such request; known: {known}")
+    content = {"type": error.code, "code": error.code, "message": str(error)}
+    return JSONResponse({"type": "error", "error": content}, status_code=error.status)

@@ -14,6 +14,9 @@ template between (glue). Any other one opens a row of its own, whose prompt the 
 Every sampled id trains once, in the row of its turn, behind the very ids that the policy read. In a row that forks or
 is edited earlier turns are context. Request t of a session with seed s draws from (derive(s, "turn", t), i), the first
 from (s, i), as turns of an environment's episode do (rollout/episodes.py): one that only goes on is such an episode.
+
+A session whose process is lost is played again. A request that is the one of before has the answer of before, so that
+an agent which is a function of what it is told ends with the same bits, and the others wait for it in the same round.
 """
 
 import dataclasses
@@ -28,8 +31,8 @@ from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Prompt, Span
 from groupwise.core.samples import Cause, ScoreResult
 from groupwise.rollout.episodes import finish_of, with_before
-from groupwise.rollout.gateway.request import ModelAnswer, ModelRequest, Refusal, refuse
-from groupwise.rollout.segments import joined
+from groupwise.rollout.gateway.request import ModelAnswer, ModelRequest, over, refuse
+from groupwise.rollout.segments import goes_on, joined
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +61,13 @@ class Turn:
 
 @dataclass(eq=False)
 class Ask:
-    """A request that waits for its answer.
+    """A request of an agent's, and what is sampled of its answers.
 
-    parent  the turn that it goes on from; None where it begins anew
-    opens   whether its first answer opens a row
+    parent    the turn that it goes on from; None where it begins anew
+    opens     whether its first answer opens a row
+    most      new tokens of an answer at most; 0 until sampling begins
+    sampled   its answers, as far as they are sampled
+    requests  all that the engine was asked for them
     """
 
     number: int
@@ -71,56 +77,87 @@ class Ask:
     context: tuple[int, ...]
     before: tuple[int, ...]
     opens: bool
+    most: int = 0
+    sampled: list[Completion | None] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
 
     @property
     def waits(self) -> bool:
         """True unless it has its answer, or its client has gone away."""
         return not self.future.done()
 
+    @property
+    def unfinished(self) -> list[int]:
+        """Numbers of the answers that have not ended."""
+        return [i for i, one in enumerate(self.sampled) if one is None or goes_on(one, self.most)]
+
+    @property
+    def whole(self) -> bool:
+        """True if all its answers have ended."""
+        return bool(self.sampled) and not self.unfinished
+
+    def add(self, new: Sequence[Completion]) -> None:
+        """Add what was sampled of each answer that had not ended."""
+        for i, more in zip(self.unfinished, new, strict=True):
+            before = self.sampled[i]
+            self.sampled[i] = more if before is None else joined(before, more)
+
 
 @dataclass(eq=False)
 class Session:
     """One that is played, or was.
 
-    place    (cohort, prompt, sample)
+    sample   its number among the sessions of its group
     prompt   of its group
-    asks     requests that wait
+    key      of the process that plays it; "" if none does
+    asks     all its requests
+    earlier  those of a process that was lost
     tokens   that its episode has so far
-    requested  all that the engine was asked
     cut      why a request was refused that would have gone beyond a limit of the session
     """
 
-    place: tuple[int, int, int]
+    sample: int
     prompt: Prompt
     seed: int
-    key: str
+    key: str = ""
     turns: list[Turn] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
-    requested: list[Request] = field(default_factory=list)
-    number: int = 0
+    earlier: list[Ask] = field(default_factory=list)
     tokens: int = 0
     cut: Ended | None = None
 
     @property
-    def waits(self) -> bool:
-        """True if it waits for an answer."""
-        return any(ask.waits for ask in self.asks)
+    def waiting(self) -> list[Ask]:
+        """Requests that wait for their answers."""
+        return [ask for ask in self.asks if ask.waits]
 
     @property
     def awaited(self) -> int:
-        """Answers that it waits for."""
-        return sum(ask.asked.answers for ask in self.asks if ask.waits)
+        """Tokens set aside for what it waits for: all that an answer may have, one where sampling has not begun."""
+        return sum(ask.asked.answers * max(1, ask.most) for ask in self.waiting)
 
-    def restart(self) -> None:
-        """Forget what was asked and said: it is played from its beginning."""
-        self.refuse_all()
-        self.turns, self.requested, self.number, self.tokens, self.cut = [], [], 0, 0, None
+    def begin(self, key: str) -> None:
+        """Begin it in a process that has this key. What was asked and said in a process before is no part of it."""
+        self.end()
+        self.earlier = [*self.asks, *self.earlier[len(self.asks) :]]
+        self.key, self.turns, self.asks, self.tokens, self.cut = key, [], [], 0, None
 
-    def refuse_all(self) -> None:
-        """Answer nothing that waits."""
-        for ask in self.asks:
-            refuse(ask.future, Refusal(410, "this session is over: its agent has ended", "session_over"))
-        self.asks = []
+    def end(self) -> None:
+        """Answer nothing more."""
+        self.key = ""
+        for ask in self.waiting:
+            refuse(ask.future, over())
+
+    def take(self, ask: Ask) -> list[Request]:
+        """Take a request, which has what was sampled for it in a process before -> what was sampled there in vain."""
+        self.tokens += self.cost(ask)
+        self.asks.append(ask)
+        before, *later = self.earlier[ask.number :] or [None]
+        if before is not None and (before.asked, before.context) == (ask.asked, ask.context):
+            ask.most, ask.sampled, ask.requests = before.most, before.sampled, before.requests
+            return []
+        self.earlier = self.earlier[: ask.number]
+        return [request for one in (before, *later) if one is not None for request in one.requests]
 
     def said_before(self, asked: ModelRequest) -> Turn | None:
         """Find the turn that a request goes on from: the one that holds most of its history; None for none."""
@@ -142,28 +179,38 @@ class Session:
     def opens(self, parent: Turn | None) -> bool:
         """Tell whether a request opens a row: nothing else may go on from where its parent's row ends."""
         taken = [turn.parent for turn in self.turns if not turn.opens]
-        taken += [ask.parent for ask in self.asks if not ask.opens]
+        taken += [ask.parent for ask in self.waiting if not ask.opens]
         return parent is None or any(parent is other for other in taken)
 
     def cost(self, ask: Ask) -> int:
         """Count the tokens that a request adds to the episode before anything is sampled."""
-        first = not self.turns and self.asks[:1] in ([], [ask]) and ask.context == self.prompt.tokens
+        first = not self.turns and not self.waiting and ask.context == self.prompt.tokens
         own = 0 if first else len(ask.context) if ask.opens else len(ask.before)
         return own + (ask.asked.answers - 1) * len(ask.context)
 
-    def requests(self, ask: Ask, most: int) -> list[Request]:
-        """Return what the engine is asked, a request an answer, each of `most` new tokens at most."""
+    def requests(self, ask: Ask, most: int, piece: int) -> list[Request]:
+        """Return what the engine is asked next, a request for each answer that has not ended.
+
+        most   tokens of an answer, where sampling of it begins
+        piece  new tokens of each request
+        """
+        ask.most, ask.sampled = ask.most or most, ask.sampled or [None] * ask.asked.answers
         seed = derive(self.seed, "turn", ask.number) if ask.number else self.seed
         seed = seed if ask.asked.seed is None else derive(seed, "asked", ask.asked.seed)
-        held = 0 if ask.parent is None else len(ask.parent.ids)
-        seeds = [seed, *(derive(seed, "answer", number) for number in range(1, ask.asked.answers))]
-        asked = [Request(ask.context, 1, each, most, first=self.place[2], hold=True, held=held) for each in seeds]
-        self.requested += asked
+        asked = []
+        for i in ask.unfinished:
+            own, begun = derive(seed, "answer", i) if i else seed, ask.sampled[i]
+            drawn = () if begun is None else begun.tokens
+            tokens, limit = ask.context + drawn, min(piece, ask.most - len(drawn))
+            held = len(tokens) if drawn else 0 if ask.parent is None else len(ask.parent.ids)
+            asked.append(Request(tokens, 1, own, limit, self.sample, len(drawn), hold=True, held=held))
+        ask.requests += asked
         return asked
 
-    def add(self, ask: Ask, sampled: Sequence[Completion], said: Sequence[str]) -> None:
+    def add(self, ask: Ask, said: Sequence[str]) -> None:
         """Keep the answers to a request; `said` are their words, as a history has them."""
-        for number, (completion, own) in enumerate(zip(sampled, said, strict=True)):
+        for number, (completion, own) in enumerate(zip(ask.sampled, said, strict=True)):
+            assert completion is not None
             opens = ask.opens or number > 0
             history = None if ask.asked.ids is not None else (*ask.asked.history, own)
             before = ask.context if opens else ask.before
