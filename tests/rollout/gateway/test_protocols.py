@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import anthropic
@@ -10,9 +11,16 @@ import openai
 import pytest
 
 from groupwise.core.engine import Sampling
-from groupwise.core.environment import EpisodeLimits, Visit
+from groupwise.core.environment import EpisodeLimits, ToolCall, Visit
+from groupwise.core.numbers.measure import Measure
+from groupwise.core.processes.network import Address
 from groupwise.core.records import Completion
-from tests.rollout.gateway.made import LIMITS, Listening, chat, played, policy, post, user
+from groupwise.core.stream import Cohort
+from groupwise.diagnostics.groups import episode_metrics
+from groupwise.rollout.gateway.play import Sessions
+from groupwise.rollout.gateway.server import Server
+from groupwise.rollout.segments import Segment
+from tests.rollout.gateway.made import LIMITS, InThreads, Listening, chat, played, policy, post, prompts, user, writing
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
 ONE: dict[str, Any] = {"samples": 1, "texts": ["Say a."]}
@@ -143,6 +151,7 @@ def test_calls_of_tools_go_on_as_they_were_sampled() -> None:
         assert first["finish_reason"] == "tool_calls"
         (call,) = first["message"]["tool_calls"]
         assert json.loads(call["function"]["arguments"]) == {"a": 1}
+        time.sleep(0.05)
         result = {"role": "tool", "content": "3", "tool_call_id": call["id"]}
         asked = [user("q"), {**first["message"], "content": ""}, result]
         last = chat(visit, asked, tools=[TOOL], tool_choice="none")["choices"][0]
@@ -152,6 +161,37 @@ def test_calls_of_tools_go_on_as_they_were_sampled() -> None:
     episode = alone(play, saying(text))
     assert policy().decode_all(episode.tokens).count(text) == 2
     assert sum(span.anew for span in episode.spans) == 1
+    ((call,), none) = (turn.calls for turn in episode.turns)
+    assert (call.tool, call.failure, none) == ("add", "", ())
+    assert 0.05 <= call.seconds < 10.0
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('<tool_call>{"name": "add", ', [ToolCall("", "malformed")]),
+        ('<tool_call>{"name": "sub", "arguments": {}}</tool_call>', [ToolCall("", "unknown tool")]),
+        (
+            '<tool_call>[{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]</tool_call>',
+            2 * [ToolCall("add")],
+        ),
+        ("add", []),
+    ],
+)
+def test_calls_are_measured_as_those_of_an_environment_are(text: str, calls: list[ToolCall]) -> None:
+    server = Server(Address.of("127.0.0.1:0"))
+    agents = InThreads(lambda visit: bool(chat(visit, [user("q")], tools=[TOOL])) * 1.0)
+    sessions = Sessions(saying(text), agents, server, writing(), LIMITS, 30.0)  # type: ignore[arg-type]
+    try:
+        (cohort,) = sessions([Cohort(prompts(["q"]), (3,))], Segment(2, Sampling(max_new_tokens=400)))
+    finally:
+        sessions.close()
+    assert [list(episode.turns[0].calls) for episode in cohort.completions[0]] == [calls, calls]
+    metrics = episode_metrics(cohort.completions[0], Measure(), sessions.tools)
+    assert metrics["tools.add.calls"].read() == 2 * sum(call.tool == "add" for call in calls)
+    assert {name for name in metrics if "of_no_tool" in name} == {
+        f"calls_of_no_tool.{call.failure}" for call in calls if call.failure
+    }
 
 
 def test_a_call_that_cannot_be_read_is_told_as_it_was_said() -> None:

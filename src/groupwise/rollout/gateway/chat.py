@@ -19,10 +19,7 @@ def read(body: Body) -> ModelRequest:
     messages = [_message(each) for each in body.tables("messages")]
     if not messages or messages[-1]["role"] == "assistant":
         raise Refusal(400, "messages: the last one must not be the assistant's")
-    tools = tuple(dict(each.content) for each in body.tables("tools"))
-    for each in body.tables("tools"):
-        if not isinstance(each.content.get("function"), dict):
-            raise Refusal(400, f"{each.where}function: must be an object with name and parameters")
+    tools = tuple(dict(each.content) for each in body.tables("tools") if each.table("function").tool_name())
     return ModelRequest(
         tuple(messages),
         tools,
@@ -91,10 +88,8 @@ def _message(body: Body) -> dict[str, Any]:
 
 
 def _call(body: Body) -> tuple[str, Any]:
-    inner = body.content.get("function")
-    if not isinstance(inner, dict):
-        raise Refusal(400, f"{body.where}function: must be an object with name and arguments")
-    return Body(inner, f"{body.where}function.").name("name"), inner.get("arguments") or "{}"
+    inner = body.table("function")
+    return inner.name("name"), inner.content.get("arguments") or "{}"
 
 
 def _said(answer: ModelAnswer, number: int, choice: Choice) -> dict[str, Any]:

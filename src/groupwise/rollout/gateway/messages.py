@@ -19,7 +19,7 @@ def read(body: Body) -> ModelRequest:
         messages += _messages(each)
     if not messages or messages[-1]["role"] == "assistant":
         raise Refusal(400, "messages: the last one must not be the assistant's")
-    given = [(each.name("name"), each.content) for each in body.tables("tools")]
+    given = [(each.tool_name(), each.content) for each in body.tables("tools")]
     tools = tuple(function(name, tool.get("description"), tool.get("input_schema")) for name, tool in given)
     return ModelRequest(
         tuple(messages),

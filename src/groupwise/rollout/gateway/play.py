@@ -57,10 +57,15 @@ class Sessions:
     limits: EpisodeLimits
     patience: float
     note: Callable[[str], None] = print
-    tools: Sequence[str] = ()
     again: Again = field(default_factory=lambda: Again(None))
     forget: Callable[[Sequence[Request]], None] = lambda requests: None
     _told: set[str] = field(default_factory=set)
+    _tools: set[str] = field(default_factory=set)
+
+    @property
+    def tools(self) -> Sequence[str]:
+        """Names of the tools that agents have offered."""
+        return sorted(self._tools)
 
     def __call__(self, cohorts: Sequence[Cohort], segment: Segment, on_finish: OnFinish | None = None) -> list[Cohort]:
         """Play all sessions of the cohorts."""
@@ -143,6 +148,7 @@ class Sessions:
             session.cut = session.cut or Ended.TURNS
             raise Refusal(400, f"task.max_turns = {self.limits.turns}: the session has asked as often", "max_turns")
         self._tell(asked)
+        self._tools |= asked.tool_names
         parent = session.said_before(asked)
         before = self.writing.before(asked, parent)
         if not before:
@@ -209,7 +215,7 @@ class Sessions:
         """Tell what was sampled; nothing of a request whose client has gone away meanwhile."""
         told = [self.writing.choice(ask.asked, completion) for completion in ask.sampled if completion is not None]
         if ask.future.set_running_or_notify_cancel():
-            session.add(ask, [words for _, words in told])
+            session.add(ask, [said for _, said in told])
             ask.future.set_result(ModelAnswer(ask.number, ask.context, tuple(choice for choice, _ in told)))
 
 

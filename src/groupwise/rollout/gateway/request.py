@@ -6,6 +6,7 @@ log says so once.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from groupwise.core.errors import brief
 MOST_ANSWERS = 64
 #: Texts that a request may name to end an answer.
 MOST_STOPS = 16
+#: Names of functions that the policy may call.
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 #: Keys of how tokens are drawn.
 OF_THE_RUN = (
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"
@@ -82,6 +85,11 @@ class ModelRequest:
     def history(self) -> tuple[str, ...]:
         """Words of each message: equal where an agent means the same."""
         return tuple(map(words, self.messages))
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        """Names of the functions that the policy may call."""
+        return frozenset(tool["function"]["name"] for tool in self.tools if self.calls)
 
     @cached_property
     def offered(self) -> str:
@@ -215,6 +223,13 @@ class Body:
         if not isinstance(value, str) or not value:
             raise Refusal(400, f"{self.where}{key} = {brief(value)}: must be text")
         return value
+
+    def tool_name(self) -> str:
+        """Return the name of a function that may be called."""
+        name = self.name("name")
+        if not TOOL_NAME.fullmatch(name):
+            raise Refusal(400, f"{self.where}name = {brief(name)}: must be letters, digits, _, - and ., at most 128")
+        return name
 
     def require_plain(self) -> None:
         """Refuse keys that ask for what is not done here."""

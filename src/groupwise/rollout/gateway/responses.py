@@ -105,7 +105,7 @@ def _messages(body: Body) -> list[dict[str, Any]]:
 def _tool(body: Body) -> dict[str, Any]:
     if body.content.get("type") != "function":
         raise Refusal(400, f"{body.where}type = {body.content.get('type')!r}: this policy calls functions alone")
-    return function(body.name("name"), body.content.get("description"), body.content.get("parameters"))
+    return function(body.tool_name(), body.content.get("description"), body.content.get("parameters"))
 
 
 def _head(answer: ModelAnswer, status: str) -> dict[str, Any]:

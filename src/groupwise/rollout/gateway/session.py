@@ -21,12 +21,13 @@ an agent which is a function of what it is told ends with the same bits, and the
 
 import dataclasses
 import math
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from groupwise.core.engine import Request
-from groupwise.core.environment import Before, Ended, EpisodeTurn
+from groupwise.core.environment import Before, Ended, EpisodeTurn, ToolCall
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Prompt, Span
 from groupwise.core.samples import Cause, ScoreResult
@@ -35,7 +36,15 @@ from groupwise.rollout.gateway.request import ModelAnswer, ModelRequest, over, r
 from groupwise.rollout.segments import goes_on, joined
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
+class Said:
+    """An answer: its words as a history has them, and the calls of tools in it."""
+
+    words: str
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(eq=False)
 class Turn:
     """One answer of the policy's.
 
@@ -43,6 +52,9 @@ class Turn:
     before   those behind the turn that it goes on from; all of them where it opens a row
     opens    whether it opens a row
     history  what was said, its own words included, and `offered` the tools; None of a prompt in ids
+    calls    of tools in it
+    told     moment at which the agent was told
+    seconds  until the agent went on from it
     """
 
     parent: "Turn | None"
@@ -52,6 +64,9 @@ class Turn:
     history: tuple[str, ...] | None
     offered: str
     sampled: Completion
+    calls: tuple[ToolCall, ...]
+    told: float
+    seconds: float = 0.0
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -152,6 +167,8 @@ class Session:
         """Take a request, which has what was sampled for it in a process before -> what was sampled there in vain."""
         self.tokens += self.cost(ask)
         self.asks.append(ask)
+        if ask.parent is not None:
+            ask.parent.seconds = ask.parent.seconds or time.monotonic() - ask.parent.told
         before, *later = self.earlier[ask.number :] or [None]
         if before is not None and (before.asked, before.context) == (ask.asked, ask.context):
             ask.most, ask.sampled, ask.requests = before.most, before.sampled, before.requests
@@ -207,14 +224,15 @@ class Session:
         ask.requests += asked
         return asked
 
-    def add(self, ask: Ask, said: Sequence[str]) -> None:
-        """Keep the answers to a request; `said` are their words, as a history has them."""
+    def add(self, ask: Ask, said: Sequence[Said]) -> None:
+        """Keep the answers to a request."""
+        now = time.monotonic()
         for number, (completion, own) in enumerate(zip(ask.sampled, said, strict=True)):
             assert completion is not None
             opens = ask.opens or number > 0
-            history = None if ask.asked.ids is not None else (*ask.asked.history, own)
-            before = ask.context if opens else ask.before
-            turn = Turn(ask.parent, ask.context, before, opens, history, ask.asked.offered, completion)
+            history = None if ask.asked.ids is not None else (*ask.asked.history, own.words)
+            before, offered = ask.context if opens else ask.before, ask.asked.offered
+            turn = Turn(ask.parent, ask.context, before, opens, history, offered, completion, own.calls, now)
             self.turns.append(turn)
             self.tokens += len(completion.tokens)
 
@@ -234,29 +252,30 @@ class Session:
                 cause=Cause.EMPTY, detail=f"the agent has ended without one answer of the policy's{why}"
             )
             ended = Ended.FAULT
-        episode, stops = self._rows()
+        episode, turns = self._rows()
         if episode is None:
-            episode, stops = Completion((), (), "stop", (Span(0, 0, True, version),)), [0]
+            episode, turns = Completion((), (), "stop", (Span(0, 0, True, version),)), [EpisodeTurn(0, 0.0)]
         reward = 0.0 if math.isnan(result.value) else result.value
         fault = "" if result.cause is None else str(result.cause)
-        last = EpisodeTurn(stops[-1], reward, fault=fault, detail=result.detail)
-        turns = (*(EpisodeTurn(stop, 0.0) for stop in stops[:-1]), last)
+        turns = (*turns[:-1], dataclasses.replace(turns[-1], reward=reward, fault=fault, detail=result.detail))
         steps = tuple((turn.stop - 1, turn.reward) for turn in turns if turn.stop)
         return dataclasses.replace(episode, turns=turns, steps=steps, ended=ended, finish=finish_of(ended))
 
-    def _rows(self) -> tuple[Completion | None, list[int]]:
-        """Return all rows one after another, and where each turn ends."""
+    def _rows(self) -> tuple[Completion | None, list[EpisodeTurn]]:
+        """Return all rows one after another, and their turns without a reward."""
         rows: list[list[Turn]] = []
         for turn in self.turns:
             if turn.opens:
                 rows.append([turn])
             else:
                 next(row for row in rows if row[-1] is turn.parent).append(turn)
-        episode, stops = None, list[int]()
+        episode, turns = None, list[EpisodeTurn]()
         for turn in (turn for row in rows for turn in row):
             episode = self._with_turn(episode, turn)
-            stops.append(len(episode.tokens))
-        return episode, stops
+            each = turn.seconds / max(1, len(turn.calls))  # of calls at once nobody says how long each took
+            calls = tuple(dataclasses.replace(call, seconds=each) for call in turn.calls)
+            turns.append(EpisodeTurn(len(episode.tokens), 0.0, calls=calls))
+        return episode, turns
 
     def _with_turn(self, episode: Completion | None, turn: Turn) -> Completion:
         if episode is not None:

@@ -1,17 +1,16 @@
 """Texts of requests to ids, and sampled ids to the texts of answers, by the run's own chat template."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
-from groupwise.core.environment import Says
+from groupwise.core.environment import Says, ToolCall
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion
 from groupwise.core.samples import Sample
-from groupwise.environments.calls import Call as Said
-from groupwise.environments.calls import calls_in, without_end
+from groupwise.environments.calls import Call, Malformed, calls_in, without_end
 from groupwise.models.chat.later_turns import Glue
 from groupwise.rollout.gateway.request import Choice, ModelRequest, Refusal, ToolUse, assistant, words
-from groupwise.rollout.gateway.session import Turn
+from groupwise.rollout.gateway.session import Said, Turn
 
 Decode = Callable[[tuple[int, ...]], str]
 #: What a call of a tool begins with; what is said before it is no part of it.
@@ -47,17 +46,20 @@ class Writing:
         except UsageError as error:
             raise Refusal(400, str(error).replace("sample request: ", "")) from None
 
-    def choice(self, asked: ModelRequest, sampled: Completion) -> tuple[Choice, str]:
-        """Return an answer as it is told, and as a history has it."""
+    def choice(self, asked: ModelRequest, sampled: Completion) -> tuple[Choice, Said]:
+        """Return an answer as it is told, and as its session keeps it."""
         text, ids = self._decode(sampled.tokens), sampled.tokens
         stop = sampled.stop if sampled.stop in asked.stop else ""
-        content, calls = text[: text.rfind(stop)] if stop else text, ()
+        content, calls, made = text[: text.rfind(stop)] if stop else text, (), ()
         if asked.calls:
-            content, calls = _with_calls(content, without_end(self._decode_all(ids)))
+            whole = without_end(self._decode_all(ids))
+            read = calls_in(whole)
+            content, calls = _with_calls(content, whole, read)
+            made = tuple(_made(call, asked.tool_names) for call in read)
         finish = "tool_calls" if calls else sampled.finish
         spelled = tuple(self._decode_all((token,)) for token in ids) if asked.whole else ()
         told = words(assistant(content, [(call.name, call.arguments) for call in calls]))
-        return Choice(content, calls, finish, stop, ids, sampled.logp_engine, spelled), told
+        return Choice(content, calls, finish, stop, ids, sampled.logp_engine, spelled), Said(told, made)
 
     def _first(self, asked: ModelRequest) -> tuple[int, ...]:
         """Return the ids of a conversation: of the very code that puts a problem to the policy."""
@@ -73,11 +75,16 @@ class Writing:
         return self._chat.encode(Sample("request", text, "", messages=asked.messages, tools=asked.tools))
 
 
-def _with_calls(content: str, text: str) -> tuple[str, tuple[ToolUse, ...]]:
+def _with_calls(content: str, text: str, read: Sequence[Call | Malformed]) -> tuple[str, tuple[ToolUse, ...]]:
     """Return what is said besides calls of tools, and these; with a call that cannot be read all is said as it is."""
-    said = calls_in(text)
-    calls = [ToolUse(one.name, json.dumps(dict(one.arguments))) for one in said if isinstance(one, Said)]
-    if len(calls) < len(said) or not calls:
+    calls = [ToolUse(one.name, json.dumps(dict(one.arguments))) for one in read if isinstance(one, Call)]
+    if len(calls) < len(read) or not calls:
         return content, ()
     begin = min((at for mark in MARKS if (at := text.find(mark)) >= 0), default=0)
     return text[:begin].rstrip(), tuple(calls)
+
+
+def _made(call: Call | Malformed, known: Collection[str]) -> ToolCall:
+    if isinstance(call, Malformed):
+        return ToolCall("", "malformed")
+    return ToolCall(call.name) if call.name in known else ToolCall("", "unknown tool")
