@@ -3,21 +3,25 @@
     python benchmarks/agents.py docs/evidence/agents.jsonl                        # those that have no row yet
     python benchmarks/agents.py docs/evidence/agents.jsonl --only openai,curl --steps 2
 
-Agents on openai, anthropic and LangGraph have two tools, and train SmolLM2; a game of textarena too. Verifiers' taskset
-and the shell train a random policy of bytes, and two-questions is its recipe as it is, over three seeds; from its start
-a guess scores 0.5, and two-questions-unlearned begins below that, after a warm start of 4 steps. A row has the mean
-score of held-out problems before and after, the checks of all steps, requests a session and faults. What lacks an
-interpreter or the model is left out with a line that says so.
+Agents on openai, anthropic and LangGraph have two tools, and train SmolLM2; a game of textarena too. A taskset of
+verifiers, an environment of OpenEnv behind its own server and the shell train a random policy of bytes. two-questions
+is its recipe as it is, over three seeds; from its start a guess scores 0.5, and two-questions-unlearned begins below
+that, after a warm start of 4 steps. A row has the mean score of held-out problems before and after, the checks of all
+steps, requests a session and faults. What lacks an interpreter or the model is left out with a line that says so.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -29,6 +33,8 @@ from groupwise.core.files import jsonl
 from groupwise.journal.journal import read_metrics
 
 OWN = Path(__file__).parent / "agents"
+#: Where the environment of OpenEnv is served.
+PORT = 8765
 #: Calls that stand before every question.
 WORKED = (("times", "multiply", 31, 12, 372), ("plus", "add", 702, 45, 747))
 #: What NLTK's list of words has here: textarena asks for that list, which no package index has.
@@ -61,6 +67,9 @@ def cases(place: Path, model: Path, verifiers: str, langgraph: str) -> dict[str,
     letters = {**player, "problems": 16, "turn_tokens": 8, "env": {"taskset": {"id": str(OWN / "letters.py")}}}
     game = {"taskset": {"id": "textarena", "game": "Hangman-v0"}, "player": {"max_turns": 4}}
     hangman = {**player, "problems": 16, "turn_tokens": 24, "env": game}
+    resets = [{"seed": seed} for seed in range(20)]
+    asked = {"taskset": {"id": "openenv", "base_url": f"http://127.0.0.1:{PORT}", "resets": resets}}
+    openenv = {**player, "problems": 16, "turn_tokens": 8, "env": asked}
     shell = {"name": "agent", "command": ["sh", str(OWN / "on_curl.sh")], "path": lines, "sessions": 4}
 
     def of(python: str, file: str) -> Case:
@@ -69,6 +78,7 @@ def cases(place: Path, model: Path, verifiers: str, langgraph: str) -> dict[str,
     return {
         "verifiers": Case({**SHORT, **BYTES, "task": letters}, 10),
         "textarena": Case({**smol, "task": hangman}, 2),
+        "openenv": Case({**SHORT, **BYTES, "sampling.max_new_tokens": 2000, "task": openenv}, 4),
         "openai": of(sys.executable, "on_openai.py"),
         "anthropic": of(sys.executable, "on_anthropic.py"),
         "langgraph": of(langgraph, "on_langgraph.py"),
@@ -76,6 +86,23 @@ def cases(place: Path, model: Path, verifiers: str, langgraph: str) -> dict[str,
         "two-questions": Case({}, 20, (0, 1, 2)),
         "two-questions-unlearned": Case({"warm_start.steps": 4}, 20, (0, 1, 2)),
     }
+
+
+@contextmanager
+def environment(name: str, python: str) -> Iterator[None]:
+    """Serve the environment of OpenEnv while its agent is trained."""
+    if name != "openenv":
+        yield
+        return
+    with subprocess.Popen([python, str(OWN / "openenv_letters.py"), str(PORT)]) as server:
+        try:
+            for _ in range(240):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", PORT), timeout=1.0):
+                    break
+                time.sleep(0.25)
+            yield
+        finally:
+            server.terminate()
 
 
 def write_problems(place: Path) -> None:
@@ -140,13 +167,16 @@ def main(
     only: Annotated[str, typer.Option(help="Names, with a , between them.")] = "",
     steps: Annotated[int, typer.Option(help="Of each; 0: its own.")] = 0,
     model: Annotated[Path, typer.Option(help="Folder of SmolLM2.")] = Path("models/smollm2"),
-    verifiers: Annotated[str, typer.Option(help="Interpreter with verifiers[ta].")] = ".venv-verifiers/bin/python",
+    verifiers: Annotated[
+        str, typer.Option(help="Interpreter with verifiers[ta,openenv].")
+    ] = ".venv-verifiers/bin/python",
     langgraph: Annotated[str, typer.Option(help="... with langgraph.")] = ".venv-langgraph/bin/python",
     runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/agents"),
 ) -> None:
     """Append a row for each agent and seed that has none."""
     place = runs.absolute()
     write_problems(place)
+    os.environ.setdefault("NLTK_DATA", str(place / "nltk_data"))  # where textarena looks for its words
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     chosen = cases(place, model.absolute(), str(Path(verifiers).absolute()), str(Path(langgraph).absolute()))
     if unknown := [name for name in only.split(",") if name and name not in chosen]:
@@ -164,7 +194,8 @@ def main(
             rows = jsonl.rows(file) if file.exists() else ()
             if wanted in [(row["agent"], row["seed"], row["steps"]) for row in rows]:
                 continue
-            row = {**tried(*wanted[:1], case, *wanted[1:], place), "commit": commit.stdout.strip()}
+            with environment(name, verifiers):
+                row = {**tried(name, case, seed, steps or case.steps, place), "commit": commit.stdout.strip()}
             with file.open("a") as out:
                 out.write(json.dumps({**row, "torch": torch.__version__}) + "\n")
             print(json.dumps(row), flush=True)

@@ -27,7 +27,7 @@ from groupwise.core.files import jsonl
 #: Settings of the teacher's run and of the student's, by recipe.
 TEACHER: dict[str, dict[str, Any]] = {
     "quickstart": {"algorithm.name": "grpo", "evaluation.every": 2},
-    "times-tables": {"algorithm.name": "grpo", "evaluation.every": 4, "evaluation.samples": 4},
+    "times-tables": {"algorithm.name": "grpo", "evaluation.every": 1, "evaluation.samples": 4},
 }
 STUDENT: dict[str, dict[str, Any]] = {
     "quickstart": {
@@ -39,8 +39,13 @@ STUDENT: dict[str, dict[str, Any]] = {
     },
     "times-tables": {
         "algorithm.name": "opd",
-        "steps": 5,
-        "updates_per_batch": 4,
+        "algorithm.kl.place": "loss",
+        "algorithm.kl.estimator": "full",
+        "algorithm.kl.mixture": 1.0,
+        "steps": 3,
+        "prompts_per_step": 32,
+        "samples_per_prompt": 2,
+        "updates_per_batch": 8,
         "evaluation.every": 1,
         "evaluation.samples": 4,
     },
@@ -58,6 +63,12 @@ def needed(rates: list[tuple[int, float]], least: float, each: int) -> int | Non
     return next((step * each for step, rate in rates if rate >= least), None)
 
 
+def completions_per_step(run: Path) -> int:
+    """Count the completions that a step of a run trains on."""
+    settings = tomllib.loads((run / "recipe.toml").read_text())
+    return settings["prompts_per_step"] * settings["samples_per_prompt"]
+
+
 def trained(recipe: str, settings: dict[str, Any], place: Path, name: str) -> Path:
     """Train a run, or go on with one that is there -> its folder."""
     if (place / name).is_dir():
@@ -73,9 +84,7 @@ def tried(recipe: str, seed: int, place: Path) -> dict[str, Any]:
     taught = {"seed": seed, **STUDENT[recipe], "reference.model": str(teacher)}
     student = trained(recipe, taught, place, f"{before}student-{seed}")
     last = curve(teacher)[-1][1]
-    settings = tomllib.loads((teacher / "recipe.toml").read_text())
-    each = settings["prompts_per_step"] * settings["samples_per_prompt"]
-    counts = [needed(curve(run), SHARE * last, each) for run in (teacher, student)]
+    counts = [needed(curve(run), SHARE * last, completions_per_step(run)) for run in (teacher, student)]
     return {
         "recipe": recipe,
         "seed": seed,
@@ -97,7 +106,8 @@ def main(
 ) -> None:
     """Append a row for each seed that has none."""
     rows = jsonl.rows(file) if file.exists() else ()
-    done = {row["seed"] for row in rows if row.get("recipe", "quickstart") == recipe}
+    own = {"recipe": recipe, "student": STUDENT[recipe]}
+    done = {row["seed"] for row in rows if {"recipe": "quickstart", **row}.items() >= own.items()}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     for seed in (int(seed) for seed in seeds.split(",") if int(seed) not in done):
         row = {**tried(recipe, seed, place), "commit": commit.stdout.strip()}
