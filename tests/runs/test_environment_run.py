@@ -123,14 +123,14 @@ class Letters:
 '''
 
 
-@pytest.fixture(scope="module")
-def rewriting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_moe"])
+def rewriting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small policy with a template of Qwen3's make: thinking that is off stands in the last prompt alone."""
     folder = tmp_path_factory.mktemp("model")
     tokenizer = tokenizer_of(QWEN3_MAKE)
     torch.manual_seed(0)
     ends = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
-    causal("qwen3", max_position_embeddings=1024, initializer_range=0.02, **ends).save_pretrained(folder)
+    causal(request.param, max_position_embeddings=1024, initializer_range=0.02, **ends).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -163,7 +163,7 @@ def test_each_turn_is_trained_behind_the_prompt_that_it_read_and_a_resume_has_th
     ("more", "words"),
     [
         ({"algorithm.name": "ppo", "algorithm.shaping.kind": "steps"}, "a critic reads an episode as one text"),
-        ({"model": "tiny-moe", "chat.thinking": "", "sampling.max_new_tokens": 64}, "a policy with experts"),
+        ({"model": "tiny-moe", "routing.load_balance": 0.01}, "routing reads an episode as one text"),
         ({"history": "refuse"}, 'task.history = "rewrite"'),
     ],
 )

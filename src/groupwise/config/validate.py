@@ -25,6 +25,7 @@ from groupwise.rollout.scoring import RewardWeights, has_answers
 from groupwise.tasks.agent import SessionTask
 from groupwise.tasks.data.sources import sources_at
 from groupwise.tasks.environment import EnvironmentTask
+from groupwise.tasks.make import in_parts
 from groupwise.training.moments import require_moments
 from groupwise.training.reference import START
 from groupwise.training.settings import Guard
@@ -324,16 +325,14 @@ def _of_episodes(recipe: Recipe, task: Task) -> Iterator[str]:
     """Require that an episode is played in one go, and is one text for what reads it as such."""
     if not isinstance(task, EnvironmentTask | SessionTask):
         return
-    readers = {"a critic": recipe.critic, "a reward model": recipe.preference}
+    readers = {
+        "a critic": recipe.critic,
+        "a reward model": recipe.preference,
+        "routing": recipe.routing.changed,
+    }
     reader = next((name for name, there in readers.items() if there), None)
-    if isinstance(task, SessionTask) and reader:
-        where = f'task.name = "{task.kind}"'
-        yield f"{where}: {reader} reads an episode as one text, and a session may have several; take it out"
-    if isinstance(task, EnvironmentTask) and task.history == "rewrite" and reader:
-        yield (
-            f'task.history = "rewrite": {reader} reads an episode as one text, and under it each turn has a prompt of '
-            f'its own; set task.history = "grow", or train without {reader}'
-        )
+    if reader and (parts := in_parts(task)):
+        yield f"{parts}: {reader} reads an episode as one text, and under it an episode may have several; take it out"
     if recipe.rollout.turn_tokens is not None:
         yield (
             f"rollout.turn_tokens = {recipe.rollout.turn_tokens}: an episode is played whole and does not wait for "

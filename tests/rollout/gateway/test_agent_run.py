@@ -78,6 +78,42 @@ def test_a_program_whose_histories_do_not_go_on_trains_in_rows(tmp_path: Path) -
     assert all(not math.isnan(line["score"]) for line in lines)
 
 
+ANEW = """
+import json, urllib.request
+import groupwise
+alphabet = "0123456789+=\\n"
+def samples(split):
+    return [groupwise.Sample(str(n), f"{n}+", "") for n in (range(20) if split == "train" else range(20, 25))]
+def run(sample, base_url, key):
+    said = ""
+    for text in (sample.prompt, f"{len(sample.prompt)}=", sample.prompt + "1+"):
+        body = json.dumps({"messages": [{"role": "user", "content": text}], "max_tokens": 4}).encode()
+        request = urllib.request.Request(f"{base_url}/chat/completions", body, {"Authorization": f"Bearer {key}"})
+        with urllib.request.urlopen(request) as answer:
+            said += json.load(answer)["choices"][0]["message"]["content"]
+    return float(len(said) % 3 == 0)
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo"])
+def test_a_policy_with_experts_trains_on_sessions_of_several_rows(algorithm: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(ANEW)
+    task = {"name": "agent", "use": f"{tmp_path / 'mine.py'}:run", "sessions": 3}
+    given = {**{k: v for k, v in CHANGES.items() if not k.startswith("task.")}, "task": task, "model": "tiny-moe"}
+    more = {"algorithm.name": algorithm, "updates_per_batch": 3, "sampling.max_new_tokens": 60, "sampling.stop": []}
+    whole = groupwise.train(RECIPE, {**given, **more, "runs": str(tmp_path / "runs"), "name": "whole"}).folder
+    log = (whole / "log.txt").read_text()
+    assert 'routing      not recorded, as under task.name = "agent"' in log
+    assert "witness: the model that trains is the one that samples: pass" in log
+    assert "witness: updates are as the recipe asks: pass" in log
+    for row in step_rows(whole):
+        verdicts = {name: check["verdict"] for name, check in row["checks"].items()}
+        assert set(verdicts.values()) <= {"pass", "not measured"}
+        assert verdicts["learner = engine"] == "pass"
+        assert row["rows_mean"] == 3.0
+    assert_goes_on(whole, 2)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -87,7 +123,10 @@ def test_a_program_whose_histories_do_not_go_on_trains_in_rows(tmp_path: Path) -
         ),
         ({"rollout.turn_tokens": 4}, "rollout.turn_tokens = 4: an episode is played whole"),
         ({"rollout.gateway": "nowhere"}, "rollout.gateway = 'nowhere': an address is HOST:PORT"),
-        ({"model": "tiny-moe"}, 'task.name = "agent": a policy with experts records the routes'),
+        (
+            {"model": "tiny-moe", "routing.replay": "learner"},
+            'task.name = "agent": routing reads an episode as one text',
+        ),
     ],
 )
 def test_what_sessions_cannot_be_trained_with_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ from groupwise.rewards.pool.work import ScorePool
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection
+from groupwise.tasks.make import in_parts
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.ranks.followers import given_ranks
 from groupwise.training.reference import Reference
@@ -227,6 +228,9 @@ def _beside(plan: Plan, asked: Asked, around: Surroundings) -> Beside:
     routers = routers_to_record(halves(policy.model)[0], recipe.routing)
     if routers:
         note(f"routing      {len(routers)} layers, {routers[0].chosen} of {routers[0].experts} experts a token")
+    if routers and (parts := in_parts(plan.task)):
+        note(f"routing      not recorded, as under {parts} a row may be several texts: each pass chooses its experts")
+        routers = ()
     disk = disk_plan(recipe, folder, policy.model, values, plan.copies_reference)
     disk.require()
     note(f"disk         {disk}")

@@ -13,7 +13,6 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.config.recipe import Recipe
 from groupwise.core.engine import Engine
 from groupwise.core.environment import Environments
-from groupwise.core.errors import UsageError
 from groupwise.core.processes.network import Address
 from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Evaluation, Group
@@ -28,7 +27,6 @@ from groupwise.models.chat.template_checks import TemplateFinding, require_no_fa
 from groupwise.models.chat.turn_checks import check_turns
 from groupwise.models.context import positions, positions_in_words
 from groupwise.models.load import Policy
-from groupwise.models.moe.record import routers
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.remote import Note, RemotePool
 from groupwise.rewards.pool.work import Limits, ScorePool
@@ -154,11 +152,6 @@ def episodes_of(
         forget = engine.forget if isinstance(engine, HeardEngine) else sessions.forget
         return dataclasses.replace(sessions, again=Again(folder and folder / ASKED), forget=forget)
     assert not isinstance(players, Agents)
-    if task.history == "rewrite" and routers(policy.model):
-        raise UsageError(
-            'task.history = "rewrite": a policy with experts records the routes of a row as one text, and under it '
-            'each turn has a prompt of its own; set task.history = "grow", or take a dense model'
-        )
     onward = LaterPrompts(glue).onward if task.history == "rewrite" else glue.onward
     decode = policy.decode_all if players.with_special else policy.decode
     return Episodes(engine, players, onward, chat.encode, decode, task.limits)
@@ -167,14 +160,7 @@ def episodes_of(
 def _sessions(
     recipe: Recipe, task: SessionTask, policy: Policy, glue: Glue, engine: Engine, agents: Agents, note: Note
 ) -> Sessions:
-    """Make what plays sessions, and begin to listen. Raises UsageError for a policy with experts, and for an address
-    that is taken.
-    """
-    if routers(policy.model):
-        raise UsageError(
-            f'task.name = "{task.kind}": a policy with experts records the routes of a row as one text, and a session '
-            "may have several prompts; take a dense model"
-        )
+    """Make what plays sessions, and begin to listen. Raises UsageError for an address that is taken."""
     vocabulary = policy.model.config.get_text_config().vocab_size
     writing = Writing(glue, policy.decode, policy.decode_all, policy.positions, vocabulary)
     server = Server(Address.of(recipe.rollout.gateway))
