@@ -162,7 +162,7 @@ def test_each_turn_is_trained_behind_the_prompt_that_it_read_and_a_resume_has_th
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"algorithm.name": "ppo", "algorithm.shaping.kind": "steps"}, "a critic reads an episode as one text"),
+        ({"preference.path": "pairs.jsonl"}, "a reward model reads an episode as one text"),
         ({"model": "tiny-moe", "routing.load_balance": 0.01}, "routing reads an episode as one text"),
         ({"history": "refuse"}, 'task.history = "rewrite"'),
     ],

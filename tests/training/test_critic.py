@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from groupwise.core.errors import UsageError
 from groupwise.core.numbers.metrics import read
 from groupwise.core.records import Batch
 from groupwise.diagnostics.updates import value_metrics
+from groupwise.diagnostics.witness.plain.forward import values
 from groupwise.models.scalar_heads import from_folder, from_policy, token_values
 from groupwise.training.critic import Critic, CriticSettings, clipped
 from tests.laws.test_split import make_batch
@@ -174,3 +177,37 @@ def test_value_metrics_are_over_the_trained_tokens():
     assert found["value_mean"] == 1.5
     assert found["returns_mean"] == 2.5
     assert found["explained_variance"] == pytest.approx(1 - 1.0 / 2.25)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_row_of_several_parts_has_the_values_and_the_gradient_of_its_parts_alone(name: str):
+    """And so does the reading of the witness, which makes its parts by itself."""
+    model, batch = from_policy(causal(name)), make_batch()
+    torch.nn.init.normal_([*model.children()][-1].weight)
+    length, width = batch.length.tolist(), batch.tokens.shape[1]
+    read_from, mask = torch.zeros(batch.tokens.shape, dtype=torch.long), batch.mask.clone()
+    cuts = [[0, n] if n < 5 else [0, n // 2, n] for n in length]
+    for i, (_, *later) in enumerate(cuts):
+        for cut in later[:-1]:
+            read_from[i, cut:], mask[i, cut] = cut, False  # a part begins with what is read
+    batch = dataclasses.replace(batch, mask=mask, read_from=read_from)
+    critic = Critic(model, CriticSettings(clip=0.0), 1)
+    expected = torch.zeros(len(batch), width)
+    for i, of_row in enumerate(cuts):
+        for start, stop in itertools.pairwise(of_row):
+            columns = slice(start, stop)
+            expected[i, columns] = token_values(model, batch.tokens[i : i + 1, columns], mask[i : i + 1, columns])[0]
+    got = critic.values(batch)
+    torch.testing.assert_close(got, expected.detach(), rtol=0, atol=1e-5)
+    assert (
+        got - Critic(model, CriticSettings(), 1).values(dataclasses.replace(batch, read_from=None))
+    ).abs().max() > 1e-2
+    torch.testing.assert_close(values(model, batch).detach(), got, rtol=0, atol=1e-5)
+
+    batch, count = credited(batch), int(mask.sum())
+    critic.gradients(batch, count)
+    own = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    ((expected - batch.need("returns"))[mask] ** 2).sum().div(2 * count).backward()
+    for ours, theirs in zip(own, (p.grad for p in model.parameters() if p.grad is not None), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

@@ -25,7 +25,6 @@ from groupwise.rollout.scoring import RewardWeights, has_answers
 from groupwise.tasks.agent import SessionTask
 from groupwise.tasks.data.sources import sources_at
 from groupwise.tasks.environment import EnvironmentTask
-from groupwise.tasks.make import in_parts
 from groupwise.training.moments import require_moments
 from groupwise.training.reference import START
 from groupwise.training.settings import Guard
@@ -325,13 +324,9 @@ def _of_episodes(recipe: Recipe, task: Task) -> Iterator[str]:
     """Require that an episode is played in one go, and is one text for what reads it as such."""
     if not isinstance(task, EnvironmentTask | SessionTask):
         return
-    readers = {
-        "a critic": recipe.critic,
-        "a reward model": recipe.preference,
-        "routing": recipe.routing.changed,
-    }
+    readers = {"a reward model": recipe.preference, "routing": recipe.routing.changed}
     reader = next((name for name, there in readers.items() if there), None)
-    if reader and (parts := in_parts(task)):
+    if reader and (parts := task.in_parts):
         yield f"{parts}: {reader} reads an episode as one text, and under it an episode may have several; take it out"
     if recipe.rollout.turn_tokens is not None:
         yield (

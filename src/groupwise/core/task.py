@@ -51,6 +51,16 @@ class PlaysTurns(Protocol):
 
 
 @runtime_checkable
+class ReadInParts(Protocol):
+    """Task whose episodes the policy may read as several texts, each by itself: `in_parts` is the setting under which
+    it does; "" if it does not.
+    """
+
+    @property
+    def in_parts(self) -> str: ...
+
+
+@runtime_checkable
 class PlaysInProcesses(Protocol):
     """Task whose environments may live in processes of their own: `in_processes` says if they do."""
 

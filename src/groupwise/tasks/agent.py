@@ -51,6 +51,11 @@ class SessionTask(SentAsSettings):
             raise UsageError("task.seconds must be more than 0, task.patience 0 or more")
 
     @property
+    def in_parts(self) -> str:
+        """Name the task: an agent may begin anew in a session."""
+        return f'task.name = "{self.kind}"'
+
+    @property
     def limits(self) -> EpisodeLimits:
         """The limits at which sessions are cut off."""
         return EpisodeLimits(self.max_turns, self.turn_tokens, self.seconds)

@@ -100,6 +100,11 @@ class EnvironmentTask(DataSettings):
         return not self.game.quick
 
     @property
+    def in_parts(self) -> str:
+        """Name the history that is written anew for each turn; "" for others."""
+        return 'task.history = "rewrite"' if self.history == "rewrite" else ""
+
+    @property
     def limits(self) -> EpisodeLimits:
         """The limits at which episodes end."""
         return EpisodeLimits(self.max_turns, self.turn_tokens, self.seconds, self.on_fault)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from groupwise.core.files.plain import of_program, require_plain
 from groupwise.core.samples import Sample
 from groupwise.core.settings import fields_of
 from groupwise.core.task import Task
-from groupwise.tasks.agent import AgentTask, SessionTask
+from groupwise.tasks.agent import AgentTask
 from groupwise.tasks.arithmetic import Arithmetic
 from groupwise.tasks.chats import Chats
 from groupwise.tasks.code import Code
@@ -91,14 +91,6 @@ TASKS: Mapping[str, Any] = {
 
 #: The group of entry points by which packages offer tasks: the name of each is the name of its task.
 GROUP = "groupwise.tasks"
-
-
-def in_parts(task: Task) -> str:
-    """Return the setting under which the policy may read a row as several texts, each by itself; "" if none."""
-    if isinstance(task, SessionTask):
-        return f'task.name = "{task.kind}"'
-    rewritten = isinstance(task, EnvironmentTask) and task.history == "rewrite"
-    return 'task.history = "rewrite"' if rewritten else ""
 
 
 def names() -> list[str]:

@@ -16,6 +16,7 @@ from groupwise.core.numbers.reproducible import reproducible
 from groupwise.core.numbers.transfer import columns_to_device
 from groupwise.core.records import Batch
 from groupwise.core.settings import Changeable, Location
+from groupwise.models.forward.layout import Parts
 from groupwise.models.on_host import on_device
 from groupwise.models.scalar_heads import POLICY_START, token_values
 from groupwise.training import checkpoint
@@ -122,8 +123,11 @@ class Critic(TrainedModel):
             self.optimizer.updates = updates
 
     def _forward(self, micro: Batch) -> Tensor:
+        parts = None if micro.read_from is None else Parts.of(micro.length, micro.read_from)
+        tokens, mask = (micro.tokens, micro.mask) if parts is None else map(parts.taken, (micro.tokens, micro.mask))
         with self.fused.running():
-            return self.run(self.model, lambda: token_values(self.model, micro.tokens, micro.mask))
+            value = self.run(self.model, lambda: token_values(self.model, tokens, mask))
+        return value if parts is None else parts.given_back(value, micro.mask.shape)
 
 
 def clipped(value: Tensor, value_old: Tensor, returns: Tensor, mask: Tensor, clip: float) -> Tensor:

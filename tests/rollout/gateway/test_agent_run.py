@@ -95,15 +95,21 @@ def run(sample, base_url, key):
 """
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "gspo"])
-def test_a_policy_with_experts_trains_on_sessions_of_several_rows(algorithm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "algorithm"), [("tiny-moe", "grpo"), ("tiny-moe", "gspo"), ("tiny-dense", "ppo"), ("tiny-moe", "ppo")]
+)
+def test_a_policy_with_experts_and_a_critic_train_on_sessions_of_several_rows(
+    model: str, algorithm: str, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(ANEW)
     task = {"name": "agent", "use": f"{tmp_path / 'mine.py'}:run", "sessions": 3}
-    given = {**{k: v for k, v in CHANGES.items() if not k.startswith("task.")}, "task": task, "model": "tiny-moe"}
+    given = {**{k: v for k, v in CHANGES.items() if not k.startswith("task.")}, "task": task, "model": model}
+    if algorithm == "ppo":
+        given["algorithm.shaping.kind"] = "steps"
     more = {"algorithm.name": algorithm, "updates_per_batch": 3, "sampling.max_new_tokens": 60, "sampling.stop": []}
     whole = groupwise.train(RECIPE, {**given, **more, "runs": str(tmp_path / "runs"), "name": "whole"}).folder
     log = (whole / "log.txt").read_text()
-    assert 'routing      not recorded, as under task.name = "agent"' in log
+    assert ('routing      not recorded, as under task.name = "agent"' in log) == (model == "tiny-moe")
     assert "witness: the model that trains is the one that samples: pass" in log
     assert "witness: updates are as the recipe asks: pass" in log
     for row in step_rows(whole):
@@ -118,8 +124,8 @@ def test_a_policy_with_experts_trains_on_sessions_of_several_rows(algorithm: str
     ("changes", "words"),
     [
         (
-            {"algorithm.name": "ppo", "algorithm.shaping.kind": "steps"},
-            'task.name = "agent": a critic reads an episode as one text',
+            {"preference.path": "pairs.jsonl"},
+            'task.name = "agent": a reward model reads an episode as one text',
         ),
         ({"rollout.turn_tokens": 4}, "rollout.turn_tokens = 4: an episode is played whole"),
         ({"rollout.gateway": "nowhere"}, "rollout.gateway = 'nowhere': an address is HOST:PORT"),

@@ -49,6 +49,7 @@ from groupwise.core.machine.facts import count_peak_anew
 from groupwise.core.machine.free_memory import give_back
 from groupwise.core.processes.place import HERE, Place
 from groupwise.core.processes.stop import Stop
+from groupwise.core.task import ReadInParts
 from groupwise.diagnostics.checks import WitnessAction
 from groupwise.diagnostics.witness.requests import HeardEngine
 from groupwise.health.watch import Watch
@@ -72,7 +73,6 @@ from groupwise.rewards.pool.work import ScorePool
 from groupwise.rollout.collect import Prompts
 from groupwise.rollout.scoring import Scorer
 from groupwise.rollout.selection import Selection
-from groupwise.tasks.make import in_parts
 from groupwise.training.checkpoint import CHECKPOINTS
 from groupwise.training.ranks.followers import given_ranks
 from groupwise.training.reference import Reference
@@ -228,7 +228,7 @@ def _beside(plan: Plan, asked: Asked, around: Surroundings) -> Beside:
     routers = routers_to_record(halves(policy.model)[0], recipe.routing)
     if routers:
         note(f"routing      {len(routers)} layers, {routers[0].chosen} of {routers[0].experts} experts a token")
-    if routers and (parts := in_parts(plan.task)):
+    if routers and isinstance(plan.task, ReadInParts) and (parts := plan.task.in_parts):
         note(f"routing      not recorded, as under {parts} a row may be several texts: each pass chooses its experts")
         routers = ()
     disk = disk_plan(recipe, folder, policy.model, values, plan.copies_reference)

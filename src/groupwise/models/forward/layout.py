@@ -147,6 +147,18 @@ class Parts:
         at = (self.start[:, None] + columns).clamp(max=table.shape[1] - 1)
         return table[self.row[:, None], at] * (columns < self.length[:, None])
 
+    def given_back(self, table: Tensor, shape: torch.Size) -> Tensor:
+        """Map [m,W] of the parts -> [n,T] of the rows, 0 where no part is.
+
+        >>> parts = Parts.of(torch.tensor([5]), torch.tensor([[0, 0, 0, 3, 3]]))
+        >>> rows = torch.tensor([[5, 6, 7, 8, 9]])
+        >>> parts.given_back(parts.taken(rows), rows.shape).tolist()
+        [[5, 6, 7, 8, 9]]
+        """
+        part, column = (torch.arange(table.shape[1], device=table.device) < self.length[:, None]).nonzero(as_tuple=True)
+        where = self.row[part], self.start[part] + column
+        return table.new_zeros(shape).index_put(where, table[part, column])
+
     def placed(self, layout: Layout, rows: int, width: int) -> Layout:
         """Return a layout of the parts as one of the `rows`, of `width` columns each."""
         where = layout.place >= 0

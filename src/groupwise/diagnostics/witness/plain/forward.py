@@ -162,13 +162,12 @@ def logits_of(routers: Sequence[Router]) -> Iterator[list[Tensor]]:
 
 def values(model: Any, rows: Batch) -> Tensor:
     """Map rows -> V(s_t) [n,T], what a token classifier says at the token before each trained one; 0 elsewhere."""
-    whole = [RowPart(i, 0, n) for i, n in enumerate(rows.length.tolist())]
-    out = run(model, rows, whole).logits[..., 0]
-    out = out.to(torch.promote_types(out.dtype, torch.float32)).cpu()
-    shifted = torch.cat([out.new_zeros(len(out), 1), out[:, :-1]], dim=1)
-    mask = rows.mask[:, : shifted.shape[1]].clone()
-    mask[:, 0] = False
-    return torch.nn.functional.pad(shifted.masked_fill(~mask, 0.0), (0, rows.mask.shape[1] - shifted.shape[1]))
+    parts, table = parts_of(rows), torch.zeros(rows.mask.shape)
+    out = run(model, rows, parts).logits[..., 0]
+    table = table.to(torch.promote_types(out.dtype, torch.float32))
+    for said, (row, start, stop) in zip(out.to(table), parts, strict=True):
+        table[row, start + 1 : stop] = said[: stop - start - 1]
+    return table.masked_fill(~rows.mask, 0.0)
 
 
 def last_values(model: Any, ids: Sequence[int]) -> float:
