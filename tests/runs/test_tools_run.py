@@ -126,7 +126,12 @@ def test_calls_and_failures_by_kind_are_those_of_the_turns(run: Callable[..., Pa
     assert row["calls_of_no_tool.malformed"] > 0 < row["calls_of_no_tool.unknown tool"]
     assert not any(name.startswith(("faults", "turn_faults")) for name in row), "mistakes of the policy's are no faults"
     (table,) = [table for table in page_of_run(folder).runs[0].tables if table.title == "Tools in training"]
-    assert [line[0] for line in table.rows] == ["broken", "double", "unused"]
+    assert [line[0] for line in table.rows] == ["broken", "double", "unused", "of no tool"]
+    stray = {kind: row[f"calls_of_no_tool.{kind}"] for kind in ("malformed", "unknown tool")}
+    assert table.rows[3][1:3] == (
+        f"{sum(stray.values()):.0f}",
+        ", ".join(f"{n:.0f} {kind}" for kind, n in stray.items()),
+    )
     assert table.rows[1][1] == f"{row['tools.double.calls']:.0f}"
 
 

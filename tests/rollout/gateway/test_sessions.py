@@ -129,10 +129,30 @@ def wild(visit: Visit) -> float:
     return 1.0
 
 
-def test_every_trained_id_is_a_sampled_id_behind_what_the_policy_read() -> None:
+class Restarted(InThreads):
+    """Each session is begun a second time after what `first` asks, as if its process had been lost."""
+
+    def __init__(self, first: Callable[[Visit], Any], agent: Callable[[Visit], Any]) -> None:
+        super().__init__(agent)
+        self.first = first
+
+    def play(self, begin: Callable[[], Visit], then: Callable[[Future[ScoreResult]], None]) -> None:
+        def again() -> Visit:
+            lost = begin()
+            self.first(lost)
+            own = begin()
+            status, answer = post(lost, "/v1/chat/completions", {"messages": [user("of a process that was lost")]})
+            assert (status, answer["error"]["code"]) == (410, "session_over")
+            return own
+
+        super().play(again, then)
+
+
+@pytest.mark.parametrize("agent", [wild, Restarted(wild, wild)], ids=["once", "begun again"])
+def test_every_trained_id_is_a_sampled_id_behind_what_the_policy_read(agent: Any) -> None:
     engine = Listening()
     limits = EpisodeLimits(turns=32, turn_tokens=6)
-    episodes = played(wild, engine, samples=8, limits=limits, sampling=Sampling(max_new_tokens=2000))
+    episodes = played(agent, engine, samples=8, limits=limits, sampling=Sampling(max_new_tokens=2000))
     episodes = [tuple(replace(c, score=1.0) for c in group) for group in episodes]
     batch = collate([Group(p, g) for p, g in zip(prompts(), episodes, strict=True)], pad=0)
     assert batch.read_from is not None
@@ -176,28 +196,6 @@ def test_the_same_agents_ask_again_and_get_the_same_bits_whoever_is_faster() -> 
     assert bits(played(at_its_own_pace, one)) == bits(played(at_its_own_pace, other))
     assert one.sizes == other.sizes  # rounds of all sessions that go on
     assert one.sizes[:2] == [9, 9]
-
-
-class Restarted(InThreads):
-    """Each session is begun a second time after `asked` requests, as if its process had been lost."""
-
-    def __init__(self, first: Callable[[Visit], Any], agent: Callable[[Visit], Any]) -> None:
-        super().__init__(agent)
-        self.first = first
-
-    def play(self, begin: Callable[[], Visit], then: Callable[[Future[ScoreResult]], None]) -> None:
-        lost: list[Visit] = []
-
-        def again() -> Visit:
-            if not lost:
-                lost.append(begin())
-                self.first(lost[0])
-            own = begin()
-            status, answer = post(lost[0], "/v1/chat/completions", {"messages": [user("of a process that was lost")]})
-            assert (status, answer["error"]["code"]) == (410, "session_over")
-            return own
-
-        super().play(again, then)
 
 
 def some(visit: Visit) -> None:

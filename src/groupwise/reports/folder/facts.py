@@ -27,22 +27,32 @@ def tables(run: RunFolder) -> tuple[Table, ...]:
 
 def _tools(run: RunFolder) -> Table:
     """Sum up each tool over the whole run: calls, failures by kind, seconds, and the share of episodes that call it."""
-    columns = sorted({name for row in run.step_rows for name in row if name.startswith("tools.")})
+    columns = sorted(name for name in _names(run) if name.startswith("tools."))
     rows = []
     for tool in (name.removesuffix(".calls") for name in columns if name.endswith(".calls")):
-        start = f"{tool}.failures."
-        kinds = [name for name in columns if name.startswith(start)]
-        failed = ", ".join(f"{_sum(run, name):,.0f} {name.removeprefix(start)}" for name in kinds) or "0"
+        _, failed = _kinds(run, f"{tool}.failures.")
         shares = [number(row.get(f"{tool}.episodes_share")) for row in run.step_rows]
         known = [f"{share:.2f}" for share in shares if share is not None]
         calls, seconds = f"{_sum(run, f'{tool}.calls'):,.0f}", f"{_sum(run, f'{tool}.seconds'):.3g}"
         rows.append((tool.removeprefix("tools."), calls, failed, seconds, " -> ".join([*known[:1], *known[1:][-1:]])))
+    stray, kinds = _kinds(run, "calls_of_no_tool.")
+    rows += [("of no tool", f"{stray:,.0f}", kinds, "", "")] if stray else []
     head = ("tool", "calls", "failed", "seconds", "episodes with a call, first and last step")
     return Table("Tools in training", head, tuple(rows), numbers=(1, 3))
 
 
+def _kinds(run: RunFolder, start: str) -> tuple[float, str]:
+    """Add up the failures whose names begin so -> how many there are, and of which kinds."""
+    sums = {name.removeprefix(start): _sum(run, name) for name in sorted(_names(run)) if name.startswith(start)}
+    return math.fsum(sums.values()), ", ".join(f"{count:,.0f} {kind}" for kind, count in sums.items()) or "0"
+
+
+def _names(run: RunFolder) -> set[str]:
+    return {name for row in run.step_rows for name in row}
+
+
 def _logged(run: RunFolder) -> Table:
-    names = sorted({name for row in run.step_rows for name in row if name.startswith(TOTAL)})
+    names = sorted(name for name in _names(run) if name.startswith(TOTAL))
     held = [table(table(row.get("evaluation")).get("logged_total")) for row in run.evaluation_rows]
     rows = []
     for name in (name.removeprefix(TOTAL) for name in names):
