@@ -1,11 +1,11 @@
 """Tokens per second of sessions over HTTP against the same game inside the run: python benchmarks/gateway.py
 
-64 sessions at once, each of four requests with 32 sampled tokens. On one side agents in processes of their own ask the
-gateway, on the other an environment inside the run answers, and the engine samples the same rows in lockstep. The two
-sides take turns; a ratio is the median over pairs of neighbouring runs. An agent asks for a stream and returns the mean
-seconds until its first token, which comes when the round is sampled. A second table has agents with tools, which take
-seconds that are drawn from TOOLS between two requests: in rounds that wait for all, in rounds that wait 0.1 s, and as
-requests come.
+64 sessions at once, each of four requests with as many sampled tokens as the table says. On one side agents in
+processes of their own ask the gateway, on the other an environment inside the run answers, and the engine samples the
+same rows in lockstep. The two sides take turns; a ratio is the median over pairs of neighbouring runs. An agent asks
+for a stream and returns the mean seconds until its first token, which comes when the round is sampled. A second table
+has agents with tools, which take seconds that are drawn from TOOLS between two requests: in rounds that wait for all,
+in rounds that wait 0.1 s, and as requests come.
 
 Agents' processes import this file: what needs torch is imported inside functions.
 """
@@ -21,11 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SESSIONS, TURNS, TOKENS, RUNS = 64, 4, 32, 7
+SESSIONS, TURNS, RUNS = 64, 4, 7
 #: Seconds that a tool takes, each as often; seconds of patience that are compared.
 TOOLS, PATIENCE = (0.0, 0.05, 0.1, 1.0), (60.0, 0.1, 0.0)
-#: Layers, width, heads, width of the MLP.
+#: Layers, width, heads, width of the MLP; and tokens of an answer.
 MODELS = ((2, 64, 4, 192), (4, 256, 8, 768), (8, 512, 8, 1536))
+LINES = ((MODELS[0], 32), (MODELS[0], 128), (MODELS[1], 32), (MODELS[2], 32))
 MORE = "more"
 
 
@@ -67,51 +68,52 @@ def main() -> None:
 
     print(f"{platform.machine()}, {torch.get_num_threads()} threads; Python {platform.python_version()}, ", end="")
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
-    print(f"command: python {' '.join(sys.argv)}; {SESSIONS} sessions of {TURNS} x {TOKENS} tokens, {RUNS} pairs")
-    print("| model | inside, tok/s | gateway, tok/s | ratio (lowest to highest) | first token, s |")
-    print("|---|---|---|---|---|")
-    for model in MODELS:
-        print(line_of(*model), flush=True)
+    print(f"command: python {' '.join(sys.argv)}; {SESSIONS} sessions of {TURNS} requests, {RUNS} pairs")
+    print("| model | tokens | inside, tok/s | gateway, tok/s | ratio (lowest to highest) | first token, s |")
+    print("|---|---|---|---|---|---|")
+    for model, tokens in LINES:
+        print(line_of(model, tokens), flush=True)
     print(f"\nwith tools of {', '.join(map(str, TOOLS))} s, tok/s by patience")
     print(f"| model | {' | '.join(f'{patience:g} s' for patience in PATIENCE)} |")
     print(f"|---|{'---|' * len(PATIENCE)}")
     for model in MODELS[:2]:
-        print(line_with_tools(*model), flush=True)
+        print(line_with_tools(model, 32), flush=True)
 
 
-def line_of(layers: int, width: int, heads: int, mlp: int) -> str:
+def line_of(model: Sequence[int], tokens: int) -> str:
     """Measure one line of the table."""
-    policy = build(layers, width, heads, mlp)
-    inside, through = players(policy)
+    policy = build(*model)
+    inside, through = players(policy, tokens)
     try:
-        pairs = [(timed(inside, policy), timed(through, policy)) for _ in range(RUNS + 1)]
+        pairs = [(timed(inside, policy, tokens), timed(through, policy, tokens)) for _ in range(RUNS + 1)]
     finally:
         through.close()
     own, agents = zip(*pairs[1:], strict=True)  # the first pair warms up
     ratios = [one.seconds / other.seconds for one, other in pairs[1:]]
     first = statistics.median(wait for run in agents for wait in run.rewards)
-    told = f"{speed(own):,.0f} | {speed(agents):,.0f} | {statistics.median(ratios):.2f}"
-    return f"| {layers} layers, width {width} | {told} ({min(ratios):.2f} to {max(ratios):.2f}) | {first:.2f} |"
+    told = f"{tokens} | {speed(own, tokens):,.0f} | {speed(agents, tokens):,.0f} | {statistics.median(ratios):.2f}"
+    return f"| {model[0]} layers, width {model[1]} | {told} ({min(ratios):.2f} to {max(ratios):.2f}) | {first:.2f} |"
 
 
-def line_with_tools(layers: int, width: int, heads: int, mlp: int) -> str:
+def line_with_tools(model: Sequence[int], tokens: int) -> str:
     """Measure one line of the table of agents with tools; the kinds of patience take turns."""
-    policy = build(layers, width, heads, mlp)
-    _, through = players(policy)
+    policy = build(*model)
+    _, through = players(policy, tokens)
     runs: dict[float, list[Played]] = {patience: [] for patience in PATIENCE}
     try:
         for _ in range(RUNS + 1):
             for patience, own in runs.items():
                 through.patience = patience
-                own.append(timed(through, policy, tools=True))
+                own.append(timed(through, policy, tokens, tools=True))
     finally:
         through.close()
-    return f"| {layers} layers, width {width} | {' | '.join(f'{speed(own[1:]):,.0f}' for own in runs.values())} |"
+    speeds = [f"{speed(own[1:], tokens):,.0f}" for own in runs.values()]
+    return f"| {model[0]} layers, width {model[1]} | {' | '.join(speeds)} |"
 
 
-def speed(runs: Sequence["Played"]) -> float:
+def speed(runs: Sequence["Played"], tokens: int) -> float:
     """Return sampled tokens per second, the median over runs."""
-    return SESSIONS * TURNS * TOKENS / statistics.median(run.seconds for run in runs)
+    return SESSIONS * TURNS * tokens / statistics.median(run.seconds for run in runs)
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Played:
     rewards: Sequence[float]
 
 
-def timed(side: Any, policy: Any, tools: bool = False) -> Played:
+def timed(side: Any, policy: Any, tokens: int, tools: bool = False) -> Played:
     """Play all sessions."""
     from groupwise.core.engine import Sampling
     from groupwise.core.records import Prompt
@@ -136,18 +138,18 @@ def timed(side: Any, policy: Any, tools: bool = False) -> Played:
 
     sample = Sample("a", "Say something.", "", extra={"tools": tools})
     cohort = Cohort((Prompt(sample, Chat(policy.tokenizer).encode(sample)),), (0,))
-    limit = Sampling(max_new_tokens=TURNS * TOKENS * 4)
+    limit = Sampling(max_new_tokens=TURNS * (tokens + 96))
     begin = time.perf_counter()
     (played,) = side([cohort], Segment(SESSIONS, limit))
     seconds = time.perf_counter() - begin
     episodes = played.completions[0]
     sampled = {sum(span.stop - span.start for span in episode.spans if span.own) for episode in episodes}
-    assert (len(episodes), sampled) == (SESSIONS, {TURNS * TOKENS}), episodes[0].turns[-1].detail
+    assert (len(episodes), sampled) == (SESSIONS, {TURNS * tokens}), episodes[0].turns[-1].detail
     return Played(seconds, [episode.turns[-1].reward for episode in episodes])
 
 
-def players(policy: Any) -> tuple[Any, Any]:
-    """Make what plays inside the run, and what plays through the gateway."""
+def players(policy: Any, tokens: int) -> tuple[Any, Any]:
+    """Make what plays inside the run, and what plays through the gateway, with answers of so many tokens."""
     from groupwise.core.environment import EpisodeLimits
     from groupwise.core.processes.network import Address
     from groupwise.engines.local.engine import LocalEngine
@@ -163,7 +165,7 @@ def players(policy: Any) -> tuple[Any, Any]:
     from groupwise.rollout.gateway.writing import Writing
 
     engine = LocalEngine(policy.model, frozenset(), policy.pad, decode=policy.decode)  # without an end: equal lengths
-    glue, limits = Glue(Chat(policy.tokenizer), policy.eos), EpisodeLimits(turns=TURNS, turn_tokens=TOKENS)
+    glue, limits = Glue(Chat(policy.tokenizer), policy.eos), EpisodeLimits(turns=TURNS, turn_tokens=tokens)
     environments = InlineEnvironments(playable(Game, {}))
     inside = Episodes(engine, environments, glue.onward, glue.chat.encode, policy.decode, limits)
     agents = Agents(Agent.of(f"{__file__}:agent", (), 600.0), Limits(workers=SESSIONS))

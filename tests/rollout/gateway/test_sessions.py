@@ -240,7 +240,8 @@ def test_without_patience_a_session_goes_on_while_another_is_sampled(monkeypatch
     rounds = played(echo, sampling=sampling, limits=limits)
     assert [c.tokens for group in through for c in group] == [c.tokens for group in rounds for c in group]
     assert [c.spans for group in through for c in group] == [c.spans for group in rounds for c in group]
-    assert max(len(answer.tokens) for _, answer in engine.calls) == 4
+    assert {request.max_new_tokens for request, _ in engine.calls if request.drawn < 20} == {4}
+    assert all((request.max_new_tokens or 0) <= max(4, request.drawn // 4) for request, _ in engine.calls)
 
     ends: list[str] = []
 

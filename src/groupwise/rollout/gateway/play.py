@@ -7,7 +7,8 @@
 A round is sampled when every session that is being played waits for an answer. Rounds are then the same ones whoever
 is faster, and so are the bits, as long as agents do the same for the same answers. A session that lets the others wait
 for more than `patience` seconds is left to a later round. With a patience of 0 nothing waits: what is asked is sampled
-PIECE tokens at a time, and what comes meanwhile joins the next piece. Draws are the same, and rounding is by chance.
+PIECE tokens at a time, more of a long answer, and what comes meanwhile joins the next piece. Draws are the same, and
+rounding is by chance.
 """
 
 import itertools

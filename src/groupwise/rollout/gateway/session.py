@@ -209,7 +209,7 @@ class Session:
         """Return what the engine is asked next, a request for each answer that has not ended.
 
         most   tokens of an answer, where sampling of it begins
-        piece  new tokens of each request
+        piece  new tokens of each request; of a long answer a quarter of what there is, as each request is remembered
         """
         ask.most, ask.sampled = ask.most or most, ask.sampled or [None] * ask.asked.answers
         seed = derive(self.seed, "turn", ask.number) if ask.number else self.seed
@@ -218,7 +218,7 @@ class Session:
         for i in ask.unfinished:
             own, begun = derive(seed, "answer", i) if i else seed, ask.sampled[i]
             drawn = () if begun is None else begun.tokens
-            tokens, limit = ask.context + drawn, min(piece, ask.most - len(drawn))
+            tokens, limit = ask.context + drawn, min(max(piece, len(drawn) // 4), ask.most - len(drawn))
             held = len(tokens) if drawn else 0 if ask.parent is None else len(ask.parent.ids)
             asked.append(Request(tokens, 1, own, limit, self.sample, len(drawn), hold=True, held=held))
         ask.requests += asked
