@@ -324,7 +324,7 @@ def _of_episodes(recipe: Recipe, task: Task) -> Iterator[str]:
     """Require that an episode is played in one go, and is one text for what reads it as such."""
     if not isinstance(task, EnvironmentTask | SessionTask):
         return
-    readers = {"a reward model": recipe.preference, "routing": recipe.routing.changed}
+    readers = {"a reward model": recipe.preference, **{f"routing.{key}": True for key in recipe.routing.changed}}
     reader = next((name for name, there in readers.items() if there), None)
     if reader and (parts := task.in_parts):
         yield f"{parts}: {reader} reads an episode as one text, and under it an episode may have several; take it out"

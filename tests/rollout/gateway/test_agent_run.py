@@ -131,7 +131,7 @@ def test_a_policy_with_experts_and_a_critic_train_on_sessions_of_several_rows(
         ({"rollout.gateway": "nowhere"}, "rollout.gateway = 'nowhere': an address is HOST:PORT"),
         (
             {"model": "tiny-moe", "routing.replay": "learner"},
-            'task.name = "agent": routing reads an episode as one text',
+            'task.name = "agent": routing.replay reads an episode as one text',
         ),
     ],
 )

@@ -194,7 +194,7 @@ class Dispatcher:
         self.selector.register(leash, selectors.EVENT_READ, slot)
 
     def _give(self, slot: Slot, entries: list[Entry]) -> None:
-        entries = [entry.begun for entry in entries]
+        entries = [entry.begun() for entry in entries]
         head = entries[0]
         load = head.attempt is None
         slot.entries, slot.busy = entries, True

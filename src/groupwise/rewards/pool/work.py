@@ -97,9 +97,8 @@ class Entry:
     failed: str = ""
     begin: Callable[[], Work] | None = None
 
-    @property
     def begun(self) -> "Entry":
-        """The entry as a process is given it."""
+        """Return the entry as a process is given it."""
         return self if self.begin is None else replace(self, attempt=self.begin())
 
     @property
