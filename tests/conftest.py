@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ import torch
 import groupwise
 from groupwise.models.load import Policy, load_policy
 from groupwise.models.tiny import TinySpec
+
+# A job that a shell runs in the background ignores Ctrl-C, and so would every run that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tensors here are tiny: a second thread costs more than it brings. Runs in processes of their own use the default.
 torch.set_num_threads(1)
