@@ -163,6 +163,10 @@ def test_each_turn_is_trained_behind_the_prompt_that_it_read_and_a_resume_has_th
     ("more", "words"),
     [
         ({"preference.path": "pairs.jsonl"}, "a reward model reads an episode as one text"),
+        (
+            {"algorithm.name": "opd", "reference.every": 1, "reference.template": "{answer}{prompt}"},
+            'reference.template with task.history = "rewrite": the prompt of a turn',
+        ),
         ({"model": "tiny-moe", "routing.load_balance": 0.01}, "routing.load_balance reads an episode as one text"),
         ({"history": "refuse"}, 'task.history = "rewrite"'),
     ],

@@ -16,7 +16,7 @@ from groupwise.core.engine import Sampling
 from groupwise.core.errors import UsageError
 from groupwise.core.files.paths import location
 from groupwise.core.samples import TASK
-from groupwise.core.task import Bounded, BoundedTurns, Notes, PlaysTurns, ScoresSteps, Task
+from groupwise.core.task import Bounded, BoundedTurns, Notes, PlaysTurns, ReadInParts, ScoresSteps, Task
 from groupwise.health.symptoms.base import RECENT
 from groupwise.journal.run_policy import run_policy
 from groupwise.models.precision import require_precision
@@ -262,10 +262,8 @@ def _of_teachers(recipe: Recipe, task: Task) -> Iterator[str]:
     reference = recipe.reference
     if reference.template and recipe.prompt_truncation == "left":
         yield 'reference.template with prompt_truncation = "left": it would be cut off as well; set that to "none"'
-    if reference.template and isinstance(task, SessionTask):
-        yield f'reference.template with task.name = "{task.kind}": an agent writes its prompts itself; take it out'
-    if reference.template and isinstance(task, EnvironmentTask) and task.history == "rewrite":
-        yield 'reference.template with task.history = "rewrite": each turn has another prompt; set that to "grow"'
+    if reference.template and isinstance(task, ReadInParts) and task.in_parts:
+        yield f"reference.template with {task.in_parts}: the prompt of a turn is not the problem's; take it out"
     if "," in (reference.address or ""):
         yield f"reference.address = {reference.address!r}: several addresses; one teacher is served at one"
     for source, model in reference.by_source.items():

@@ -127,6 +127,15 @@ def test_a_policy_with_experts_and_a_critic_train_on_sessions_of_several_rows(
             {"preference.path": "pairs.jsonl"},
             'task.name = "agent": a reward model reads an episode as one text',
         ),
+        (
+            {
+                "algorithm.name": "opd",
+                "algorithm.kl.beta": 1.0,
+                "reference.every": 1,
+                "reference.template": "{prompt}!",
+            },
+            'reference.template with task.name = "agent": the prompt of a turn is not the problem\'s',
+        ),
         ({"rollout.turn_tokens": 4}, "rollout.turn_tokens = 4: an episode is played whole"),
         ({"rollout.gateway": "nowhere"}, "rollout.gateway = 'nowhere': an address is HOST:PORT"),
         (
