@@ -150,14 +150,15 @@ def timed(side: Any, policy: Any, tokens: int, tools: bool = False) -> Played:
 
 def players(policy: Any, tokens: int) -> tuple[Any, Any]:
     """Make what plays inside the run, and what plays through the gateway, with answers of so many tokens."""
-    from groupwise.core.environment import EpisodeLimits
+    from groupwise.core.environment import ENVIRONMENT, EpisodeLimits
     from groupwise.core.processes.network import Address
     from groupwise.engines.local.engine import LocalEngine
     from groupwise.environments.adapt import playable
-    from groupwise.environments.agent import Agent, Agents
+    from groupwise.environments.agent import Agent
     from groupwise.environments.live import InlineEnvironments
     from groupwise.models.chat.later_turns import Glue
     from groupwise.models.chat.prompts import Chat
+    from groupwise.rewards.pool.pool import Pool
     from groupwise.rewards.pool.work import Limits
     from groupwise.rollout.episodes import Episodes
     from groupwise.rollout.gateway.play import Sessions
@@ -168,10 +169,10 @@ def players(policy: Any, tokens: int) -> tuple[Any, Any]:
     glue, limits = Glue(Chat(policy.tokenizer), policy.eos), EpisodeLimits(turns=TURNS, turn_tokens=tokens)
     environments = InlineEnvironments(playable(Game, {}))
     inside = Episodes(engine, environments, glue.onward, glue.chat.encode, policy.decode, limits)
-    agents = Agents(Agent.of(f"{__file__}:agent", (), 600.0), Limits(workers=SESSIONS))
-    vocabulary = policy.model.config.vocab_size
-    writing = Writing(glue, policy.decode, policy.decode_all, policy.positions, vocabulary)
-    through = Sessions(engine, agents, Server(Address.of("127.0.0.1:0")), writing, limits, patience=60.0)
+    agents = Pool({ENVIRONMENT: Agent.of(f"{__file__}:agent", (), 600.0)}, Limits(workers=SESSIONS))
+    through = Sessions(
+        engine, agents, SESSIONS, Server(Address.of("127.0.0.1:0")), Writing(glue, policy), limits, patience=60.0
+    )
     return inside, through
 
 

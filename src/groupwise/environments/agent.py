@@ -14,10 +14,10 @@ import os
 import subprocess
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import IO, Any
@@ -25,10 +25,8 @@ from typing import IO, Any
 from groupwise.core.code.user_code import NO_FILES, Files, Source, load, source
 from groupwise.core.environment import ENVIRONMENT, MODEL, Visit
 from groupwise.core.errors import UsageError, brief
-from groupwise.core.samples import Cause, Sample, ScoreResult
-from groupwise.rewards.functions.adapters import fault, score_result
-from groupwise.rewards.pool.pool import Pool
-from groupwise.rewards.pool.work import Limits, OneByOne
+from groupwise.core.samples import Cause, ScoreResult
+from groupwise.rewards.functions.adapters import Bound, playing, score_result
 
 #: Files in a program's folder: what it is given, and what it may write.
 SAMPLE, REWARD = "sample.json", "reward.txt"
@@ -40,15 +38,15 @@ _LINES, _LONGEST_LINE = 20, 2_000
 class Agent:
     """An agent as a recipe names it.
 
-    use      `file.py:function` or `package.module:function`; "" of a command
-    command  program and its arguments
-    seconds  that a session may take
-    files    the file that the function is in, as it was when the run began
+    use           `file.py:function` or `package.module:function`; "" of a command
+    command       program and its arguments
+    call_seconds  after which a session is a fault
+    files         the file that the function is in, as it was when the run began
     """
 
     use: str = ""
     command: tuple[str, ...] = ()
-    seconds: float = 600.0
+    call_seconds: float = 600.0
     files: Files = field(default_factory=lambda: NO_FILES)
 
     @classmethod
@@ -56,11 +54,6 @@ class Agent:
         """Make an agent and read its file. Raises UsageError if there is no such file."""
         file = source(use, f"task.use = {brief(use)}", files) if use else None
         return cls(use, command, seconds, {} if file is None else {file.path: file})
-
-    @property
-    def call_seconds(self) -> float:
-        """Seconds after which a session is a fault, as the pool reads them."""
-        return self.seconds
 
     @property
     def sources(self) -> list[Source]:
@@ -84,55 +77,17 @@ class Agent:
             raise UsageError(f"{what}: must be a function run(sample, base_url, key) that returns a reward") from None
         return lambda visit: _of_function(function, visit)
 
-    def bind(self) -> Any:
+    def bind(self) -> Bound:
         """Make what plays in a process of the pool."""
-        return _Player(self)
+        return Bound(partial(_rewarded, self.load()), playing(self.description), ENVIRONMENT)
 
 
-class Agents:
-    """Processes that play sessions, each of them one at a time: `limits.workers` sessions at once."""
-
-    def __init__(self, agent: Agent, limits: Limits) -> None:
-        self._pool = Pool({ENVIRONMENT: agent}, limits)
-        self.at_once = limits.workers
-
-    def play(self, begin: Callable[[], Visit], then: Callable[[Future[ScoreResult]], None]) -> None:
-        """Have a session played, which `begin` makes for each process that is given it; `then` has its reward. Both are
-        called in another thread.
-        """
-        self._pool.play(ENVIRONMENT, begin, then)
-
-    def close(self) -> None:
-        """End every process."""
-        self._pool.close()
-
-
-class _Player:
-    form = OneByOne()
-    asynchronous = False
-    probe = starts = None
-
-    def __init__(self, agent: Agent) -> None:
-        self.description = agent.description
-        self._play = agent.load()
-
-    def check(self, sample: Sample) -> None:
-        """Do nothing: no sample is needed before a session begins."""
-
-    def score(self, visits: Sequence[Visit], run: Callable[[Any], Any]) -> Iterator[list[ScoreResult]]:
-        """Yield the reward of each session."""
-        for visit in visits:
-            yield [self._played(visit)]
-
-    def _played(self, visit: Visit) -> ScoreResult:
-        try:
-            result = self._play(visit)
-        except BaseException as error:  # sys.exit of a user's code is a fault like others
-            return fault(error)
-        result = result if isinstance(result, ScoreResult) else score_result(result)
-        if result.cause is None and not result.votes:
-            return ScoreResult(cause=Cause.WRONG_TYPE, detail="its reward: None, no number")
-        return result
+def _rewarded(play: Callable[[Visit], Any], attempt: Visit) -> ScoreResult:
+    result = play(attempt)
+    result = result if isinstance(result, ScoreResult) else score_result(result)
+    if result.cause is None and not result.votes:
+        return ScoreResult(cause=Cause.WRONG_TYPE, detail="its reward: None, no number")
+    return result
 
 
 def _of_function(function: Callable[..., Any], visit: Visit) -> Any:

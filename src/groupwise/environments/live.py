@@ -6,19 +6,20 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from groupwise.core.code.trace import own_traceback
 from groupwise.core.environment import ENVIRONMENT, Conversation, Reply, Says, ToolCall, fingerprint
 from groupwise.core.processes.stop import Stopped
-from groupwise.core.samples import Cause, Sample, ScoreResult
+from groupwise.core.samples import Cause, ScoreResult
 from groupwise.core.task import Starts
 from groupwise.environments.adapt import Playable, begun, ended
 from groupwise.environments.game import Game
+from groupwise.rewards.functions.adapters import Bound, playing
 from groupwise.rewards.pool.pool import Pool
-from groupwise.rewards.pool.work import Limits, OneByOne, ScorePool
+from groupwise.rewards.pool.work import Limits, ScorePool
 
 
 @dataclass
@@ -100,32 +101,15 @@ class InlineEnvironments:
         """Do nothing: no process was started."""
 
 
-class _Player:
-    form = OneByOne()
-    asynchronous = False
-    probe = None
-
-    def __init__(self, game: Game) -> None:
-        self.description = game.description
-        new = game.load()
-        self.starts = next((one for one in (game.scorer, new) if isinstance(one, Starts)), None)
-        self._live = LiveEpisodes(new)
-
-    def check(self, sample: Sample) -> None:
-        """Do nothing: no sample is needed before an episode begins."""
-
-    def score(self, attempts: Sequence[Conversation], run: Callable[[Any], Any]) -> Iterator[list[ScoreResult]]:
-        """Yield the answers as results, one after the other."""
-        for conversation in attempts:
-            yield [_as_result(self._live.answer(conversation))]
-
-
 @dataclass(frozen=True)
 class _Loads:
     game: Game
 
-    def bind(self) -> Any:
-        return _Player(self.game)
+    def bind(self) -> Bound:
+        new = self.game.load()
+        starts = next((one for one in (self.game.scorer, new) if isinstance(one, Starts)), None)
+        live, form = LiveEpisodes(new), playing(self.game.description)
+        return Bound(lambda attempt: _as_result(live.answer(attempt)), form, ENVIRONMENT, starts=starts)
 
 
 class PoolEnvironments:
@@ -141,10 +125,6 @@ class PoolEnvironments:
         game.load()  # what is wrong with it is said here, and not by every process
         self.with_special, self.tools = game.with_special, game.tool_names
         self._pool = pool({ENVIRONMENT: _Loads(game)}, limits)
-
-    def check(self) -> str:
-        """Load the game in a process -> its description. Raises UsageError if that cannot be done."""
-        return self._pool.check()[ENVIRONMENT]
 
     def begin(self, conversation: Conversation) -> int:
         """Hand a conversation over -> the ticket of its answer."""

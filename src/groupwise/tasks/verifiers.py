@@ -43,7 +43,7 @@ class VerifiersTask(SessionTask):
         env = {**self.env, "taskset": {**taskset, "id": whole_word(taskset["id"])}}
         object.__setattr__(self, "env", env)
         object.__setattr__(self, "python", whole_word(expanded(self.python)) if self.python else sys.executable)
-        agent = VerifiersAgent(seconds=self.seconds, files={}, python=self.python, env=json.dumps(env))
+        agent = VerifiersAgent(call_seconds=self.seconds, files={}, python=self.python, env=json.dumps(env))
         object.__setattr__(self, "agent", agent)
 
     @property

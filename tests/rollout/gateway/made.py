@@ -21,12 +21,12 @@ from groupwise.core.records import Completion, Prompt
 from groupwise.core.samples import Sample, ScoreResult
 from groupwise.core.stream import Cohort
 from groupwise.engines.local.engine import LocalEngine
-from groupwise.environments.agent import Agents
 from groupwise.models.chat.later_turns import Glue
 from groupwise.models.chat.prompts import Chat
 from groupwise.models.load import Policy
 from groupwise.models.tiny import ByteSpec
 from groupwise.rewards.functions.adapters import fault, score_result
+from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.gateway.play import Sessions
 from groupwise.rollout.gateway.server import Server
 from groupwise.rollout.gateway.writing import Writing
@@ -82,12 +82,12 @@ class Listening:
 
 
 class InThreads:
-    """Agents that are threads of this process, so many at once."""
+    """Agents that are threads of this process."""
 
-    def __init__(self, agent: Callable[[Visit], Any], at_once: int = 64) -> None:
-        self.agent, self.at_once = agent, at_once
+    def __init__(self, agent: Callable[[Visit], Any]) -> None:
+        self.agent = agent
 
-    def play(self, begin: Callable[[], Visit], then: Callable[[Future[ScoreResult]], None]) -> None:
+    def play(self, name: str, begin: Callable[[], Visit], then: Callable[[Future[ScoreResult]], None]) -> None:
         def run() -> None:
             done: Future[ScoreResult] = Future()
             try:
@@ -108,12 +108,11 @@ def prompts(texts: Sequence[str] = PROMPTS) -> tuple[Prompt, ...]:
 
 
 def writing() -> Writing:
-    own = policy()
-    return Writing(glue(), own.decode, own.decode_all, own.positions, own.model.config.vocab_size)
+    return Writing(glue(), policy())
 
 
 def played(
-    play: Callable[[Visit], Any] | Agents | InThreads,
+    play: Callable[[Visit], Any] | Pool | InThreads,
     engine: Any = None,
     samples: int = 3,
     limits: EpisodeLimits = LIMITS,
@@ -122,12 +121,11 @@ def played(
     at_once: int = 64,
     patience: float = 30.0,
     note: Callable[[str], None] = print,
-    forget: Callable[[Sequence[Request]], object] = lambda requests: None,
 ) -> list[tuple[Completion, ...]]:
     """The episodes of an agent's sessions, by prompt."""
     server = Server(Address.of("127.0.0.1:0"))
-    agents = play if isinstance(play, Agents | InThreads) else InThreads(play, at_once)
-    sessions = Sessions(engine or Listening(), agents, server, writing(), limits, patience, note, forget=forget)  # type: ignore[arg-type]
+    agents: Any = play if isinstance(play, Pool | InThreads) else InThreads(play)
+    sessions = Sessions(engine or Listening(), agents, at_once, server, writing(), limits, patience, note)
     try:
         (cohort,) = sessions([Cohort(prompts(texts), SEEDS[: len(texts)])], Segment(samples, sampling))
     finally:

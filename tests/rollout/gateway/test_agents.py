@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from groupwise.core.engine import Sampling
-from groupwise.core.environment import Ended, EpisodeLimits
+from groupwise.core.environment import ENVIRONMENT, Ended, EpisodeLimits
 from groupwise.core.errors import UsageError
 from groupwise.core.records import Completion
-from groupwise.environments.agent import Agent, Agents
+from groupwise.environments.agent import Agent
+from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.work import Limits
 from groupwise.rollout.gateway.again import Again
 from groupwise.tasks.agent import AgentTask
@@ -28,9 +29,11 @@ def each(
     agent: Agent, texts: list[str], workers: int = 4, engine: Listening | None = None, patience: float = 0.2
 ) -> list[Completion]:
     """The episode of one session of each prompt."""
-    agents = Agents(agent, Limits(workers=workers, seconds=agent.seconds))
+    agents = Pool({ENVIRONMENT: agent}, Limits(workers=workers))
     limits, sampling = EpisodeLimits(turns=8, turn_tokens=4), Sampling(max_new_tokens=90)
-    return [group[0] for group in played(agents, engine, 1, limits, sampling, texts, patience=patience)]
+    return [
+        group[0] for group in played(agents, engine, 1, limits, sampling, texts, patience=patience, at_once=workers)
+    ]
 
 
 @linux
@@ -103,7 +106,7 @@ def test_an_agent_that_asks_something_else_when_it_is_played_again_is_told_of(
 ) -> None:
     monkeypatch.setenv("GATEWAY_TEST_FOLDER", str(tmp_path))
     agent, heard = Agent.of(f"{FILE}:{function}", (), MANY), list[str]()
-    agents = Agents(agent, Limits(workers=2, seconds=agent.seconds))
+    agents = Pool({ENVIRONMENT: agent}, Limits(workers=2))
     sampling = Sampling(max_new_tokens=90)
     played(
         agents, None, 1, EpisodeLimits(turns=8, turn_tokens=4), sampling, ["a", "b"], patience=0.2, note=heard.append

@@ -181,7 +181,7 @@ def test_calls_of_tools_go_on_as_they_were_sampled() -> None:
 def test_calls_are_measured_as_those_of_an_environment_are(text: str, calls: list[ToolCall]) -> None:
     server = Server(Address.of("127.0.0.1:0"))
     agents = InThreads(lambda visit: bool(chat(visit, [user("q")], tools=[TOOL])) * 1.0)
-    sessions = Sessions(saying(text), agents, server, writing(), LIMITS, 30.0)  # type: ignore[arg-type]
+    sessions = Sessions(saying(text), agents, 2, server, writing(), LIMITS, 30.0)  # type: ignore[arg-type]
     try:
         (cohort,) = sessions([Cohort(prompts(["q"]), (3,))], Segment(2, Sampling(max_new_tokens=400)))
     finally:

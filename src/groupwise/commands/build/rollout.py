@@ -12,14 +12,12 @@ from typing import Any
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.config.recipe import Recipe
 from groupwise.core.engine import Engine
-from groupwise.core.environment import Environments
+from groupwise.core.environment import ENVIRONMENT, Environments
 from groupwise.core.processes.network import Address
 from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Evaluation, Group
 from groupwise.core.samples import TASK
 from groupwise.core.task import Task
-from groupwise.diagnostics.witness.requests import HeardEngine
-from groupwise.environments.agent import Agents
 from groupwise.environments.live import InlineEnvironments, PoolEnvironments
 from groupwise.models.chat.later_turns import Glue, LaterPrompts, thinking_of
 from groupwise.models.chat.prompts import Chat
@@ -50,7 +48,7 @@ Evaluate = Callable[[], tuple[Evaluation, Sequence[Group]]]
 #: An evaluation of held-out rows alone.
 NOTHING_SAMPLED = Evaluation(0, 0, math.nan, {}, math.nan, math.nan)
 #: What episodes are played with, or by.
-Players = Environments | Agents | None
+Players = Environments | Pool | None
 #: Rows that rewards and templates are tried on before a run starts.
 TRIED_ROWS = 4
 
@@ -118,7 +116,7 @@ def players_of(recipe: Recipe, task: Task, place: Place = HERE, note: Note = lam
     Raises UsageError if the code does not load.
     """
     if isinstance(task, SessionTask):
-        return Agents(task.agent, dataclasses.replace(_limits(recipe, HERE), workers=task.sessions))
+        return Pool({ENVIRONMENT: task.agent}, dataclasses.replace(_limits(recipe, HERE), workers=task.sessions))
     if not isinstance(task, EnvironmentTask):
         return None
     game = task.game
@@ -140,31 +138,24 @@ def episodes_of(
     """Make what plays episodes; None for a task without an environment or an agent. `note` hears of what agents ask
     for and do not get; `folder` is the run's.
 
-    Raises UsageError for a chat template under which the ids of a conversation do not only grow.
+    Raises UsageError for a chat template under which the ids of a conversation do not only grow, and for an address
+    that is taken.
     """
     if players is None or not isinstance(task, EnvironmentTask | SessionTask):
         return None
     require_no_fatal(turn_findings(task, chat, policy.eos))
     glue = Glue(chat, policy.eos)
     if isinstance(task, SessionTask):
-        assert isinstance(players, Agents)
-        sessions = _sessions(recipe, task, policy, glue, engine, players, note)
-        forget = engine.forget if isinstance(engine, HeardEngine) else sessions.forget
-        return dataclasses.replace(sessions, again=Again(folder and folder / ASKED), forget=forget)
-    assert not isinstance(players, Agents)
+        assert isinstance(players, Pool)
+        server, again = Server(Address.of(recipe.rollout.gateway)), Again(folder and folder / ASKED)
+        return Sessions(
+            engine, players, at_once=task.sessions, server=server, writing=Writing(glue, policy), limits=task.limits,
+            patience=task.patience, note=note, again=again,
+        )  # fmt: skip
+    assert not isinstance(players, Pool)
     onward = LaterPrompts(glue).onward if task.history == "rewrite" else glue.onward
     decode = policy.decode_all if players.with_special else policy.decode
     return Episodes(engine, players, onward, chat.encode, decode, task.limits)
-
-
-def _sessions(
-    recipe: Recipe, task: SessionTask, policy: Policy, glue: Glue, engine: Engine, agents: Agents, note: Note
-) -> Sessions:
-    """Make what plays sessions, and begin to listen. Raises UsageError for an address that is taken."""
-    vocabulary = policy.model.config.get_text_config().vocab_size
-    writing = Writing(glue, policy.decode, policy.decode_all, policy.positions, vocabulary)
-    server = Server(Address.of(recipe.rollout.gateway))
-    return Sessions(engine, agents, server, writing, task.limits, task.patience, note)
 
 
 def turn_findings(task: Task, chat: Chat, ends: frozenset[int]) -> list[TemplateFinding]:

@@ -3,7 +3,6 @@
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
-from groupwise.core.engine import Request
 from groupwise.core.records import Completion, Group, Prompt
 from groupwise.core.samples import Sample
 from groupwise.core.task import HoldsOutSets, PlaysTurns, Task
@@ -38,11 +37,8 @@ class DrawsReading(Reading):
         """Compare the requests since the step before with each other and with earlier ones, and answers with rows."""
         heard, seeds = self._engine.take(), set[tuple[int, int, int]]()
         twice = agree()
-        for request in self._engine.take_forgotten():
-            for before in self._seeds:
-                before.discard(_key(request))
         for request, *_ in heard:
-            key = _key(request)
+            key = (request.seed, request.first, request.drawn)
             if key in seeds or any(key in before for before in self._seeds):
                 when = "in this step" if key in seeds else "in a step before"
                 words = f"seed {request.seed}, completion {key[1]}, was drawn {when} already; look at seeds in collect"
@@ -92,10 +88,6 @@ class DrawsReading(Reading):
                 words = f"the engine gave no such answer to this prompt under weights {last[1]}"
                 yield differs(about, f"{words}; look at how groups and spans are made")
                 return
-
-
-def _key(request: Request) -> tuple[int, int, int]:
-    return request.seed, request.first, request.drawn
 
 
 def _up_to_last(prompt: Prompt, completion: Completion) -> tuple[tuple[int, ...], int] | None:

@@ -28,7 +28,6 @@ class HeardEngine:
     def __init__(self, engine: Engine, listens: bool = True) -> None:
         """Hear the engine; without `listens` nothing is kept, for nobody takes it."""
         self._engine, self._heard, self._listens = engine, list[Heard](), listens
-        self._forgotten = list[Request]()
 
     @property
     def restarts(self) -> int:
@@ -92,16 +91,6 @@ class HeardEngine:
         """Hand out what was heard since the last time."""
         heard, self._heard = self._heard, []
         return heard
-
-    def forget(self, requests: Sequence[Request]) -> None:
-        """Forget what was asked for a session that is played again: the same seeds are drawn from anew."""
-        self._heard = [one for one in self._heard if one.request not in requests]
-        self._forgotten += requests
-
-    def take_forgotten(self) -> list[Request]:
-        """Hand out what was forgotten since the last time, of which a part may have been taken before."""
-        forgotten, self._forgotten = self._forgotten, []
-        return forgotten
 
     @contextmanager
     def unheard(self) -> Iterator[None]:

@@ -180,6 +180,11 @@ VERL_BATCH = Form("verl compute_score in batches", ("solution_strs",), True, _ve
 KNOWN = (VERL, VERL_BATCH, SAMPLES, SINGLE, ATTEMPTS, ATTEMPT, TRL)
 
 
+def playing(description: str) -> Form:
+    """Make the form of what plays episodes or sessions in a process, one at a time."""
+    return Form(description, (), False, ATTEMPT.arguments)
+
+
 #: Columns, and metrics, that one call may log, and characters of a logged text: all of them stand in rollouts.jsonl.
 MOST_NAMES, LONGEST_NAME, LONGEST_TEXT = 64, 100, 2_000
 
@@ -283,7 +288,9 @@ class Bound:
 
     @property
     def description(self) -> str:
-        """Form and parameters: `TRL reward_funcs: completions, answer, **kwargs`."""
+        """Form and parameters: `TRL reward_funcs: completions, answer, **kwargs`; of what plays, its name alone."""
+        if not self.form.signs:
+            return self.form.description
         names = [f"**{p.name}" if p.kind is p.VAR_KEYWORD else p.name for p in self.parameters.values()]
         return f"{self.form.description}{', async' if self.asynchronous else ''}: {', '.join(names)}"
 

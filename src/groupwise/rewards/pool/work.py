@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from groupwise.core.channel import FrameError
 from groupwise.core.environment import Conversation, Visit
@@ -28,15 +28,6 @@ from groupwise.rewards.isolation import Isolation
 MANY, FEW = 32, 8
 #: What a process is given: a completion, a turn of an episode, or a session that an agent plays.
 Work = Attempt | Conversation | Visit
-
-
-@dataclass(frozen=True)
-class OneByOne:
-    """Form of what plays in a process: it is called with one piece of work after the other."""
-
-    batched: ClassVar[bool] = False
-
-
 _CAUSES = frozenset(cause.value for cause in Cause)
 
 

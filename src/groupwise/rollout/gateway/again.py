@@ -2,11 +2,10 @@
 
 A session is played again if its process was lost, or the run was killed and goes on. Its request is then expected to
 read the ids that it read before, where it was told the same until then. What is compared is kept in a file of the run,
-16 bytes a request, written as it comes: a kill leaves it behind.
+a record for each request, written as it comes: a kill leaves it behind.
 """
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,26 +22,23 @@ class Again:
     """
 
     def __init__(self, file: Path | None) -> None:
-        self._file, self._known = file, OrderedDict[bytes, bytes]()
-        content = file.read_bytes() if file is not None and file.is_file() else b""
-        whole = len(content) - len(content) % (2 * HALF)  # a kill may have cut the last one off
-        for at in range(max(0, whole - MOST * 2 * HALF), whole, 2 * HALF):
-            self._known[content[at : at + HALF]] = content[at + HALF : at + 2 * HALF]
-        if file is not None and whole < len(content):
-            file.write_bytes(content[:whole])
+        self._file, content, size = file, b"", 2 * HALF
+        if file is not None:
+            with file.open("ab") as kept:
+                kept.truncate(kept.tell() // size * size)  # a kill may have cut the last one off
+            content = file.read_bytes()[-MOST * size :]
+        self._known = {content[at : at + HALF]: content[at + HALF : at + size] for at in range(0, len(content), size)}
 
     def differs(self, session: Sequence[object], told: Sequence[Sequence[int]], read: Sequence[int]) -> bool:
         """Tell if a request reads other ids than it did before, where the session was told the same."""
         name, value = _hash(*session, *map(tuple, told)), _hash(tuple(read))
-        before = self._known.get(name)
-        if before is None:
-            self._known[name] = value
-            if len(self._known) > MOST:
-                self._known.popitem(last=False)
-            if self._file is not None:
-                with self._file.open("ab") as file:
-                    file.write(name + value)
-        return before not in (None, value)
+        if name not in self._known and self._file is not None:
+            with self._file.open("ab") as file:
+                file.write(name + value)
+        before = self._known.setdefault(name, value)
+        if len(self._known) > MOST:
+            del self._known[next(iter(self._known))]
+        return before != value
 
 
 def _hash(*what: object) -> bytes:

@@ -99,7 +99,7 @@ def _said(answer: ModelAnswer, number: int, choice: Choice) -> dict[str, Any]:
         {
             "id": answer.call_name(number, at),
             "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
         }
         for at, call in enumerate(choice.calls)
     ]

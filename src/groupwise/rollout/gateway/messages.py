@@ -85,12 +85,7 @@ def _head(answer: ModelAnswer) -> dict[str, Any]:
 
 def _blocks(answer: ModelAnswer, choice: Choice) -> list[dict[str, Any]]:
     calls = [
-        {
-            "type": "tool_use",
-            "id": answer.call_name(0, at),
-            "name": call.name,
-            "input": json.loads(call.arguments),
-        }
+        {"type": "tool_use", "id": answer.call_name(0, at), "name": call.name, "input": call.arguments}
         for at, call in enumerate(choice.calls)
     ]
     text = [{"type": "text", "text": choice.content}] if choice.content or not calls else []

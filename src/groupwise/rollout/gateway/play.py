@@ -20,11 +20,11 @@ from functools import partial
 from queue import Empty
 
 from groupwise.core.engine import Engine, OnFinish, Request, Sampling
-from groupwise.core.environment import Ended, EpisodeLimits, Visit
+from groupwise.core.environment import ENVIRONMENT, Ended, EpisodeLimits, Visit
 from groupwise.core.records import Completion
 from groupwise.core.samples import ScoreResult
 from groupwise.core.stream import Cohort
-from groupwise.environments.agent import Agents
+from groupwise.rewards.pool.pool import Pool
 from groupwise.rollout.gateway.again import Again
 from groupwise.rollout.gateway.request import ModelAnswer, ModelRequest, Refusal, over
 from groupwise.rollout.gateway.server import Server
@@ -45,21 +45,22 @@ MOST_AT_ONCE, PIECE = 32, 32
 class Sessions:
     """Plays the sessions of cohorts to their ends.
 
+    agents    the processes that play, one session each at a time
+    at_once   sessions that are played at once
     patience  seconds that a round waits for a session which does not ask; 0: there are no rounds
     note      hears of what agents ask for and do not get
     again     tells agents that ask something else when a session is played again
-    forget    hears of requests whose answers train nothing, as their session is played again
     """
 
     engine: Engine
-    agents: Agents
+    agents: Pool
+    at_once: int
     server: Server
     writing: Writing
     limits: EpisodeLimits
     patience: float
     note: Callable[[str], None] = print
     again: Again = field(default_factory=lambda: Again(None))
-    forget: Callable[[Sequence[Request]], None] = lambda requests: None
     _told: set[str] = field(default_factory=set)
     _tools: set[str] = field(default_factory=set)
 
@@ -103,12 +104,13 @@ class Sessions:
         def begin(session: Session) -> None:
             played.append(session)
             self.agents.play(
+                ENVIRONMENT,
                 partial(self._visit, session, sampling),
                 lambda done: self.server.events.put(partial(ended, session, done)),
             )
 
         while waiting or played:
-            while waiting and len(played) < self.agents.at_once:
+            while waiting and len(played) < self.at_once:
                 begin(waiting.popleft())
             if all(session.waiting for session in played) or not self._took_what_came(played):
                 self._round(played, sampling)
@@ -163,13 +165,13 @@ class Sessions:
             raise Refusal(400, words) from None
         self._require_room(session, ask, sampling.max_new_tokens)
         self._compare(session, ask)
-        self.forget(session.take(ask))
+        session.take(ask)
         if ask.whole:
             self._answer(session, ask)
 
     def _require_room(self, session: Session, ask: Ask, limit: int) -> None:
         """Raise Refusal if the model or the session has no room for an answer."""
-        read, most, cost = len(ask.context), self.writing.positions, session.cost(ask)
+        read, most, cost = len(ask.context), self.writing.policy.positions, session.cost(ask)
         words = ""
         if read >= most:
             words = f"the prompt has {read} tokens, and the model takes {most} with the answer"
@@ -209,15 +211,15 @@ class Sessions:
     def _requests(self, session: Session, ask: Ask, limit: int) -> list[Request]:
         new = sum(one.asked.answers for one in session.waiting if not one.most)
         room = (limit - session.tokens - session.awaited + new) // max(1, new)
-        limits = (room, self.limits.turn_tokens, ask.asked.most, self.writing.positions - len(ask.context))
+        limits = (room, self.limits.turn_tokens, ask.asked.most, self.writing.policy.positions - len(ask.context))
         return session.requests(ask, min(each for each in limits if each), limit if self.patience else PIECE)
 
     def _answer(self, session: Session, ask: Ask) -> None:
         """Tell what was sampled; nothing of a request whose client has gone away meanwhile."""
         told = [self.writing.choice(ask.asked, completion) for completion in ask.sampled if completion is not None]
         if ask.future.set_running_or_notify_cancel():
-            session.add(ask, [said for _, said in told])
-            ask.future.set_result(ModelAnswer(ask.number, ask.context, tuple(choice for choice, _ in told)))
+            session.add(ask, told)
+            ask.future.set_result(ModelAnswer(ask.number, ask.context, tuple(told)))
 
 
 def _ended_by(sampling: Sampling, stop: Sequence[str]) -> Sampling:

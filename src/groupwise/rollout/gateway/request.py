@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from groupwise.core.environment import ToolCall
 from groupwise.core.errors import brief
+from groupwise.environments.calls import Call
 
 #: Answers to one request at most.
 MOST_ANSWERS = 64
@@ -40,14 +42,6 @@ class Refusal(Exception):
 def over() -> Refusal:
     """Refuse what is asked with the key of a session that nobody plays any more."""
     return Refusal(410, "this session is over: its agent has ended", "session_over")
-
-
-@dataclass(frozen=True)
-class ToolUse:
-    """A call of a tool in an answer."""
-
-    name: str
-    arguments: str
 
 
 @dataclass(frozen=True)
@@ -101,18 +95,27 @@ class ModelRequest:
 class Choice:
     """One of the answers to a request.
 
+    content  what is said besides calls of tools
+    calls    those that an agent is told
+    made     those that are measured, one that cannot be read among them
     finish   "stop", "length", or "tool_calls" where it calls tools
     stop     the text of the request's that ended it; "" where none did
     spelled  the text of each id
     """
 
     content: str
-    calls: tuple[ToolUse, ...]
+    calls: tuple[Call, ...]
+    made: tuple[ToolCall, ...]
     finish: str
     stop: str
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     spelled: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The answer as a history has it."""
+        return words(assistant(self.content, [(call.name, call.arguments) for call in self.calls]))
 
 
 @dataclass(frozen=True)

@@ -125,4 +125,4 @@ def _items(answer: ModelAnswer) -> Iterator[dict[str, Any]]:
     for at, call in enumerate(choice.calls):
         name = answer.call_name(0, at)
         own = {"type": "function_call", "call_id": name, "status": "completed"}
-        yield {"id": f"fc-{name}", **own, "name": call.name, "arguments": call.arguments}
+        yield {"id": f"fc-{name}", **own, "name": call.name, "arguments": json.dumps(call.arguments)}

@@ -17,6 +17,7 @@ from (s, i), as turns of an environment's episode do (rollout/episodes.py): one 
 
 A session whose process is lost is played again. A request that is the one of before has the answer of before, so that
 an agent which is a function of what it is told ends with the same bits, and the others wait for it in the same round.
+From one on that is another, requests draw from seeds of their own, so that no draw comes twice.
 """
 
 import dataclasses
@@ -25,53 +26,16 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from groupwise.core.engine import Request
-from groupwise.core.environment import Before, Ended, EpisodeTurn, ToolCall
+from groupwise.core.environment import Before, Ended, EpisodeTurn
 from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Prompt, Span
 from groupwise.core.samples import Cause, ScoreResult
 from groupwise.rollout.episodes import finish_of, with_before
-from groupwise.rollout.gateway.request import ModelAnswer, ModelRequest, over, refuse
+from groupwise.rollout.gateway.request import Choice, ModelAnswer, ModelRequest, over, refuse
 from groupwise.rollout.segments import goes_on, joined
-
-
-@dataclass(frozen=True)
-class Said:
-    """An answer: its words as a history has them, and the calls of tools in it."""
-
-    words: str
-    calls: tuple[ToolCall, ...]
-
-
-@dataclass(eq=False)
-class Turn:
-    """One answer of the policy's.
-
-    context  all ids that it read
-    before   those behind the turn that it goes on from; all of them where it opens a row
-    opens    whether it opens a row
-    history  what was said, its own words included, and `offered` the tools; None of a prompt in ids
-    calls    of tools in it
-    told     moment at which the agent was told
-    seconds  until the agent went on from it
-    """
-
-    parent: "Turn | None"
-    context: tuple[int, ...]
-    before: tuple[int, ...]
-    opens: bool
-    history: tuple[str, ...] | None
-    offered: str
-    sampled: Completion
-    calls: tuple[ToolCall, ...]
-    told: float
-    seconds: float = 0.0
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """All ids that were read and said."""
-        return self.context + self.sampled.tokens
 
 
 @dataclass(eq=False)
@@ -82,19 +46,17 @@ class Ask:
     opens     whether its first answer opens a row
     most      new tokens of an answer at most; 0 until sampling begins
     sampled   its answers, as far as they are sampled
-    requests  all that the engine was asked for them
     """
 
     number: int
     asked: ModelRequest
     future: Future[ModelAnswer]
-    parent: Turn | None
+    parent: "Turn | None"
     context: tuple[int, ...]
     before: tuple[int, ...]
     opens: bool
     most: int = 0
     sampled: list[Completion | None] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
 
     @property
     def waits(self) -> bool:
@@ -116,6 +78,38 @@ class Ask:
         for i, more in zip(self.unfinished, new, strict=True):
             before = self.sampled[i]
             self.sampled[i] = more if before is None else joined(before, more)
+
+
+@dataclass(eq=False)
+class Turn:
+    """One answer of the policy's.
+
+    opens    whether it opens a row
+    told     moment at which the agent was told
+    seconds  until the agent went on from it
+    """
+
+    ask: Ask
+    opens: bool
+    sampled: Completion
+    choice: Choice
+    told: float
+    seconds: float = 0.0
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Ids that it read behind the turn that it goes on from; all of them where it opens a row."""
+        return self.ask.context if self.opens else self.ask.before
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        """All ids that were read and said."""
+        return self.ask.context + self.sampled.tokens
+
+    @cached_property
+    def history(self) -> tuple[str, ...] | None:
+        """What was said, its own words included; None of a prompt in ids."""
+        return None if self.ask.asked.ids is not None else (*self.ask.asked.history, self.choice.words)
 
 
 @dataclass(eq=False)
@@ -163,18 +157,17 @@ class Session:
         for ask in self.waiting:
             refuse(ask.future, over())
 
-    def take(self, ask: Ask) -> list[Request]:
-        """Take a request, which has what was sampled for it in a process before -> what was sampled there in vain."""
+    def take(self, ask: Ask) -> None:
+        """Take a request, which has what was sampled for it in a process before."""
         self.tokens += self.cost(ask)
         self.asks.append(ask)
         if ask.parent is not None:
             ask.parent.seconds = ask.parent.seconds or time.monotonic() - ask.parent.told
-        before, *later = self.earlier[ask.number :] or [None]
-        if before is not None and (before.asked, before.context) == (ask.asked, ask.context):
-            ask.most, ask.sampled, ask.requests = before.most, before.sampled, before.requests
-            return []
-        self.earlier = self.earlier[: ask.number]
-        return [request for one in (before, *later) if one is not None for request in one.requests]
+        for before in self.earlier[ask.number : ask.number + 1]:
+            if (before.asked, before.context) == (ask.asked, ask.context):
+                ask.most, ask.sampled = before.most, before.sampled
+            else:  # no draw comes twice
+                self.earlier, self.seed = self.earlier[: ask.number], derive(self.seed, "again")
 
     def said_before(self, asked: ModelRequest) -> Turn | None:
         """Find the turn that a request goes on from: the one that holds most of its history; None for none."""
@@ -186,7 +179,7 @@ class Session:
             (len(turn.history), turn)
             for turn in self.turns
             if turn.history is not None
-            and turn.offered == asked.offered
+            and turn.ask.asked.offered == asked.offered
             and len(turn.history) < len(asked.history)
             and asked.history[: len(turn.history)] == turn.history
             and all(message["role"] != "assistant" for message in asked.messages[len(turn.history) :])
@@ -195,7 +188,7 @@ class Session:
 
     def opens(self, parent: Turn | None) -> bool:
         """Tell whether a request opens a row: nothing else may go on from where its parent's row ends."""
-        taken = [turn.parent for turn in self.turns if not turn.opens]
+        taken = [turn.ask.parent for turn in self.turns if not turn.opens]
         taken += [ask.parent for ask in self.waiting if not ask.opens]
         return parent is None or any(parent is other for other in taken)
 
@@ -221,19 +214,13 @@ class Session:
             tokens, limit = ask.context + drawn, min(max(piece, len(drawn) // 4), ask.most - len(drawn))
             held = len(tokens) if drawn else 0 if ask.parent is None else len(ask.parent.ids)
             asked.append(Request(tokens, 1, own, limit, self.sample, len(drawn), hold=True, held=held))
-        ask.requests += asked
         return asked
 
-    def add(self, ask: Ask, said: Sequence[Said]) -> None:
+    def add(self, ask: Ask, told: Sequence[Choice]) -> None:
         """Keep the answers to a request."""
-        now = time.monotonic()
-        for number, (completion, own) in enumerate(zip(ask.sampled, said, strict=True)):
+        for number, (completion, choice) in enumerate(zip(ask.sampled, told, strict=True)):
             assert completion is not None
-            opens = ask.opens or number > 0
-            history = None if ask.asked.ids is not None else (*ask.asked.history, own.words)
-            before, offered = ask.context if opens else ask.before, ask.asked.offered
-            turn = Turn(ask.parent, ask.context, before, opens, history, offered, completion, own.calls, now)
-            self.turns.append(turn)
+            self.turns.append(Turn(ask, ask.opens or number > 0, completion, choice, time.monotonic()))
             self.tokens += len(completion.tokens)
 
     def episode(self, result: ScoreResult, version: int) -> Completion:
@@ -268,25 +255,21 @@ class Session:
             if turn.opens:
                 rows.append([turn])
             else:
-                next(row for row in rows if row[-1] is turn.parent).append(turn)
+                next(row for row in rows if row[-1] is turn.ask.parent).append(turn)
         episode, turns = None, list[EpisodeTurn]()
         for turn in (turn for row in rows for turn in row):
             episode = self._with_turn(episode, turn)
-            each = turn.seconds / max(1, len(turn.calls))  # of calls at once nobody says how long each took
-            calls = tuple(dataclasses.replace(call, seconds=each) for call in turn.calls)
+            each = turn.seconds / max(1, len(turn.choice.made))  # of calls at once nobody says how long each took
+            calls = tuple(dataclasses.replace(call, seconds=each) for call in turn.choice.made)
             turns.append(EpisodeTurn(len(episode.tokens), 0.0, calls=calls))
         return episode, turns
 
     def _with_turn(self, episode: Completion | None, turn: Turn) -> Completion:
+        own, before, begin = turn.sampled, turn.before, len(turn.before)
         if episode is not None:
-            return joined(with_before(episode, Before(turn.before, anew=turn.opens)), turn.sampled)
-        if turn.context == self.prompt.tokens:
-            return turn.sampled
-        own, begin = turn.sampled, len(turn.context)
-        spans = tuple(dataclasses.replace(span, start=span.start + begin, stop=span.stop + begin) for span in own.spans)
-        return dataclasses.replace(
-            own,
-            tokens=turn.context + own.tokens,
-            logp_engine=(0.0,) * begin + own.logp_engine,
-            spans=(Span(0, begin, False, own.version, anew=True), *spans),
-        )
+            return joined(with_before(episode, Before(before, anew=turn.opens)), own)
+        if before == self.prompt.tokens:
+            return own
+        spans = [dataclasses.replace(span, start=span.start + begin, stop=span.stop + begin) for span in own.spans]
+        first, logp = Span(0, begin, False, own.version, anew=True), (0.0,) * begin + own.logp_engine
+        return dataclasses.replace(own, tokens=before + own.tokens, logp_engine=logp, spans=(first, *spans))

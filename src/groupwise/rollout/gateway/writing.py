@@ -1,7 +1,8 @@
 """Texts of requests to ids, and sampled ids to the texts of answers, by the run's own chat template."""
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from groupwise.core.environment import Says, ToolCall
 from groupwise.core.errors import UsageError
@@ -9,79 +10,85 @@ from groupwise.core.records import Completion
 from groupwise.core.samples import Sample
 from groupwise.environments.calls import Call, Malformed, calls_in, without_end
 from groupwise.models.chat.later_turns import Glue
-from groupwise.rollout.gateway.request import Choice, ModelRequest, Refusal, ToolUse, assistant, words
-from groupwise.rollout.gateway.session import Said, Turn
+from groupwise.models.load import Policy
+from groupwise.rollout.gateway.request import Choice, ModelRequest, Refusal
+from groupwise.rollout.gateway.session import Turn
 
-Decode = Callable[[tuple[int, ...]], str]
 #: What a call of a tool begins with; what is said before it is no part of it.
 MARKS = ("<tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<function=")
 
 
+@dataclass(frozen=True)
 class Writing:
     """Texts and ids of one run.
 
-    glue        of its chat template, whose chat puts a first prompt
-    decode      ids -> their text, without special tokens
-    decode_all  ids -> their text, with special tokens written out
-    positions   prompt and answer together at most
-    vocabulary  ids are below this
+    glue    of its chat template, whose chat puts a first prompt
+    policy  whose tokenizer reads and writes
     """
 
-    def __init__(self, glue: Glue, decode: Decode, decode_all: Decode, positions: int, vocabulary: int) -> None:
-        self._glue, self._chat = glue, glue.chat
-        self._decode, self._decode_all = decode, decode_all
-        self.positions, self._vocabulary = positions, vocabulary
+    glue: Glue
+    policy: Policy
 
     def before(self, asked: ModelRequest, parent: Turn | None) -> tuple[int, ...]:
         """Return the ids that come behind a turn, or a whole prompt where there is none. Raises Refusal."""
         if asked.ids is not None:
-            if any(not 0 <= token < self._vocabulary for token in asked.ids):
-                raise Refusal(400, f"token_ids: an id is not among the model's {self._vocabulary}")
+            vocabulary = self.policy.model.config.get_text_config().vocab_size
+            if any(not 0 <= token < vocabulary for token in asked.ids):
+                raise Refusal(400, f"token_ids: an id is not among the model's {vocabulary}")
             return asked.ids if parent is None else asked.ids[len(parent.ids) :]
         try:
             if parent is None:
                 return self._first(asked)
             new = asked.messages[len(parent.history or ()) :]
-            return self._glue.glue(parent.sampled.tokens, [Says(m["role"], m["content"]) for m in new])
+            return self.glue.glue(parent.sampled.tokens, [Says(m["role"], m["content"]) for m in new])
         except UsageError as error:
             raise Refusal(400, str(error).replace("sample request: ", "")) from None
 
-    def choice(self, asked: ModelRequest, sampled: Completion) -> tuple[Choice, Said]:
-        """Return an answer as it is told, and as its session keeps it."""
-        text, ids = self._decode(sampled.tokens), sampled.tokens
+    def choice(self, asked: ModelRequest, sampled: Completion) -> Choice:
+        """Return an answer as it is told."""
+        text, ids = self.policy.decode(sampled.tokens), sampled.tokens
         stop = sampled.stop if sampled.stop in asked.stop else ""
         content, calls, made = text[: text.rfind(stop)] if stop else text, (), ()
         if asked.calls:
-            whole = without_end(self._decode_all(ids))
-            read = calls_in(whole)
+            whole = without_end(self.policy.decode_all(ids))
+            read = [one if _is_plain(one) else Malformed("JSON has no such value") for one in calls_in(whole)]
             content, calls = _with_calls(content, whole, read)
             made = tuple(_made(call, asked.tool_names) for call in read)
         finish = "tool_calls" if calls else sampled.finish
-        spelled = tuple(self._decode_all((token,)) for token in ids) if asked.whole else ()
-        told = words(assistant(content, [(call.name, call.arguments) for call in calls]))
-        return Choice(content, calls, finish, stop, ids, sampled.logp_engine, spelled), Said(told, made)
+        spelled = tuple(self.policy.decode_all((token,)) for token in ids) if asked.whole else ()
+        return Choice(content, calls, made, finish, stop, ids, sampled.logp_engine, spelled)
 
     def _first(self, asked: ModelRequest) -> tuple[int, ...]:
         """Return the ids of a conversation: of the very code that puts a problem to the policy."""
         for place, message in enumerate(asked.messages):
-            controls = self._glue.controls
+            controls = self.glue.controls
             for token in controls.cut(message["content"]).controls:
                 if controls.tokens[token].special:
                     name = controls.tokens[token].content
                     raise Refusal(400, f"messages[{place}]: holds the control token {name}, which no text may")
-        if self._chat.template is None and asked.tools:
+        if self.glue.chat.template is None and asked.tools:
             raise UsageError("there is no chat template to write tools; set chat.template to a Jinja file")
         text = asked.messages[-1]["content"]
-        return self._chat.encode(Sample("request", text, "", messages=asked.messages, tools=asked.tools))
+        return self.glue.chat.encode(Sample("request", text, "", messages=asked.messages, tools=asked.tools))
 
 
-def _with_calls(content: str, text: str, read: Sequence[Call | Malformed]) -> tuple[str, tuple[ToolUse, ...]]:
+def _with_calls(content: str, text: str, read: Sequence[Call | Malformed]) -> tuple[str, tuple[Call, ...]]:
     """Return what is said besides calls of tools, and these; with a call that cannot be read all is said as it is."""
-    calls = [ToolUse(one.name, json.dumps(dict(one.arguments))) for one in read if isinstance(one, Call)]
+    calls = [one for one in read if isinstance(one, Call)]
     if len(calls) < len(read) or not calls:
         return content, ()
     begin = min((at for mark in MARKS if (at := text.find(mark)) >= 0), default=0)
     return text[:begin].rstrip(), tuple(calls)
+
+
+def _is_plain(call: Call | Malformed) -> bool:
+    """Tell whether strict JSON has the arguments: no NaN, and no half of a surrogate pair."""
+    try:
+        return isinstance(call, Malformed) or bool(
+            json.dumps(call.arguments, ensure_ascii=False, allow_nan=False).encode()
+        )
+    except ValueError:
+        return False
 
 
 def _made(call: Call | Malformed, known: Collection[str]) -> ToolCall:
