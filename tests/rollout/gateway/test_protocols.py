@@ -194,12 +194,25 @@ def test_calls_are_measured_as_those_of_an_environment_are(text: str, calls: lis
     }
 
 
-def test_a_call_that_cannot_be_read_is_told_as_it_was_said() -> None:
-    text = '<tool_call>{"name": "add", '
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "add", ',
+        '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": [-Infinity]}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": "\\ud83d"}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"\\ud83d": 1}}</tool_call>',
+    ],
+)
+def test_a_call_that_cannot_be_read_is_told_as_it_was_said(text: str) -> None:
+    """Nor is one told whose arguments no answer in JSON can hold."""
 
     def play(visit: Visit) -> float:
         message = chat(visit, [user("q")], tools=[TOOL])["choices"][0]["message"]
         assert message == {"role": "assistant", "content": text}
+        asked = {"messages": [user("q")], "max_tokens": 99, "tools": [{"name": "add", "input_schema": {}}]}
+        status, answer = post(visit, "/v1/messages", asked)
+        assert (status, answer["content"]) == (200, [{"type": "text", "text": text}])
         return 1.0
 
     alone(play, saying(text))

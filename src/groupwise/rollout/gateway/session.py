@@ -108,7 +108,7 @@ class Turn:
 
     @cached_property
     def history(self) -> tuple[str, ...] | None:
-        """What was said, its own words included; None of a prompt in ids."""
+        """Words of all that was said, its own included; None of a prompt in ids."""
         return None if self.ask.asked.ids is not None else (*self.ask.asked.history, self.choice.words)
 
 
