@@ -18,7 +18,7 @@ from groupwise.commands.train.train import resume
 from groupwise.core.environment import Conversation, Reply, fingerprint
 from groupwise.core.errors import UsageError
 from groupwise.core.samples import Sample
-from groupwise.environments.live import PoolEnvironments, _Player
+from groupwise.environments.live import PoolEnvironments, _as_reply, _Loads
 from groupwise.rewards.pool.work import Limits
 from groupwise.rewards.sandbox.words import LONGEST
 from groupwise.tasks.code import Code, hasty, right
@@ -218,7 +218,7 @@ def test_episodes_share_the_sandbox_and_nothing_else(turns: CodeTurns) -> None:
 
 def test_the_sandbox_starts_once_in_a_process_and_outside_of_an_answers_time() -> None:
     task: Any = groupwise.task("code-turns", {"settings": {"problems": 20}})
-    player, starts = _Player(task.game), list[str]()
+    player, starts = _Loads(task.game).bind(), list[str]()
 
     @contextlib.contextmanager
     def starting() -> Iterator[None]:
@@ -229,8 +229,9 @@ def test_the_sandbox_starts_once_in_a_process_and_outside_of_an_answers_time() -
     assert player.starts is not None
     player.starts.start_inside(starting)
     talks = [Conversation(ADDS, number, 1) for number in range(3)]
-    openings = [player._live.answer(talk) for talk in talks]
-    replies = [player._live.answer(said(talk, opening, HASTY)) for talk, opening in zip(talks, openings, strict=True)]
+    openings = [_as_reply(player.function(talk)) for talk in talks]
+    said_then = [said(talk, opening, HASTY) for talk, opening in zip(talks, openings, strict=True)]
+    replies = [_as_reply(player.function(talk)) for talk in said_then]
     assert [reply.messages[0].text for reply in replies] == ["wrong answer\n"] * 3
     assert starts == ["begun", "ready"]
 

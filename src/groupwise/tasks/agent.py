@@ -1,26 +1,19 @@
 """The task `agent`: each problem is a session, in which somebody's own agent asks the policy as often as it likes."""
 
-import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from groupwise.core.code.user_code import NO_FILES, Files, load, whole_use
 from groupwise.core.environment import EpisodeLimits
 from groupwise.core.errors import UsageError, brief
-from groupwise.core.numbers.seeds import derive
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
 from groupwise.environments.agent import Agent
-from groupwise.tasks.data.settings import DataSettings
-from groupwise.tasks.data.task import Data
-from groupwise.tasks.settings import SPLITS, SentAsSettings, field_defaults, require_split
-
-#: Keys that say where problems come from.
-DATA_KEYS = frozenset(field.name for field in dataclasses.fields(DataSettings))
+from groupwise.tasks.data.task import PlayedProblems
+from groupwise.tasks.settings import SentAsSettings
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,17 +58,13 @@ class SessionTask(SentAsSettings):
         """Return "": anything may be said."""
         return ""
 
-    def gold(self, sample: Sample) -> str:
-        """Return "": no text alone is worth what a session is."""
-        return ""
-
     def score(self, sample: Sample, completion: str) -> float:
         """Raise UsageError: only a session has a reward."""
         raise UsageError("sessions are scored by who plays them, and no texts")
 
 
 @dataclass(frozen=True, repr=False)
-class AgentTask(SessionTask, DataSettings):
+class AgentTask(SessionTask, PlayedProblems):
     """Problems that an agent solves, from `path` as in the task `data`, or from `samples(split)` in the agent's file.
 
     use      function `run(sample, base_url, key)` that returns the reward: `file.py:run` or `package.module:run`
@@ -103,13 +92,9 @@ class AgentTask(SessionTask, DataSettings):
         object.__setattr__(self, "command", tuple(map(whole_word, self.command)))
         object.__setattr__(self, "agent", Agent.of(self.use, self.command, self.seconds, kept))
         self.agent.load()
-        if self.path:
-            DataSettings.__post_init__(self)
-        elif unread := [key for key in DATA_KEYS - {"seed"} if getattr(self, key) != field_defaults(self)[key]]:
-            raise UsageError(f"task.{min(unread)}: set, but without task.path nothing reads it; take it out")
-        elif self._beside("samples", None) is None:
-            beside = f", as {self.use} has no samples(split) beside it" if self.use else ""
-            raise UsageError(f"task.path is missing: a file of problems{beside}")
+        beside = f", as {self.use} has no samples(split) beside it" if self.use else ""
+        own = self._beside("samples", None) is not None
+        self.require_problems("" if own else f"a file of problems{beside}")
 
     @property
     def alphabet(self) -> str:
@@ -122,14 +107,9 @@ class AgentTask(SessionTask, DataSettings):
         files = [source.sha256 for source in self.agent.sources]
         return hashlib.sha256(repr((files, self.seed, self._data.contents if self.path else "")).encode()).hexdigest()
 
-    def notes(self) -> Sequence[str]:
-        """Write lines for the user, of the file of problems."""
-        return self._data.notes() if self.path else []
-
-    def samples(self, split: str) -> Sequence[Sample]:
-        """Return the problems of "train" or "heldout"."""
-        require_split(split, "agent")
-        return self._problems[split]
+    def own_samples(self, split: str) -> Sequence[Sample]:
+        """Return the problems of the agent's file."""
+        return self._beside("samples", None)(split)
 
     def demonstrations(self, count: int, seed: int) -> Iterable[Demonstration]:
         """Return the demonstrations of the agent's file, or the solutions of `path`. Raises UsageError."""
@@ -148,22 +128,6 @@ class AgentTask(SessionTask, DataSettings):
         function = load(self.use, f"task.use = {brief(self.use)}", self.agent.files)
         there = name in getattr(function, "__globals__", {})
         return load(f"{file}:{name}", f"task.use = {brief(self.use)}", self.agent.files) if there else default
-
-    @cached_property
-    def _data(self) -> Data:
-        return Data(**{key: getattr(self, key) for key in DATA_KEYS})
-
-    @cached_property
-    def _problems(self) -> dict[str, Sequence[Sample]]:
-        own = self._data.samples if self.path else self._beside("samples", None)
-        splits = {split: list(own(split)) for split in SPLITS}
-        for split, samples in splits.items():
-            if not samples or not all(isinstance(sample, Sample) for sample in samples):
-                raise UsageError(f"{self.use}: samples({split!r}) must be a list of groupwise.Sample, one at least")
-        return {split: [self._seeded(sample) for sample in samples] for split, samples in splits.items()}
-
-    def _seeded(self, sample: Sample) -> Sample:
-        return dataclasses.replace(sample, seed=sample.seed or derive(self.seed, "environment", sample.key))
 
     def __repr__(self) -> str:
         where = f", problems from {self.path}" if self.path else ""

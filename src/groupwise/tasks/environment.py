@@ -1,6 +1,5 @@
 """The task `environment`: each problem is an episode, of the policy's turns and an environment's answers."""
 
-import dataclasses
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,22 +10,17 @@ from typing import Any, ClassVar
 from groupwise.core.code.user_code import NO_FILES, Files, raised, whole_use
 from groupwise.core.environment import EpisodeLimits
 from groupwise.core.errors import UsageError, brief, nearest
-from groupwise.core.numbers.seeds import derive
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration
 from groupwise.environments.adapt import Playable, has_step
 from groupwise.environments.game import Game
-from groupwise.tasks.data.settings import DataSettings
-from groupwise.tasks.data.task import Data
-from groupwise.tasks.settings import SPLITS, field_defaults, require_split
+from groupwise.tasks.data.task import PlayedProblems
 
 HISTORIES, FAULTS = ("refuse", "grow", "rewrite"), ("mask", "answer")
-#: The keys that say where problems come from, where the environment has none of its own.
-DATA_KEYS = frozenset(field.name for field in dataclasses.fields(DataSettings))
 
 
 @dataclass(frozen=True, repr=False)
-class EnvironmentTask(DataSettings):
+class EnvironmentTask(PlayedProblems):
     """Multi-turn problems from the environment's `samples(split)`, or from `path` as in the task `data`.
 
     use          environment class: `file.py:Class` or `package.module:Class`
@@ -55,6 +49,7 @@ class EnvironmentTask(DataSettings):
     repeats: bool = True
     files: InitVar[Files | None] = None
     game: ClassVar[Game]  # of the instance: what is played
+    kind: ClassVar[str] = "environment"
     quick: ClassVar[bool] = True  # scores are what turns have brought; what is slow is played in processes
 
     def __post_init__(self, files: Files | None) -> None:
@@ -75,24 +70,14 @@ class EnvironmentTask(DataSettings):
         object.__setattr__(self, "use", whole("use", self.use) if self.use else "")
         object.__setattr__(self, "tools", tuple(whole("tools", tool) for tool in self.tools))
         object.__setattr__(self, "reward", whole("reward", self.reward) if self.reward else "")
-        if self.path:
-            super().__post_init__()
         scorer = self._data if self.path and self._data.has_answers else None
         game = Game.of(self.use, self.settings, self.tools, kept, scorer, self.reward)
         object.__setattr__(self, "game", game)
         if own_path := self.path and getattr(game.kind, "own_path", ""):
             raise UsageError(f"task.path: {self.use} does not read it; {own_path} names the file of its problems")
-        if not self.path:
-            self._require_own_problems()
-
-    def _require_own_problems(self) -> None:
-        defaults = field_defaults(self)
-        unread = [key for key in DATA_KEYS if key != "seed" and getattr(self, key) != defaults[key]]
-        if unread:
-            raise UsageError(f"task.{min(unread)}: set, but without task.path nothing reads it; take it out")
-        if not callable(getattr(self.game.kind, "samples", None)):
-            what = f"task.path is missing: {self.game.description} has no samples(split) of its own"
-            raise UsageError(f"{what}; set task.path to a file of problems, or give the class the method")
+        own = callable(getattr(game.kind, "samples", None))
+        what = f"{game.description} has no samples(split) of its own; set task.path to a file of problems"
+        self.require_problems("" if own else f"{what}, or give the class the method")
 
     @property
     def in_processes(self) -> bool:
@@ -125,7 +110,7 @@ class EnvironmentTask(DataSettings):
         played on this machine.
         """
         own = self._shared.notes() if hasattr(self._shared, "notes") else []
-        return [*own, *(self._data.notes() if self.path else [])]
+        return [*own, *super().notes()]
 
     @property
     def contents(self) -> str:
@@ -137,12 +122,18 @@ class EnvironmentTask(DataSettings):
         problems = self._data.contents if self.path else getattr(self._shared, "contents", "")
         return hashlib.sha256(repr((dict(self.settings), self.seed, files, code, problems)).encode()).hexdigest()
 
-    def samples(self, split: str) -> Sequence[Sample]:
-        """Return the problems of "train" or "heldout"; an environment's random numbers are a function of a problem's
-        key.
-        """
-        require_split(split, "environment")
-        return self._problems[split]
+    def own_samples(self, split: str) -> Sequence[Sample]:
+        """Return the problems of the environment's class."""
+        return self._own.samples(split)
+
+    def require_playable(self, sample: Sample) -> None:
+        """Raise UsageError if its prompt begins the policy's turn, or it offers functions of its own."""
+        if self.path and sample.prefill:
+            what = f"{sample.key}: its prompt begins the policy's turn, which no environment reads"
+            raise UsageError(f"{what}; take the assistant's last turn out, or name the column as task.messages")
+        if sample.tools:
+            what = f"{sample.key}: it has functions of its own that the policy may call, and no environment answers"
+            raise UsageError(f'{what} such a call; set task.functions = "" to leave them out of prompts')
 
     def score(self, sample: Sample, completion: str) -> float:
         """Score an episode whose only turn is the completion."""
@@ -204,38 +195,6 @@ class EnvironmentTask(DataSettings):
         """
         kind = self.game.kind
         return self._own if callable(getattr(kind, "step", None)) and callable(getattr(kind, "fresh", None)) else None
-
-    @cached_property
-    def _data(self) -> Data:
-        return Data(**{key: getattr(self, key) for key in DATA_KEYS})
-
-    @cached_property
-    def _problems(self) -> dict[str, Sequence[Sample]]:
-        if self.path:
-            splits = {split: [*self._data.samples(split)] for split in SPLITS}  # a large file is read once
-            if begun := [sample.key for samples in splits.values() for sample in samples if sample.prefill]:
-                what = f"{begun[0]}: its prompt begins the policy's turn, which no environment reads"
-                raise UsageError(f"{what}; take the assistant's last turn out, or name the column as task.messages")
-            return self._playable(splits)
-        splits = {split: self._own.samples(split) for split in SPLITS}
-        for split, samples in splits.items():
-            if not samples or not all(isinstance(sample, Sample) for sample in samples):
-                what = f"task.use = {brief(self.use)}: samples({split!r})"
-                raise UsageError(f"{what} must be a list of groupwise.Sample, one at least")
-        return self._playable(splits)
-
-    def _playable(self, splits: Mapping[str, Sequence[Sample]]) -> dict[str, Sequence[Sample]]:
-        """Give the problems their seeds. Raises UsageError if one offers functions of its own."""
-        if offering := [sample.key for samples in splits.values() for sample in samples if sample.tools]:
-            raise UsageError(
-                f"{offering[0]}: it has functions of its own that the policy may call, and no environment answers such "
-                'a call; set task.functions = "" to leave them out of prompts'
-            )
-
-        def seeded(sample: Sample) -> Sample:
-            return dataclasses.replace(sample, seed=sample.seed or derive(self.seed, "environment", sample.key))
-
-        return {split: [seeded(sample) for sample in samples] for split, samples in splits.items()}
 
     def __repr__(self) -> str:
         where = f", problems from {self.path}" if self.path else ""

@@ -1,5 +1,6 @@
 """The task `data`: problems from files, folders or `datasets` ids, with a mapping of columns and a filter."""
 
+import dataclasses
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from groupwise.core.errors import UsageError
+from groupwise.core.errors import UsageError, brief
+from groupwise.core.numbers.seeds import derive
 from groupwise.core.samples import Sample
 from groupwise.core.task import Demonstration, Starting
 from groupwise.rewards.verifiers.answers import CHECKERS, WITHOUT_ANSWERS, Numeric
@@ -16,7 +18,7 @@ from groupwise.tasks.data.columns import Columns
 from groupwise.tasks.data.index import IndexedSamples
 from groupwise.tasks.data.problems import Problems, read_problems
 from groupwise.tasks.data.settings import DataSettings
-from groupwise.tasks.settings import require_split
+from groupwise.tasks.settings import SPLITS, field_defaults, require_split
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,3 +146,63 @@ def _behind(prefill: str, text: str) -> str:
     if prefill and text.startswith(prefill):
         return text.removeprefix(prefill)
     return f" {text}" if text and prefill[-1:].isalnum() else text
+
+
+#: Keys that say where problems come from.
+DATA_KEYS = frozenset(field.name for field in dataclasses.fields(DataSettings))
+
+
+class PlayedProblems(DataSettings):
+    """Problems that an environment or an agent plays: from `path`, or from `samples(split)` in the code that `use`
+    names. Their random numbers are a function of their keys.
+    """
+
+    use: str
+    kind: ClassVar[str]
+
+    def own_samples(self, split: str) -> Sequence[Sample]:
+        """Return the problems of the user's code."""
+        raise NotImplementedError
+
+    def require_playable(self, sample: Sample) -> None:
+        """Raise UsageError for a problem that cannot be played."""
+
+    def require_problems(self, missing: str) -> None:
+        """Raise UsageError for keys of `path` that nothing reads; `missing` says why there are no problems without."""
+        defaults = field_defaults(self)
+        if self.path:
+            DataSettings.__post_init__(self)
+        elif unread := [key for key in DATA_KEYS - {"seed"} if getattr(self, key) != defaults[key]]:
+            raise UsageError(f"task.{min(unread)}: set, but without task.path nothing reads it; take it out")
+        elif missing:
+            raise UsageError(f"task.path is missing: {missing}")
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        """Return the problems of "train" or "heldout"."""
+        require_split(split, self.kind)
+        return self._problems[split]
+
+    def notes(self) -> Sequence[str]:
+        """Write lines for the user, of the file of problems."""
+        return self._data.notes() if self.path else []
+
+    @cached_property
+    def _data(self) -> Data:
+        return Data(**{key: getattr(self, key) for key in DATA_KEYS})
+
+    @cached_property
+    def _problems(self) -> dict[str, list[Sample]]:
+        return {split: [self._seeded(sample) for sample in self._listed(split)] for split in SPLITS}
+
+    def _listed(self, split: str) -> Sequence[Sample]:
+        if self.path:
+            return self._data.samples(split)
+        own = self.own_samples(split)
+        if not own or not all(isinstance(sample, Sample) for sample in own):
+            what = f"task.use = {brief(self.use)}: samples({split!r})"
+            raise UsageError(f"{what} must be a list of groupwise.Sample, one at least")
+        return own
+
+    def _seeded(self, sample: Sample) -> Sample:
+        self.require_playable(sample)
+        return dataclasses.replace(sample, seed=sample.seed or derive(self.seed, "environment", sample.key))
