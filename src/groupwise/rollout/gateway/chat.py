@@ -78,12 +78,9 @@ def logprobs(choice: Choice) -> dict[str, Any]:
 
 
 def _message(body: Body) -> dict[str, Any]:
-    role = body.name("role")
-    if role not in ROLES:
-        raise Refusal(400, f"{body.where}role = {role!r}: must be one of {', '.join(ROLES)}")
-    text = body.text("content")
+    role, text = body.role(ROLES), body.text("content")
     if role != "assistant":
-        return {"role": ROLES[role], "content": text}
+        return {"role": role, "content": text}
     return assistant(text, [_call(call) for call in body.tables("tool_calls")])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from groupwise.core.environment import MODEL
 from groupwise.rollout.gateway.request import Body, Choice, ModelAnswer, ModelRequest, Refusal, assistant, function
 
+ROLES = {role: role for role in ("system", "user", "assistant")}
 FINISH: Mapping[str, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -58,25 +59,24 @@ def events(asked: ModelRequest, answer: ModelAnswer) -> Iterator[str]:
 
 def _messages(body: Body) -> list[dict[str, Any]]:
     """Return a message as templates read it: results of tools first, each a message of its own."""
-    role, content = body.name("role"), body.content.get("content")
-    if role not in ("user", "assistant", "system"):
-        raise Refusal(400, f"{body.where}role = {role!r}: must be user, assistant or system")
-    blocks = [] if isinstance(content, str) else [*body.tables("content")]
-    own = "content" if role == "user" else "tool_use"
-    results = [each for each in blocks if each.content.get("type") == "tool_result"]
-    calls = [each for each in blocks if each.content.get("type") == "tool_use"]
-    texts = [each.part() for each in blocks if each not in results and each not in calls and not _is_thought(each)]
-    text = content if isinstance(content, str) else "".join(texts)
+    role, content = body.role(ROLES), body.content.get("content")
+    text, results, calls = content if isinstance(content, str) else "", [], []
+    for block in [] if isinstance(content, str) else body.tables("content"):
+        match block.content.get("type"):
+            case "tool_result":
+                results.append(block)
+            case "tool_use":
+                calls.append(block)
+            case "thinking" | "redacted_thinking":
+                pass
+            case _:
+                text += block.part()
     if role == "assistant":
         return [assistant(text, [(call.name("name"), call.content.get("input") or {}) for call in calls])]
     if calls:
-        raise Refusal(400, f"{body.where}{own}: a call of a tool is the assistant's")
+        raise calls[0].wrong("type", "a call of a tool is the assistant's")
     answered = [{"role": "tool", "content": result.text("content")} for result in results]
     return [*answered, *([{"role": role, "content": text}] if text or not answered else [])]
-
-
-def _is_thought(block: Body) -> bool:
-    return block.content.get("type") in ("thinking", "redacted_thinking")
 
 
 def _head(answer: ModelAnswer) -> dict[str, Any]:

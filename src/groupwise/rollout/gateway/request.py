@@ -7,16 +7,17 @@ log says so once.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from groupwise.core.environment import ToolCall
 from groupwise.core.errors import brief
 from groupwise.environments.calls import Call
 
+Value = TypeVar("Value")
 #: Answers to one request at most.
 MOST_ANSWERS = 64
 #: Texts that a request may name to end an answer.
@@ -164,83 +165,84 @@ class Body:
             raise Refusal(400, "the body must be a JSON object")
         return cls(content)
 
+    def wrong(self, key: str, what: str) -> Refusal:
+        """Refuse the value of a key."""
+        return Refusal(400, f"{self.where}{key} = {brief(self.content.get(key))}: {what}")
+
+    def value(self, key: str, kind: type[Value], what: str) -> Value:
+        """Return a value of a type, or an empty one where it is not there."""
+        value = self.content.get(key)
+        if value is not None and type(value) is not kind:
+            raise self.wrong(key, f"must be {what}")
+        return kind() if value is None else value
+
     def number(self, *keys: str, least: int = 0, most: int = 2**62) -> int | None:
         """Return the whole number of the first key that is there; None where none is."""
-        key = next((key for key in keys if self.content.get(key) is not None), None)
-        value = None if key is None else self.content[key]
-        if value is not None and (type(value) is not int or not least <= value <= most):
-            raise Refusal(400, f"{self.where}{key} = {brief(value)}: must be a whole number from {least} to {most}")
-        return value
+        for key in (key for key in keys if self.content.get(key) is not None):
+            if type(self.content[key]) is not int or not least <= self.content[key] <= most:
+                raise self.wrong(key, f"must be a whole number from {least} to {most}")
+            return self.content[key]
+        return None
 
     def flag(self, key: str) -> bool:
         """Return true or false; false where it is not there."""
-        value = self.content.get(key)
-        if value not in (None, True, False):
-            raise Refusal(400, f"{self.where}{key} = {brief(value)}: must be true or false")
-        return bool(value)
+        return self.value(key, bool, "true or false")
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of texts, of which one may stand alone."""
-        value = self.content.get(key) or ()
-        listed = (value,) if isinstance(value, str) else value
-        if not isinstance(listed, (list, tuple)) or len(listed) > MOST_STOPS or not all(map(_is_stop, listed)):
-            raise Refusal(
-                400, f"{self.where}{key}: must be a text or a list of at most {MOST_STOPS}, of 256 characters"
-            )
+        value = self.content.get(key) or []
+        listed = [value] if isinstance(value, str) else value
+        if not isinstance(listed, list) or len(listed) > MOST_STOPS or not all(map(_is_stop, listed)):
+            raise self.wrong(key, f"must be a text or a list of at most {MOST_STOPS}, of 256 characters")
         return tuple(listed)
 
-    def tables(self, key: str) -> Iterator["Body"]:
-        """Yield the objects of a list; nothing where it is not there."""
-        value = self.content.get(key)
-        if value is not None and not isinstance(value, list):
-            raise Refusal(400, f"{self.where}{key}: must be a list")
-        for at, each in enumerate(value or ()):
+    def tables(self, key: str) -> list["Body"]:
+        """Return the objects of a list, empty where it is not there."""
+        listed = self.value(key, list, "a list")
+        for at, each in enumerate(listed):
             if not isinstance(each, dict):
-                raise Refusal(400, f"{self.where}{key}[{at}]: must be an object")
-            yield Body(each, f"{self.where}{key}[{at}].")
+                raise Refusal(400, f"{self.where}{key}[{at}] = {brief(each)}: must be an object")
+        return [Body(each, f"{self.where}{key}[{at}].") for at, each in enumerate(listed)]
 
     def table(self, key: str) -> "Body":
         """Return an object, empty where it is not there."""
-        value = self.content.get(key) or {}
-        if not isinstance(value, dict):
-            raise Refusal(400, f"{self.where}{key}: must be an object")
-        return Body(value, f"{self.where}{key}.")
+        return Body(self.value(key, dict, "an object"), f"{self.where}{key}.")
 
     def text(self, key: str) -> str:
         """Return the text of a content: one text, or parts of type text."""
         value = self.content.get(key)
-        if value is None or isinstance(value, str):
-            return value or ""
-        return "".join(part.part() for part in self.tables(key))
+        return value if isinstance(value, str) else "".join(part.part() for part in self.tables(key))
 
     def part(self) -> str:
         """Return the text of this part of a content."""
         kind, text = self.content.get("type"), self.content.get("text")
         if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
-            raise Refusal(400, f"{self.where}type = {brief(kind)}: this policy reads text alone")
+            raise self.wrong("type", "this policy reads text alone")
         return text
 
     def name(self, key: str) -> str:
         """Return a text that must be there."""
-        value = self.content.get(key)
-        if not isinstance(value, str) or not value:
-            raise Refusal(400, f"{self.where}{key} = {brief(value)}: must be text")
-        return value
+        if not (name := self.value(key, str, "text")):
+            raise self.wrong(key, "must be text")
+        return name
+
+    def role(self, known: Mapping[str, str]) -> str:
+        """Return the role of a message as chat templates name it."""
+        if (role := self.name("role")) not in known:
+            raise self.wrong("role", f"must be one of {', '.join(known)}")
+        return known[role]
 
     def tool_name(self) -> str:
         """Return the name of a function that may be called."""
-        name = self.name("name")
-        if not TOOL_NAME.fullmatch(name):
-            raise Refusal(400, f"{self.where}name = {brief(name)}: must be letters, digits, _, - and ., at most 128")
+        if not TOOL_NAME.fullmatch(name := self.name("name")):
+            raise self.wrong("name", "must be letters, digits, _, - and ., at most 128")
         return name
 
     def require_plain(self) -> None:
         """Refuse keys that ask for what is not done here."""
-        kind = self.content.get("response_format")
-        plain = kind == {"type": "text"}
         for key in REFUSED:
-            if self.content.get(key) not in (None, "", [], {}, False) and not (key == "response_format" and plain):
-                raise Refusal(400, f"{key}: this policy is sampled without it; take it out")
+            if self.content.get(key) not in (None, "", [], {}, False, {"type": "text"}):
+                raise self.wrong(key, "this policy is sampled without it; take it out")
 
     def unread(self) -> tuple[str, ...]:
         """List the keys that say how tokens are drawn, which is the run's to say."""
@@ -251,7 +253,7 @@ class Body:
         choice = self.content.get("tool_choice")
         kind = choice.get("type") if isinstance(choice, dict) else choice
         if kind not in (None, "auto", "none"):
-            raise Refusal(400, f"tool_choice = {brief(choice)}: a call cannot be forced; set it to auto or none")
+            raise self.wrong("tool_choice", "a call cannot be forced; set it to auto or none")
         return bool(tools) and kind != "none"
 
 

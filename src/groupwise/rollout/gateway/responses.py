@@ -8,6 +8,8 @@ from typing import Any
 from groupwise.core.environment import MODEL
 from groupwise.rollout.gateway.request import Body, ModelAnswer, ModelRequest, Refusal, assistant, function
 
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
 
 def read(body: Body) -> ModelRequest:
     """Read a request. Raises Refusal."""
@@ -83,10 +85,7 @@ def _messages(body: Body) -> list[dict[str, Any]]:
     for item in body.tables("input"):
         kind = item.content.get("type") or "message"
         if kind == "message":
-            role = {"developer": "system"}.get(item.name("role"), item.name("role"))
-            if role not in ("system", "user", "assistant"):
-                raise Refusal(400, f"{item.where}role = {role!r}: must be user, assistant, system or developer")
-            text = item.text("content")
+            role, text = item.role(ROLES), item.text("content")
             messages.append(assistant(text, []) if role == "assistant" else {"role": role, "content": text})
         elif kind == "function_call":
             call = assistant("", [(item.name("name"), item.content.get("arguments") or "{}")])
@@ -98,13 +97,13 @@ def _messages(body: Body) -> list[dict[str, Any]]:
         elif kind == "function_call_output":
             messages.append({"role": "tool", "content": item.text("output")})
         elif kind != "reasoning":
-            raise Refusal(400, f"{item.where}type = {kind!r}: this policy reads messages and calls of functions alone")
+            raise item.wrong("type", "this policy reads messages and calls of functions alone")
     return messages
 
 
 def _tool(body: Body) -> dict[str, Any]:
     if body.content.get("type") != "function":
-        raise Refusal(400, f"{body.where}type = {body.content.get('type')!r}: this policy calls functions alone")
+        raise body.wrong("type", "this policy calls functions alone")
     return function(body.tool_name(), body.content.get("description"), body.content.get("parameters"))
 
 
