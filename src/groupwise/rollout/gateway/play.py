@@ -109,10 +109,13 @@ class Sessions:
                 lambda done: self.server.events.put(partial(ended, session, done)),
             )
 
+        late: Session | None = None  # who was seen not to wait: of many sessions not all are looked at each time
         while waiting or played:
             while waiting and len(played) < self.at_once:
                 begin(waiting.popleft())
-            if all(session.waiting for session in played) or not self._took_what_came(played):
+            if late not in played or late.waiting:
+                late = next((session for session in played if not session.waiting), None)
+            if late is None or not self._took_what_came(played):
                 self._round(played, sampling)
         return episodes
 
@@ -171,7 +174,7 @@ class Sessions:
 
     def _require_room(self, session: Session, ask: Ask, limit: int) -> None:
         """Raise Refusal if the model or the session has no room for an answer."""
-        read, most, cost = len(ask.context), self.writing.policy.positions, session.cost(ask)
+        read, most, cost = len(ask.context), self.writing.positions, session.cost(ask)
         words = ""
         if read >= most:
             words = f"the prompt has {read} tokens, and the model takes {most} with the answer"
@@ -211,7 +214,7 @@ class Sessions:
     def _requests(self, session: Session, ask: Ask, limit: int) -> list[Request]:
         new = sum(one.asked.answers for one in session.waiting if not one.most)
         room = (limit - session.tokens - session.awaited + new) // max(1, new)
-        limits = (room, self.limits.turn_tokens, ask.asked.most, self.writing.policy.positions - len(ask.context))
+        limits = (room, self.limits.turn_tokens, ask.asked.most, self.writing.positions - len(ask.context))
         return session.requests(ask, min(each for each in limits if each), limit if self.patience else PIECE)
 
     def _answer(self, session: Session, ask: Ask) -> None:

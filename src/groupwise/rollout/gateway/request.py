@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+import orjson
+
 from groupwise.core.environment import ToolCall
 from groupwise.core.errors import brief
 from groupwise.environments.calls import Call
@@ -157,9 +159,8 @@ class Body:
     def of(cls, raw: bytes) -> "Body":
         """Read JSON, whose texts must be such as UTF-8 can write: a half of a surrogate pair has no ids."""
         try:
-            content = json.loads(raw)
-            json.dumps(content, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:
+            content = orjson.loads(raw)
+        except ValueError as error:
             raise Refusal(400, f"the body is no JSON: {error}") from None
         if not isinstance(content, dict):
             raise Refusal(400, "the body must be a JSON object")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from groupwise.core.environment import Says, ToolCall
 from groupwise.core.errors import UsageError
@@ -28,6 +29,11 @@ class Writing:
 
     glue: Glue
     policy: Policy
+
+    @cached_property
+    def positions(self) -> int:
+        """Tokens of a prompt and its answer together at most."""
+        return self.policy.positions
 
     def before(self, asked: ModelRequest, parent: Turn | None) -> tuple[int, ...]:
         """Return the ids that come behind a turn, or a whole prompt where there is none. Raises Refusal."""
