@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -222,6 +222,51 @@ def test_an_agent_that_asks_something_else_when_it_begins_again_draws_no_number_
     draws = [(request.seed, request.first, request.drawn) for request, _ in engine.calls]
     assert len(set(draws)) == len(draws) > 9 * 4
     assert all(episode.ended is Ended.DONE for group in episodes for episode in group)
+
+
+def at_once(visit: Visit) -> float:
+    """Ask three sub-agents at the same time, each of which goes on once, in any order; then tell their words on."""
+
+    def sub_agent(number: int) -> str:
+        time.sleep(random.random() / 50)
+        asked = [{"role": "system", "content": f"sub-agent {number}"}, user(first["content"])]
+        said = chat(visit, asked)["choices"][0]["message"]
+        time.sleep(random.random() / 50)
+        return chat(visit, [*asked, said, user("go on")])["choices"][0]["message"]["content"]
+
+    first = chat(visit, [user(visit.sample.prompt)])["choices"][0]["message"]
+    with ThreadPoolExecutor(3) as threads:
+        heard = list(threads.map(sub_agent, range(3)))
+    chat(visit, [user(visit.sample.prompt), first, user(" ".join(heard))])
+    return 1.0
+
+
+def asks_at_once_and_is_lost(visit: Visit) -> None:
+    first = chat(visit, [user(visit.sample.prompt)])["choices"][0]["message"]
+    for number in random.sample(range(3), 2):
+        chat(visit, [{"role": "system", "content": f"sub-agent {number}"}, user(first["content"])])
+
+
+@pytest.mark.parametrize("agent", [at_once, Restarted(asks_at_once_and_is_lost, at_once)], ids=["once", "begun again"])
+def test_of_requests_at_the_same_time_any_may_come_first(agent: Any) -> None:
+    """An agent that asks several things at once has the same draws each time, and is a function of what it is told."""
+    heard, sampling, limits = list[str](), Sampling(max_new_tokens=2000), EpisodeLimits(turns=32, turn_tokens=6)
+    one, other = (
+        {
+            (group, number): set(turns_of(episode))
+            for group, episodes in enumerate(played(who, sampling=sampling, limits=limits, note=heard.append))
+            for number, episode in enumerate(episodes)
+        }
+        for who in (at_once, agent)
+    )
+    assert one == other
+    assert {len(turns) for turns in one.values()} == {8}
+    assert heard == []
+
+
+def turns_of(episode: Completion) -> list[tuple[int, ...]]:
+    """The sampled ids of each turn."""
+    return [episode.tokens[span.start : span.stop] for span in episode.spans if span.own]
 
 
 def test_without_patience_a_session_goes_on_while_another_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:

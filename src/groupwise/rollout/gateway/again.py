@@ -1,13 +1,16 @@
 """Tells an agent that is a function of what it is told from one that is not, when a session is played again.
 
-A session is played again if its process was lost, or the run was killed and goes on. Its request is then expected to
-read the ids that it read before, where it was told the same until then. What is compared is kept in a file of the run,
-a record for each request, written as it comes: a kill leaves it behind.
+A session is played again if its process was lost, or the run was killed and goes on. What was asked before is then
+expected to be asked again, where the session was told the same until then. What is compared is kept in a file of the
+run, a record for each request, written as it comes: a kill leaves it behind.
 """
 
 import hashlib
-from collections.abc import Sequence
+from array import array
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 #: The file in a run's folder.
 ASKED = "asked.bin"
@@ -15,31 +18,45 @@ ASKED = "asked.bin"
 MOST, HALF = 2**17, 8
 
 
-class Again:
-    """Requests as they were, by what came before each.
+class Asked(NamedTuple):
+    """A request: names of its session and all that this was told until then, in any order, and of the ids it reads."""
 
-    file  where they are kept; None: only in memory
+    told: bytes
+    read: bytes
+
+
+class Again:
+    """Requests of sessions that were played before.
+
+    file  where requests are kept; None: only those of lost processes are known
     """
 
     def __init__(self, file: Path | None) -> None:
-        self._file, content, size = file, b"", 2 * HALF
+        self._file, self._before, size = file, defaultdict[bytes, set[bytes]](set), 2 * HALF
         if file is not None:
             with file.open("ab") as kept:
                 kept.truncate(kept.tell() // size * size)  # a kill may have cut the last one off
             content = file.read_bytes()[-MOST * size :]
-        self._known = {content[at : at + HALF]: content[at + HALF : at + size] for at in range(0, len(content), size)}
+            records = (content[at : at + size] for at in range(0, len(content), size))
+            self.lost(Asked(record[:HALF], record[HALF:]) for record in records)
 
-    def differs(self, session: Sequence[object], told: Sequence[Sequence[int]], read: Sequence[int]) -> bool:
-        """Tell if a request reads other ids than it did before, where the session was told the same."""
-        name, value = _hash(*session, *map(tuple, told)), _hash(tuple(read))
-        if name not in self._known and self._file is not None:
+    def write(self, asked: Asked) -> None:
+        """Keep a request for a run that goes on after a kill."""
+        if self._file is not None and asked.read not in self._before.get(asked.told, ()):
             with self._file.open("ab") as file:
-                file.write(name + value)
-        before = self._known.setdefault(name, value)
-        if len(self._known) > MOST:
-            del self._known[next(iter(self._known))]
-        return before != value
+                file.write(asked.told + asked.read)
+
+    def lost(self, requests: Iterable[Asked]) -> None:
+        """Expect what a session asked whose process is lost."""
+        for asked in requests:
+            self._before[asked.told].add(asked.read)
+
+    def differs(self, requests: Collection[Asked]) -> bool:
+        """Tell if a session that has ended did not ask what it asked before, where it was told the same."""
+        read = {asked.read for asked in requests}
+        return any(self._before.get(asked.told, set()) - read for asked in requests)
 
 
-def _hash(*what: object) -> bytes:
-    return hashlib.sha256(repr(what).encode()).digest()[:HALF]
+def name(numbers: Iterable[int]) -> bytes:
+    """Name ids by eight bytes of their hash."""
+    return hashlib.sha256(array("q", numbers).tobytes()).digest()[:HALF]

@@ -34,8 +34,8 @@ from groupwise.rollout.segments import Segment
 
 #: What is said of an agent that is no function of what it is told.
 ODD = (
-    "is another one than before, though its agent was told the same: played again after a kill, this run does not "
-    "come to the same bits"
+    "played again, its agent did not ask what it asked before, though it was told the same: after a kill this run does "
+    "not come to the same bits"
 )
 #: Requests of one session that may wait at once; tokens of a piece.
 MOST_AT_ONCE, PIECE = 32, 32
@@ -97,6 +97,7 @@ class Sessions:
         waiting, played, episodes = deque(sessions), list[Session](), dict[Session, Completion]()
 
         def ended(session: Session, done: Future[ScoreResult]) -> None:
+            self._compare(session, done.result())
             episodes[session] = session.episode(done.result(), self.engine.version)
             self._end(session)
             played.remove(session)
@@ -127,6 +128,7 @@ class Sessions:
 
     def _begin(self, session: Session, key: str) -> None:
         self._end(session)
+        self.again.lost(session.asked)
         session.begin(key)
 
     def _end(self, session: Session) -> None:
@@ -167,9 +169,8 @@ class Sessions:
             words = f"stop: with the {len(sampling.stop)} texts of sampling.stop these are more than a request may have"
             raise Refusal(400, words) from None
         self._require_room(session, ask, sampling.max_new_tokens)
-        self._compare(session, ask)
-        session.take(ask)
-        if ask.whole:
+        self.again.write(session.take(ask))
+        if ask.draws.whole:
             self._answer(session, ask)
 
     def _require_room(self, session: Session, ask: Ask, limit: int) -> None:
@@ -185,13 +186,11 @@ class Sessions:
             session.cut = session.cut or Ended.TOKENS
             raise Refusal(400, words, "context_length_exceeded")
 
-    def _compare(self, session: Session, ask: Ask) -> None:
-        """Say once if an agent asks something else than it did when it was told the same."""
-        told = [turn.sampled.tokens for turn in session.turns]
-        differs = self.again.differs((session.seed, session.sample, ask.number), told, ask.context)
-        if differs and ODD not in self._told:
+    def _compare(self, session: Session, result: ScoreResult) -> None:
+        """Say once if an agent did not ask what it asked before, though it was told the same."""
+        if result.cause is None and ODD not in self._told and self.again.differs(session.asked):
             self._told.add(ODD)
-            self.note(f"agents       {session.prompt.sample.key}: request {ask.number + 1} {ODD}")
+            self.note(f"agents       {session.prompt.sample.key}: {ODD}")
 
     def _tell(self, asked: ModelRequest) -> None:
         """Say once of each key of how tokens are drawn that it is not read."""
@@ -207,19 +206,21 @@ class Sessions:
             asked = [request for *_, requests in own for request in requests]
             each = iter(self.engine.generate(asked, _ended_by(sampling, stop)))
             for session, ask, requests in own:
-                ask.add([next(each)[0] for _ in requests])
-                if ask.whole:
+                ask.draws.add([next(each)[0] for _ in requests])
+                if ask.draws.whole:
                     self._answer(session, ask)
 
     def _requests(self, session: Session, ask: Ask, limit: int) -> list[Request]:
-        new = sum(one.asked.answers for one in session.waiting if not one.most)
+        new = sum(one.asked.answers for one in session.waiting if not one.draws.most)
         room = (limit - session.tokens - session.awaited + new) // max(1, new)
         limits = (room, self.limits.turn_tokens, ask.asked.most, self.writing.positions - len(ask.context))
         return session.requests(ask, min(each for each in limits if each), limit if self.patience else PIECE)
 
     def _answer(self, session: Session, ask: Ask) -> None:
         """Tell what was sampled; nothing of a request whose client has gone away meanwhile."""
-        told = [self.writing.choice(ask.asked, completion) for completion in ask.sampled if completion is not None]
+        told = [
+            self.writing.choice(ask.asked, completion) for completion in ask.draws.answers if completion is not None
+        ]
         if ask.future.set_running_or_notify_cancel():
             session.add(ask, told)
             ask.future.set_result(ModelAnswer(ask.number, ask.context, tuple(told)))

@@ -12,12 +12,16 @@ template between (glue). Any other one opens a row of its own, whose prompt the 
     the episode, behind the prompt p:    a g b [p a h] c [q] d       [...] is read anew (Span.anew)
 
 Every sampled id trains once, in the row of its turn, behind the very ids that the policy read. In a row that forks or
-is edited earlier turns are context. Request t of a session with seed s draws from (derive(s, "turn", t), i), the first
-from (s, i), as turns of an environment's episode do (rollout/episodes.py): one that only goes on is such an episode.
+is edited earlier turns are context.
 
-A session whose process is lost is played again. A request that is the one of before has the answer of before, so that
-an agent which is a function of what it is told ends with the same bits, and the others wait for it in the same round.
-From one on that is another, requests draw from seeds of their own, so that no draw comes twice.
+Draws are a function of what is read: of an agent's requests any may come first. The row of the prompt has the session's
+seed s, another one derive(s, "row", hash of what its first turn reads), a fork with the seed of the row it leaves in
+place of s. Turn t of a row with seed r draws from (derive(r, "turn", t), i), the first from (r, i), as turns of an
+environment's episode do (rollout/episodes.py): a session that only goes on is such an episode. What is asked once more
+draws anew.
+
+A session whose process is lost is played again. A request that was there before has the answer of before, so that an
+agent which is a function of what it is told ends with the same bits, and the others wait for it in the same round.
 """
 
 import dataclasses
@@ -34,18 +38,50 @@ from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Prompt, Span
 from groupwise.core.samples import Cause, ScoreResult
 from groupwise.rollout.episodes import finish_of, with_before
+from groupwise.rollout.gateway.again import Asked, name
 from groupwise.rollout.gateway.request import Choice, ModelAnswer, ModelRequest, over, refuse
 from groupwise.rollout.segments import goes_on, joined
 
 
 @dataclass(eq=False)
-class Ask:
-    """A request of an agent's, and what is sampled of its answers.
+class Draws:
+    """Answers to a request, as far as they are drawn.
 
-    parent    the turn that it goes on from; None where it begins anew
-    opens     whether its first answer opens a row
-    most      new tokens of an answer at most; 0 until sampling begins
-    sampled   its answers, as far as they are sampled
+    row      seed of the row that the first one is in
+    turn     number of the request in that row
+    seed     that they are drawn with
+    most     new tokens of an answer; 0 until sampling begins
+    """
+
+    row: int = 0
+    turn: int = 0
+    seed: int = 0
+    most: int = 0
+    answers: list[Completion | None] = field(default_factory=list)
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Numbers of the answers that have not ended."""
+        return [i for i, one in enumerate(self.answers) if one is None or goes_on(one, self.most)]
+
+    @property
+    def whole(self) -> bool:
+        """True if all answers have ended."""
+        return bool(self.answers) and not self.unfinished
+
+    def add(self, new: Sequence[Completion]) -> None:
+        """Add what was drawn of each answer that had not ended."""
+        for i, more in zip(self.unfinished, new, strict=True):
+            before = self.answers[i]
+            self.answers[i] = more if before is None else joined(before, more)
+
+
+@dataclass(eq=False)
+class Ask:
+    """A request of an agent's.
+
+    parent  the turn that it goes on from; None where it begins anew
+    opens   whether its first answer opens a row
     """
 
     number: int
@@ -55,46 +91,54 @@ class Ask:
     context: tuple[int, ...]
     before: tuple[int, ...]
     opens: bool
-    most: int = 0
-    sampled: list[Completion | None] = field(default_factory=list)
+    draws: Draws = field(default_factory=Draws)
 
     @property
     def waits(self) -> bool:
         """True unless it has its answer, or its client has gone away."""
         return not self.future.done()
 
-    @property
-    def unfinished(self) -> list[int]:
-        """Numbers of the answers that have not ended."""
-        return [i for i, one in enumerate(self.sampled) if one is None or goes_on(one, self.most)]
+    @cached_property
+    def read(self) -> bytes:
+        """The name of what it reads."""
+        return name(self.context)
 
     @property
-    def whole(self) -> bool:
-        """True if all its answers have ended."""
-        return bool(self.sampled) and not self.unfinished
-
-    def add(self, new: Sequence[Completion]) -> None:
-        """Add what was sampled of each answer that had not ended."""
-        for i, more in zip(self.unfinished, new, strict=True):
-            before = self.sampled[i]
-            self.sampled[i] = more if before is None else joined(before, more)
+    def kind(self) -> tuple[object, ...]:
+        """Whatever its draws are a function of."""
+        return self.read, self.asked.answers, self.asked.most, self.asked.stop, self.asked.seed
 
 
 @dataclass(eq=False)
 class Turn:
     """One answer of the policy's.
 
-    opens    whether it opens a row
+    number   among the answers to its request
     told     moment at which the agent was told
     seconds  until the agent went on from it
     """
 
     ask: Ask
-    opens: bool
+    number: int
     sampled: Completion
     choice: Choice
     told: float
     seconds: float = 0.0
+
+    @property
+    def opens(self) -> bool:
+        """True if it opens a row."""
+        return self.ask.opens or self.number > 0
+
+    @property
+    def row(self) -> int:
+        """The seed of its row."""
+        return derive(self.ask.draws.row, "answer", self.number) if self.number else self.ask.draws.row
+
+    @cached_property
+    def said(self) -> bytes:
+        """The name of what was sampled."""
+        return name(self.sampled.tokens)
 
     @property
     def before(self) -> tuple[int, ...]:
@@ -120,7 +164,9 @@ class Session:
     prompt   of its group
     key      of the process that plays it; "" if none does
     asks     all its requests
-    earlier  those of a process that was lost
+    asked    what each of them reads, and what was told before
+    draws    those of lost processes too, by kind of request and its number among those of the kind
+    seeds    all that draws have
     tokens   that its episode has so far
     cut      why a request was refused that would have gone beyond a limit of the session
     """
@@ -131,7 +177,9 @@ class Session:
     key: str = ""
     turns: list[Turn] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
-    earlier: list[Ask] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    draws: dict[tuple[object, int], Draws] = field(default_factory=dict)
+    seeds: set[int] = field(default_factory=set)
     tokens: int = 0
     cut: Ended | None = None
 
@@ -143,13 +191,12 @@ class Session:
     @property
     def awaited(self) -> int:
         """Tokens set aside for what it waits for: all that an answer may have, one where sampling has not begun."""
-        return sum(ask.asked.answers * max(1, ask.most) for ask in self.waiting)
+        return sum(ask.asked.answers * max(1, ask.draws.most) for ask in self.waiting)
 
     def begin(self, key: str) -> None:
         """Begin it in a process that has this key. What was asked and said in a process before is no part of it."""
         self.end()
-        self.earlier = [*self.asks, *self.earlier[len(self.asks) :]]
-        self.key, self.turns, self.asks, self.tokens, self.cut = key, [], [], 0, None
+        self.key, self.turns, self.asks, self.asked, self.tokens, self.cut = key, [], [], [], 0, None
 
     def end(self) -> None:
         """Answer nothing more."""
@@ -157,17 +204,31 @@ class Session:
         for ask in self.waiting:
             refuse(ask.future, over())
 
-    def take(self, ask: Ask) -> None:
-        """Take a request, which has what was sampled for it in a process before."""
+    def take(self, ask: Ask) -> Asked:
+        """Take a request, which has what was drawn for it in a process before."""
+        told = b"".join(sorted(turn.said for turn in self.turns))
+        self.asked.append(Asked(name((self.seed, self.sample, *told)), ask.read))
         self.tokens += self.cost(ask)
+        key = ask.kind, sum(other.kind == ask.kind for other in self.asks)
         self.asks.append(ask)
         if ask.parent is not None:
             ask.parent.seconds = ask.parent.seconds or time.monotonic() - ask.parent.told
-        for before in self.earlier[ask.number : ask.number + 1]:
-            if (before.asked, before.context) == (ask.asked, ask.context):
-                ask.most, ask.sampled = before.most, before.sampled
-            else:  # no draw comes twice
-                self.earlier, self.seed = self.earlier[: ask.number], derive(self.seed, "again")
+        if key not in self.draws:
+            self.draws[key] = self._new_draws(ask)
+        ask.draws = self.draws[key]
+        return self.asked[-1]
+
+    def _new_draws(self, ask: Ask) -> Draws:
+        row = self.seed if ask.parent is None else ask.parent.row
+        if ask.opens and ask.context != self.prompt.tokens:
+            row = derive(row, "row", ask.read.hex())
+        turn = 0 if ask.opens or ask.parent is None else ask.parent.ask.draws.turn + 1
+        seed = derive(row, "turn", turn) if turn else row
+        seed = seed if ask.asked.seed is None else derive(seed, "asked", ask.asked.seed)
+        while seed in self.seeds:
+            seed = derive(seed, "again")
+        self.seeds.add(seed)
+        return Draws(row, turn, seed)
 
     def said_before(self, asked: ModelRequest) -> Turn | None:
         """Find the turn that a request goes on from: the one that holds most of its history; None for none."""
@@ -204,23 +265,22 @@ class Session:
         most   tokens of an answer, where sampling of it begins
         piece  new tokens of each request; of a long answer a quarter of what there is, as each request is remembered
         """
-        ask.most, ask.sampled = ask.most or most, ask.sampled or [None] * ask.asked.answers
-        seed = derive(self.seed, "turn", ask.number) if ask.number else self.seed
-        seed = seed if ask.asked.seed is None else derive(seed, "asked", ask.asked.seed)
+        draws = ask.draws
+        draws.most, draws.answers = draws.most or most, draws.answers or [None] * ask.asked.answers
         asked = []
-        for i in ask.unfinished:
-            own, begun = derive(seed, "answer", i) if i else seed, ask.sampled[i]
+        for i in draws.unfinished:
+            own, begun = derive(draws.seed, "answer", i) if i else draws.seed, draws.answers[i]
             drawn = () if begun is None else begun.tokens
-            tokens, limit = ask.context + drawn, min(max(piece, len(drawn) // 4), ask.most - len(drawn))
+            tokens, limit = ask.context + drawn, min(max(piece, len(drawn) // 4), draws.most - len(drawn))
             held = len(tokens) if drawn else 0 if ask.parent is None else len(ask.parent.ids)
             asked.append(Request(tokens, 1, own, limit, self.sample, len(drawn), hold=True, held=held))
         return asked
 
     def add(self, ask: Ask, told: Sequence[Choice]) -> None:
         """Keep the answers to a request."""
-        for number, (completion, choice) in enumerate(zip(ask.sampled, told, strict=True)):
+        for number, (completion, choice) in enumerate(zip(ask.draws.answers, told, strict=True)):
             assert completion is not None
-            self.turns.append(Turn(ask, ask.opens or number > 0, completion, choice, time.monotonic()))
+            self.turns.append(Turn(ask, number, completion, choice, time.monotonic()))
             self.tokens += len(completion.tokens)
 
     def episode(self, result: ScoreResult, version: int) -> Completion:
