@@ -135,5 +135,5 @@ def test_what_was_asked_is_known_after_a_kill_and_only_where_the_same_was_told(t
     after.write(asked(b"b", 4))
     assert file.stat().st_size == 4 * 16
     assert Again(file).differs([asked(b"b", 5)])
-    after.lost([asked(b"c", 6)])
+    after.keep([asked(b"c", 6)])
     assert after.differs([asked(b"c", 7)])

@@ -28,7 +28,7 @@ class Asked(NamedTuple):
 class Again:
     """Requests of sessions that were played before.
 
-    file  where requests are kept; None: only those of lost processes are known
+    file  where requests are kept; None: only in memory
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -38,7 +38,7 @@ class Again:
                 kept.truncate(kept.tell() // size * size)  # a kill may have cut the last one off
             content = file.read_bytes()[-MOST * size :]
             records = (content[at : at + size] for at in range(0, len(content), size))
-            self.lost(Asked(record[:HALF], record[HALF:]) for record in records)
+            self.keep(Asked(record[:HALF], record[HALF:]) for record in records)
 
     def write(self, asked: Asked) -> None:
         """Keep a request for a run that goes on after a kill."""
@@ -46,10 +46,12 @@ class Again:
             with self._file.open("ab") as file:
                 file.write(asked.told + asked.read)
 
-    def lost(self, requests: Iterable[Asked]) -> None:
-        """Expect what a session asked whose process is lost."""
+    def keep(self, requests: Iterable[Asked]) -> None:
+        """Expect what a session has asked: its process is lost, or it ended and is played again in an evaluation."""
         for asked in requests:
             self._before[asked.told].add(asked.read)
+        while len(self._before) > MOST:
+            del self._before[next(iter(self._before))]
 
     def differs(self, requests: Collection[Asked]) -> bool:
         """Tell if a session that has ended did not ask what it asked before, where it was told the same."""

@@ -128,7 +128,7 @@ class Sessions:
 
     def _begin(self, session: Session, key: str) -> None:
         self._end(session)
-        self.again.lost(session.asked)
+        self.again.keep(session.asked)
         session.begin(key)
 
     def _end(self, session: Session) -> None:
@@ -191,6 +191,7 @@ class Sessions:
         if result.cause is None and ODD not in self._told and self.again.differs(session.asked):
             self._told.add(ODD)
             self.note(f"agents       {session.prompt.sample.key}: {ODD}")
+        self.again.keep(session.asked)
 
     def _tell(self, asked: ModelRequest) -> None:
         """Say once of each key of how tokens are drawn that it is not read."""
