@@ -30,6 +30,11 @@ from groupwise.rewards.functions.adapters import Bound, playing, score_result
 
 #: Files in a program's folder: what it is given, and what it may write.
 SAMPLE, REWARD = "sample.json", "reward.txt"
+#: Variables from which programs read a model's name, for large tasks and small ones.
+MODELS = (
+    "OPENAI_MODEL", "ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+    "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL",
+)  # fmt: skip
 #: The last lines of what a program prints are kept, of so many characters at most.
 _LINES, _LONGEST_LINE = 20, 2_000
 
@@ -104,9 +109,9 @@ def _of_function(function: Callable[..., Any], visit: Visit) -> Any:
 def _of_command(command: Sequence[str], visit: Visit) -> ScoreResult:
     """Run a program for a session -> its reward, or the fault that it ended with."""
     told = {
-        "OPENAI_BASE_URL": visit.base_url, "OPENAI_API_KEY": visit.key, "OPENAI_MODEL": MODEL,
+        "OPENAI_BASE_URL": visit.base_url, "OPENAI_API_KEY": visit.key,
         "ANTHROPIC_BASE_URL": visit.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": visit.key,
-        "ANTHROPIC_MODEL": MODEL,
+        **dict.fromkeys(MODELS, MODEL),
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as place:
         folder = Path(place)

@@ -15,7 +15,7 @@ from groupwise.core.records import Completion
 from groupwise.environments.agent import Agent
 from groupwise.rewards.pool.pool import Pool
 from groupwise.rewards.pool.work import Limits
-from groupwise.rollout.gateway.again import Again, Asked, name
+from groupwise.rollout.gateway.again import Again, ReadAfter, name
 from groupwise.tasks.agent import AgentTask
 from tests.rollout.gateway.made import Listening, played
 
@@ -115,8 +115,8 @@ def test_an_agent_that_asks_something_else_when_it_is_played_again_is_told_of(
 
 
 def test_what_was_asked_is_known_after_a_kill_and_only_where_the_same_was_told(tmp_path: Path) -> None:
-    def asked(told: bytes, read: int) -> Asked:
-        return Asked(name([*told]), name([read]))
+    def asked(told: bytes, read: int) -> ReadAfter:
+        return ReadAfter(name([*told]), name([read]))
 
     file = tmp_path / "asked.bin"
     first = Again(file)

@@ -142,6 +142,60 @@ def test_openais_responses_play_a_session_with_tools(stream: bool) -> None:
     assert "<|im_start|>tool\n3<|im_end|>" in policy().decode_all(episode.tokens)
 
 
+def test_tokens_are_counted_as_they_would_be_read() -> None:
+    def play(visit: Visit) -> float:
+        with anthropic.Anthropic(base_url=visit.base_url, api_key=visit.key, max_retries=0) as client:
+            asked: dict[str, Any] = {"model": "policy", "messages": [user("q")], "system": "Be brief."}
+            for _ in range(2):
+                counts.append(client.messages.count_tokens(**asked).input_tokens)
+                said = client.messages.create(**asked, max_tokens=5).content
+                asked["messages"] = [*asked["messages"], {"role": "assistant", "content": said}, user("more")]
+        return 1.0
+
+    counts: list[int] = []
+    engine = Listening()
+    episode = alone(play, engine, limits=EpisodeLimits(turns=2))
+    assert counts == [len(request.tokens) for request, _ in engine.calls]
+    assert len(episode.turns) == 2
+
+
+def test_tools_that_a_server_would_run_are_left_out_and_the_log_says_so_once() -> None:
+    schema: Any = {"type": "object", "properties": {}}
+    offered: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"tools": [{"type": "custom", "custom": {"name": "patch"}}, TOOL]}),
+        ("/v1/messages", {"tools": [{"type": "search_1", "name": "find"}, {"name": "add", "input_schema": schema}]}),
+        ("/v1/responses", {"tools": [
+            {"type": "web_search"}, {"type": "namespace", "name": "many", "tools": []},
+            {"type": "function", "name": "add", "description": "", "parameters": schema},
+        ]}),
+    ]  # fmt: skip
+
+    def play(visit: Visit) -> float:
+        for _ in range(2):
+            for path, tools in offered:
+                words = {"input": "q"} if "responses" in path else {"messages": [user("q")]}
+                assert post(visit, path, {**words, **tools})[0] == 200
+        return 1.0
+
+    said: list[str] = []
+    engine = Listening()
+    alone(
+        play,
+        engine,
+        note=said.append,
+        limits=EpisodeLimits(turns=6, turn_tokens=2),
+        sampling=Sampling(max_new_tokens=4000),
+    )
+    assert said == [
+        f"agents       offer tools of type {kinds}: left out, as the policy calls functions alone"
+        for kinds in ("custom", "search_1", "namespace, web_search")
+    ]
+    for request, _ in engine.calls:
+        read = policy().decode_all(request.tokens)
+        assert '"name": "add"' in read
+        assert not any(name in read for name in ("patch", "find", "many", "search"))
+
+
 def test_calls_of_tools_go_on_as_they_were_sampled() -> None:
     """Whatever spaces the policy has put into its JSON: the agent is told JSON anew, and the ids stay."""
     text = '<tool_call>{"name":  "add", "arguments": {"a":   1}}</tool_call>'

@@ -79,7 +79,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
         400,
         "previous_response_id = 'x': this policy is sampled",
     ),
-    ("/v1/responses", {"input": "q", "tools": [{"type": "web_search"}]}, 400, "tools[0].type = 'web_search'"),
+    ("/v1/responses", {"input": "q", "tools": [{"type": 1}]}, 400, "tools[0].type = 1: must be text"),
     ("/v1/completions", {}, 404, "no such request; known: GET /v1/models, POST /v1/chat/completions"),
 ]
 

@@ -18,7 +18,7 @@ ASKED = "asked.bin"
 MOST, HALF = 2**17, 8
 
 
-class Asked(NamedTuple):
+class ReadAfter(NamedTuple):
     """A request: names of its session and all that this was told until then, in any order, and of the ids it reads."""
 
     told: bytes
@@ -38,22 +38,22 @@ class Again:
                 kept.truncate(kept.tell() // size * size)  # a kill may have cut the last one off
             content = file.read_bytes()[-MOST * size :]
             records = (content[at : at + size] for at in range(0, len(content), size))
-            self.keep(Asked(record[:HALF], record[HALF:]) for record in records)
+            self.keep(ReadAfter(record[:HALF], record[HALF:]) for record in records)
 
-    def write(self, asked: Asked) -> None:
+    def write(self, asked: ReadAfter) -> None:
         """Keep a request for a run that goes on after a kill."""
         if self._file is not None and asked.read not in self._before.get(asked.told, ()):
             with self._file.open("ab") as file:
                 file.write(asked.told + asked.read)
 
-    def keep(self, requests: Iterable[Asked]) -> None:
+    def keep(self, requests: Iterable[ReadAfter]) -> None:
         """Expect what a session has asked: its process is lost, or it ended and is played again in an evaluation."""
         for asked in requests:
             self._before[asked.told].add(asked.read)
         while len(self._before) > MOST:
             del self._before[next(iter(self._before))]
 
-    def differs(self, requests: Collection[Asked]) -> bool:
+    def differs(self, requests: Collection[ReadAfter]) -> bool:
         """Tell if a session that has ended did not ask what it asked before, where it was told the same."""
         read = {asked.read for asked in requests}
         return any(self._before.get(asked.told, set()) - read for asked in requests)

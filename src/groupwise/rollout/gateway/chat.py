@@ -19,7 +19,8 @@ def read(body: Body) -> ModelRequest:
     messages = [_message(each) for each in body.tables("messages")]
     if not messages or messages[-1]["role"] == "assistant":
         raise Refusal(400, "messages: the last one must not be the assistant's")
-    tools = tuple(dict(each.content) for each in body.tables("tools") if each.table("function").tool_name())
+    given, left_out = body.tools("function")
+    tools = tuple(dict(each.content) for each in given if each.table("function").tool_name())
     return ModelRequest(
         tuple(messages),
         tools,
@@ -32,6 +33,7 @@ def read(body: Body) -> ModelRequest:
         stream=body.flag("stream"),
         usage=body.table("stream_options").flag("include_usage"),
         unread=body.unread(),
+        left_out=left_out,
     )
 
 

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from groupwise.core.environment import MODEL
-from groupwise.rollout.gateway.request import Body, Choice, ModelAnswer, ModelRequest, Refusal, assistant, function
+from groupwise.rollout.gateway.request import Body, Choice, ModelAnswer, ModelRequest, Refusal, assistant
 
 ROLES = {role: role for role in ("system", "user", "assistant")}
 FINISH: Mapping[str, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -20,8 +21,8 @@ def read(body: Body) -> ModelRequest:
         messages += _messages(each)
     if not messages or messages[-1]["role"] == "assistant":
         raise Refusal(400, "messages: the last one must not be the assistant's")
-    given = [(each.tool_name(), each.content) for each in body.tables("tools")]
-    tools = tuple(function(name, tool.get("description"), tool.get("input_schema")) for name, tool in given)
+    given, left_out = body.tools("custom")
+    tools = tuple(each.function("input_schema") for each in given)
     return ModelRequest(
         tuple(messages),
         tools,
@@ -30,6 +31,7 @@ def read(body: Body) -> ModelRequest:
         stop=body.texts("stop_sequences"),
         stream=body.flag("stream"),
         unread=body.unread(),
+        left_out=left_out,
     )
 
 
@@ -37,6 +39,16 @@ def whole(asked: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
     """Write an answer."""
     choice = answer.choices[0]
     return {**_head(answer), "content": _blocks(answer, choice), **_end(choice), "usage": _usage(answer)}
+
+
+def read_to_count(body: Body) -> ModelRequest:
+    """Read a request whose tokens are to be counted."""
+    return replace(read(body), counts=True)
+
+
+def counted(asked: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
+    """Write the count of tokens."""
+    return {"input_tokens": len(answer.prompt)}
 
 
 def events(asked: ModelRequest, answer: ModelAnswer) -> Iterator[str]:

@@ -150,18 +150,22 @@ class Sessions:
         """Take a request. Raises Refusal if it cannot be answered."""
         if session.key != key:
             raise over()
-        if len(session.waiting) >= MOST_AT_ONCE:
-            raise Refusal(429, f"{MOST_AT_ONCE} requests of this session wait already", "too_many_requests")
-        if len(session.asks) >= self.limits.turns:
-            session.cut = session.cut or Ended.TURNS
-            raise Refusal(400, f"task.max_turns = {self.limits.turns}: the session has asked as often", "max_turns")
         self._tell(asked)
-        self._tools |= asked.tool_names
         parent = session.said_before(asked)
         before = self.writing.before(asked, parent)
         if not before:
             raise Refusal(400, "the prompt is empty")
         context = before if parent is None else parent.ids + before
+        if asked.counts:
+            if future.set_running_or_notify_cancel():
+                future.set_result(ModelAnswer(0, context, ()))
+            return
+        if len(session.waiting) >= MOST_AT_ONCE:
+            raise Refusal(429, f"{MOST_AT_ONCE} requests of this session wait already", "too_many_requests")
+        if len(session.asks) >= self.limits.turns:
+            words = f"task.max_turns = {self.limits.turns}: the session has asked as often"
+            session.refuse(Ended.TURNS, words, "max_turns")
+        self._tools |= asked.tool_names
         ask = Ask(len(session.asks), asked, future, parent, context, before, session.opens(parent))
         try:
             _ended_by(sampling, asked.stop)
@@ -183,8 +187,7 @@ class Sessions:
             words = f"{session.tokens} of the session's {limit} tokens (sampling.max_new_tokens) are used, and {cost}"
             words = f"{words} more of the prompt leave no room for an answer"
         if words:
-            session.cut = session.cut or Ended.TOKENS
-            raise Refusal(400, words, "context_length_exceeded")
+            session.refuse(Ended.TOKENS, words, "context_length_exceeded")
 
     def _compare(self, session: Session, result: ScoreResult) -> None:
         """Say once if an agent did not ask what it asked before, though it was told the same."""
@@ -194,10 +197,15 @@ class Sessions:
         self.again.keep(session.asked)
 
     def _tell(self, asked: ModelRequest) -> None:
-        """Say once of each key of how tokens are drawn that it is not read."""
+        """Say once of each key of how tokens are drawn, and of each type of tools, that it is not read."""
         if new := [key for key in asked.unread if key not in self._told]:
             self._told.update(new)
             self.note(f"agents       set {', '.join(new)}: not read, as [sampling] says how tokens are drawn")
+        if new := sorted({*asked.left_out} - self._told):
+            self._told.update(new)
+            self.note(
+                f"agents       offer tools of type {', '.join(new)}: left out, as the policy calls functions alone"
+            )
 
     def _round(self, played: Sequence[Session], sampling: Sampling) -> None:
         """Sample what waits, and answer; requests with stop texts of their own are sampled by themselves."""

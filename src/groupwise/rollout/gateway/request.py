@@ -63,6 +63,8 @@ class ModelRequest:
     stream    whether the answer is wanted as events
     usage     whether one more event counts the tokens
     unread    its keys of how tokens are drawn
+    left_out  types of tools that are not offered to the policy, as nobody here runs them
+    counts    whether the tokens of its prompt are to be counted, and none sampled
     """
 
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -77,6 +79,8 @@ class ModelRequest:
     stream: bool = False
     usage: bool = False
     unread: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    counts: bool = False
 
     @cached_property
     def history(self) -> tuple[str, ...]:
@@ -239,6 +243,20 @@ class Body:
             raise self.wrong("name", "must be letters, digits, _, - and ., at most 128")
         return name
 
+    def function(self, schema: str) -> dict[str, Any]:
+        """Return a tool as chat templates read it; its arguments' schema is under the key `schema`."""
+        said, parameters = self.content.get("description"), self.content.get(schema)
+        own = {"name": self.tool_name(), "description": said if isinstance(said, str) else ""}
+        return {
+            "type": "function",
+            "function": {**own, "parameters": parameters if isinstance(parameters, dict) else {}},
+        }
+
+    def tools(self, own: str) -> tuple[list["Body"], tuple[str, ...]]:
+        """Return the tools that a client runs, of the type `own`, and the types of others, which a server would run."""
+        every = [(tool, tool.value("type", str, "text") or own) for tool in self.tables("tools")]
+        return [tool for tool, kind in every if kind == own], tuple(kind for _, kind in every if kind != own)
+
     def require_plain(self) -> None:
         """Refuse keys that ask for what is not done here."""
         for key in REFUSED:
@@ -279,15 +297,6 @@ def words(message: Mapping[str, Any]) -> str:
     """Return a message as one text, without white space around what it says and without names of its calls."""
     calls = [call["function"] for call in message.get("tool_calls", ())]
     return json.dumps([message["role"], message["content"].strip(), calls], sort_keys=True)
-
-
-def function(name: str, description: object, parameters: object) -> dict[str, Any]:
-    """Return the schema of a tool as chat templates read it."""
-    schema: dict[str, Any] = {"name": name, "description": description if isinstance(description, str) else ""}
-    return {
-        "type": "function",
-        "function": {**schema, "parameters": parameters if isinstance(parameters, dict) else {}},
-    }
 
 
 def _decoded(arguments: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from groupwise.core.environment import MODEL
-from groupwise.rollout.gateway.request import Body, ModelAnswer, ModelRequest, Refusal, assistant, function
+from groupwise.rollout.gateway.request import Body, ModelAnswer, ModelRequest, Refusal, assistant
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -21,14 +21,16 @@ def read(body: Body) -> ModelRequest:
     messages += [{"role": "user", "content": given}] if isinstance(given, str) else _messages(body)
     if not messages or messages[-1]["role"] == "assistant":
         raise Refusal(400, "input: the last item must not be the assistant's")
-    tools = [_tool(each) for each in body.tables("tools")]
+    given, left_out = body.tools("function")
+    tools = tuple(each.function("parameters") for each in given)
     return ModelRequest(
         tuple(messages),
-        tuple(tools),
+        tools,
         body.may_call(tools),
         most=body.number("max_output_tokens", least=1),
         stream=body.flag("stream"),
         unread=body.unread(),
+        left_out=left_out,
     )
 
 
@@ -99,12 +101,6 @@ def _messages(body: Body) -> list[dict[str, Any]]:
         elif kind != "reasoning":
             raise item.wrong("type", "this policy reads messages and calls of functions alone")
     return messages
-
-
-def _tool(body: Body) -> dict[str, Any]:
-    if body.content.get("type") != "function":
-        raise body.wrong("type", "this policy calls functions alone")
-    return function(body.tool_name(), body.content.get("description"), body.content.get("parameters"))
 
 
 def _head(answer: ModelAnswer, status: str) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class Protocol:
 PROTOCOLS = {
     "/v1/chat/completions": Protocol(chat.read, chat.whole, chat.events),
     "/v1/messages": Protocol(messages.read, messages.whole, messages.events),
+    "/v1/messages/count_tokens": Protocol(messages.read_to_count, messages.counted, messages.events),
     "/v1/responses": Protocol(responses.read, responses.whole, responses.events),
     "/inference/v1/generate": Protocol(generate.read, generate.whole, generate.events),
 }
@@ -140,7 +141,7 @@ class Server:
                 )
             asked = protocol.read(body)
             answer = await self._asked(take, asked, request)
-            if asked.stream:
+            if asked.stream and not asked.counts:
                 events = "".join(protocol.events(asked, answer))
                 return Response(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
             return JSONResponse(protocol.whole(asked, answer))

@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NoReturn
 
 from groupwise.core.engine import Request
 from groupwise.core.environment import Before, Ended, EpisodeTurn
@@ -38,8 +39,8 @@ from groupwise.core.numbers.seeds import derive
 from groupwise.core.records import Completion, Prompt, Span
 from groupwise.core.samples import Cause, ScoreResult
 from groupwise.rollout.episodes import finish_of, with_before
-from groupwise.rollout.gateway.again import Asked, name
-from groupwise.rollout.gateway.request import Choice, ModelAnswer, ModelRequest, over, refuse
+from groupwise.rollout.gateway.again import ReadAfter, name
+from groupwise.rollout.gateway.request import Choice, ModelAnswer, ModelRequest, Refusal, over, refuse
 from groupwise.rollout.segments import goes_on, joined
 
 
@@ -168,7 +169,7 @@ class Session:
     draws    those of lost processes too, by kind of request and its number among those of the kind
     seeds    all that draws have
     tokens   that its episode has so far
-    cut      why a request was refused that would have gone beyond a limit of the session
+    cut      why a request was refused that would have gone beyond a limit of the session, and `refused` in words
     """
 
     sample: int
@@ -177,11 +178,12 @@ class Session:
     key: str = ""
     turns: list[Turn] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[ReadAfter] = field(default_factory=list)
     draws: dict[tuple[object, int], Draws] = field(default_factory=dict)
     seeds: set[int] = field(default_factory=set)
     tokens: int = 0
     cut: Ended | None = None
+    refused: str = ""
 
     @property
     def waiting(self) -> list[Ask]:
@@ -198,16 +200,22 @@ class Session:
         self.end()
         self.key, self.turns, self.asks, self.asked, self.tokens, self.cut = key, [], [], [], 0, None
 
+    def refuse(self, cut: Ended, words: str, code: str) -> NoReturn:
+        """Refuse a request that would go beyond a limit."""
+        if self.cut is None:
+            self.cut, self.refused = cut, words
+        raise Refusal(400, words, code)
+
     def end(self) -> None:
         """Answer nothing more."""
         self.key = ""
         for ask in self.waiting:
             refuse(ask.future, over())
 
-    def take(self, ask: Ask) -> Asked:
+    def take(self, ask: Ask) -> ReadAfter:
         """Take a request, which has what was drawn for it in a process before."""
         told = b"".join(sorted(turn.said for turn in self.turns))
-        self.asked.append(Asked(name((self.seed, self.sample, *told)), ask.read))
+        self.asked.append(ReadAfter(name((self.seed, self.sample, *told)), ask.read))
         self.tokens += self.cost(ask)
         key = ask.kind, sum(other.kind == ask.kind for other in self.asks)
         self.asks.append(ask)
@@ -293,8 +301,7 @@ class Session:
         else:
             ended = Ended.DONE if result.cause is None else Ended.FAULT
         if not self.turns and result.cause is None:
-            refused = {Ended.TOKENS: "sampling.max_new_tokens", Ended.TURNS: "task.max_turns"}
-            why = f"; what it asked was refused, see {refused[self.cut]}" if self.cut else ""
+            why = f"; what it asked was refused: {self.refused}" if self.cut else ""
             result = ScoreResult(
                 cause=Cause.EMPTY, detail=f"the agent has ended without one answer of the policy's{why}"
             )
