@@ -3,7 +3,8 @@
     python benchmarks/agents.py docs/evidence/agents.jsonl                        # those that have no row yet
     python benchmarks/agents.py docs/evidence/agents.jsonl --only openai,curl --steps 2
 
-Agents on openai, anthropic and LangGraph have two tools, and train SmolLM2; a game of textarena too. A taskset of
+Agents on openai, anthropic and LangGraph have two tools, and train SmolLM2; a game of textarena too, and Claude Code
+and Codex as npm installs them, if they are on PATH (npm install @anthropic-ai/claude-code @openai/codex). A taskset of
 verifiers, an environment of OpenEnv behind its own server and the shell train a random policy of bytes. two-questions
 is its recipe as it is, over three seeds; from its start a guess scores 0.5, and two-questions-unlearned begins below
 that, after a warm start of 4 steps. A row has the mean score of held-out problems before and after, the checks of all
@@ -51,11 +52,12 @@ BYTES: dict[str, Any] = {"model": "tiny-chat", "sampling.max_new_tokens": 120}
 
 
 class Case(NamedTuple):
-    """An agent: what it lays over the recipe two-questions, its steps, and the seeds it is trained with."""
+    """An agent: what it lays over the recipe two-questions, its steps, its seeds, and programs that must be on PATH."""
 
     changes: dict[str, Any]
     steps: int
     seeds: Sequence[int] = (0,)
+    needs: Sequence[str] = ()
 
 
 def cases(place: Path, model: Path, verifiers: str, langgraph: str) -> dict[str, Case]:
@@ -72,6 +74,12 @@ def cases(place: Path, model: Path, verifiers: str, langgraph: str) -> dict[str,
     openenv = {**player, "problems": 16, "turn_tokens": 8, "env": asked}
     shell = {"name": "agent", "command": ["sh", str(OWN / "on_curl.sh")], "path": lines, "sessions": 4}
 
+    programs = {**tools, "path": str(place / "small.jsonl"), "messages": "", "answer": "answer", "seconds": 900.0}
+
+    def program(name: str, file: str) -> Case:
+        task = {**programs, "command": [sys.executable, str(OWN / file)]}
+        return Case({**smol, "sampling.max_new_tokens": 3000, "task": task}, 2, needs=(name,))
+
     def of(python: str, file: str) -> Case:
         return Case({**smol, "task": {**tools, "command": [python, str(OWN / file)]}}, 2)
 
@@ -82,6 +90,8 @@ def cases(place: Path, model: Path, verifiers: str, langgraph: str) -> dict[str,
         "openai": of(sys.executable, "on_openai.py"),
         "anthropic": of(sys.executable, "on_anthropic.py"),
         "langgraph": of(langgraph, "on_langgraph.py"),
+        "claude-code": program("claude", "on_claude_code.py"),
+        "codex": program("codex", "on_codex.py"),
         "curl": Case({**SHORT, **BYTES, "task": shell}, 10),
         "two-questions": Case({}, 20, (0, 1, 2)),
         "two-questions-unlearned": Case({"warm_start.steps": 4}, 20, (0, 1, 2)),
@@ -114,6 +124,9 @@ def write_problems(place: Path) -> None:
         rows.append({"messages": [*worked(), question], "answer": str(a * b if word == "times" else a + b)})
     place.mkdir(parents=True, exist_ok=True)
     (place / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = [(draw.randint(2, 49), draw.randint(2, 49)) for _ in range(80)]
+    small = [{"prompt": f"What is {a} plus {b}?", "answer": str(a + b)} for a, b in pairs]
+    (place / "small.jsonl").write_text("".join(json.dumps(row) + "\n" for row in small))
     (place / "lines.jsonl").write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(100)))
     words = place / "nltk_data" / "corpora" / "words"
     words.mkdir(parents=True, exist_ok=True)
@@ -185,6 +198,7 @@ def main(
         needs = [case.changes.get("model", ""), case.changes.get("task", {}).get("python", "")]
         needs += case.changes.get("task", {}).get("command", ())[:1]
         missing = [each for each in needs if "/" in each and not Path(each).exists() and not shutil.which(each)]
+        missing += [each for each in case.needs if not shutil.which(each)]
         if only and name not in only.split(","):
             continue
         if missing:
