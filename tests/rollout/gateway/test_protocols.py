@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from typing import Any
 
@@ -194,6 +195,68 @@ def test_tools_that_a_server_would_run_are_left_out_and_the_log_says_so_once() -
         read = policy().decode_all(request.tokens)
         assert '"name": "add"' in read
         assert not any(name in read for name in ("patch", "find", "many", "search"))
+
+
+class Slow(Listening):
+    """An engine that takes half a second."""
+
+    def generate(self, requests: Any, sampling: Any, on_finish: Any = None) -> Any:
+        if requests:
+            time.sleep(0.5)
+        return super().generate(requests, sampling, on_finish)
+
+
+def test_a_stream_says_that_it_lives_until_there_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groupwise.rollout.gateway.server.SILENT", 0.1)
+    asked = {"messages": [user("q")], "max_tokens": 3, "stream": True}
+
+    def play(visit: Visit) -> float:
+        for path, sign in (("/v1/chat/completions", ": sampling\n\n"), ("/v1/messages", "event: ping\n")):
+            status, events = post(visit, path, asked)
+            assert (status, events.startswith(sign), events.count(sign) >= 3) == (200, True, True)
+        with openai.OpenAI(base_url=visit.base_url, api_key=visit.key, max_retries=0) as client:
+            pieces = list(
+                client.chat.completions.create(model="policy", messages=[user("q")], max_tokens=3, stream=True)
+            )  # type: ignore[list-item]
+            assert len(pieces) == 2
+            with client.responses.stream(model="policy", input="q", max_output_tokens=16) as events:
+                assert [*events][-1].type == "response.incomplete"
+        with anthropic.Anthropic(base_url=visit.base_url, api_key=visit.key, max_retries=0) as own:
+            with own.messages.stream(model="policy", max_tokens=3, messages=[user("q")]) as events:  # type: ignore[list-item]
+                assert events.get_final_message().usage.output_tokens == 3
+            assert post(visit, "/v1/messages", {**asked, "max_tokens": 0})[0] == 400
+        return 1.0
+
+    assert len(alone(play, Slow()).turns) == 5
+
+
+def test_a_stream_that_has_begun_ends_with_the_reason_why_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's thread is busy for another session as a request comes that is refused."""
+    monkeypatch.setattr("groupwise.rollout.gateway.server.SILENT", 0.1)
+    began, heard = threading.Event(), list[str]()
+
+    class Busy(Slow):
+        def generate(self, requests: Any, sampling: Any, on_finish: Any = None) -> Any:
+            began.set()
+            return super().generate(requests, sampling, on_finish)
+
+    def play(visit: Visit) -> float:
+        if visit.sample.key == "k0":
+            chat(visit, [user("q")])
+            return 1.0
+        began.wait(60)
+        with openai.OpenAI(base_url=visit.base_url, api_key=visit.key, max_retries=0) as client:
+            for _ in range(2):
+                try:
+                    list(client.chat.completions.create(model="policy", messages=[user("x" * 2000)], stream=True))  # type: ignore[list-item]
+                except openai.APIError as error:
+                    heard.append(str(error))
+        return 1.0
+
+    played(play, Busy(), samples=1, texts=("a", "b"), patience=0.05)
+    assert len(heard) == 2
+    assert "the model takes 1024 with the answer" in heard[0]
+    assert heard[0] in heard[1]  # the second time at once, with its status
 
 
 def test_calls_of_tools_go_on_as_they_were_sampled() -> None:

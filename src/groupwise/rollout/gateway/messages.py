@@ -8,6 +8,7 @@ from typing import Any
 from groupwise.core.environment import MODEL
 from groupwise.rollout.gateway.request import Body, Choice, ModelAnswer, ModelRequest, Refusal, assistant
 
+WAIT = 'event: ping\ndata: {"type": "ping"}\n\n'
 ROLES = {role: role for role in ("system", "user", "assistant")}
 FINISH: Mapping[str, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

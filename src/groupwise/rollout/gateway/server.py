@@ -5,10 +5,11 @@ Each session has a key of its own, which comes as `Authorization: Bearer KEY`, a
 """
 
 import asyncio
+import json
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from groupwise.core.environment import MODEL
@@ -34,8 +35,8 @@ from groupwise.rollout.gateway.request import Body, ModelAnswer, ModelRequest, R
 LARGEST, BODY_SECONDS, CONNECTIONS = 2**23, 60.0, 2048
 #: Keys of sessions that are over which are known as such; of an older one nothing is known.
 REMEMBERED = 2**14
-#: Seconds in which the thread ends.
-FAREWELL = 5.0
+#: Seconds in which the thread ends; and after which a stream that has nothing to say yet says so.
+FAREWELL, SILENT = 5.0, 10.0
 #: (what is asked, its answer when it comes): called in the run's thread. Raises Refusal.
 Take = Callable[[ModelRequest, "Future[ModelAnswer]"], object]
 
@@ -47,16 +48,18 @@ class Protocol:
     read    a body -> what is asked
     whole   an answer -> its body
     events  an answer -> server-sent events
+    wait    event that says nothing: clients give up on a stream in which nothing comes
     """
 
     read: Callable[[Body], ModelRequest]
     whole: Callable[[ModelRequest, ModelAnswer], dict[str, Any]]
     events: Callable[[ModelRequest, ModelAnswer], Iterator[str]]
+    wait: str = ": sampling\n\n"
 
 
 PROTOCOLS = {
     "/v1/chat/completions": Protocol(chat.read, chat.whole, chat.events),
-    "/v1/messages": Protocol(messages.read, messages.whole, messages.events),
+    "/v1/messages": Protocol(messages.read, messages.whole, messages.events, messages.WAIT),
     "/v1/messages/count_tokens": Protocol(messages.read_to_count, messages.counted, messages.events),
     "/v1/responses": Protocol(responses.read, responses.whole, responses.events),
     "/inference/v1/generate": Protocol(generate.read, generate.whole, generate.events),
@@ -140,11 +143,14 @@ class Server:
                     404, f"model = {brief(model)}: there is no such model; this run has {MODEL!r}", "model_not_found"
                 )
             asked = protocol.read(body)
-            answer = await self._asked(take, asked, request)
-            if asked.stream and not asked.counts:
-                events = "".join(protocol.events(asked, answer))
-                return Response(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-            return JSONResponse(protocol.whole(asked, answer))
+            answer = asyncio.ensure_future(self._asked(take, asked, request))
+            if not asked.stream or asked.counts:
+                return JSONResponse(protocol.whole(asked, await answer))
+            await asyncio.wait({answer}, timeout=SILENT)  # what is refused by then has its status
+            how: dict[str, Any] = {"media_type": "text/event-stream", "headers": {"cache-control": "no-cache"}}
+            if not answer.done():
+                return StreamingResponse(_late(protocol, asked, answer), **how)
+            return Response("".join(protocol.events(asked, answer.result())), **how)
         except Refusal:
             raise
         except (ClientDisconnect, asyncio.CancelledError):
@@ -188,6 +194,22 @@ class Server:
         raise Refusal(401, f"the key: {words}", "invalid_api_key")
 
 
+async def _late(protocol: Protocol, asked: ModelRequest, answer: "asyncio.Task[ModelAnswer]") -> AsyncIterator[str]:
+    """Yield signs of life until there is an answer, and its events."""
+    try:
+        while not answer.done():
+            yield protocol.wait
+            await asyncio.wait({answer}, timeout=SILENT)
+        for event in protocol.events(asked, answer.result()):
+            yield event
+    except Refusal as refusal:
+        yield f"event: error\ndata: {json.dumps(_said(refusal))}\n\n"
+    except ClientDisconnect:
+        return
+    finally:
+        answer.cancel()
+
+
 async def _body(request: Request) -> bytes:
     """Read a body. One that is too long is read to its end, so that the client hears why it is refused."""
     content, size = bytearray(), 0
@@ -218,5 +240,9 @@ async def _refused(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         known = ", ".join(["GET /v1/models", *(f"POST {path}" for path in PROTOCOLS)])
         error = Refusal(status, f"{request.method} {request.url.path[:100]}: no such request; known: {known}")
-    content = {"type": error.code, "code": error.code, "message": str(error)}
-    return JSONResponse({"type": "error", "error": content}, status_code=error.status)
+    return JSONResponse(_said(error), status_code=error.status)
+
+
+def _said(refusal: Refusal) -> dict[str, Any]:
+    content = {"type": refusal.code, "code": refusal.code, "message": str(refusal)}
+    return {"type": "error", "error": content}
