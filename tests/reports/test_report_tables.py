@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,18 @@ def test_what_was_run(in_tokyo: None) -> None:
     assert parts.rows[0] == tuple(PARTS[0].values())
     assert parts.words == "It maximises J = r A. Source: a paper, 2024. Watch: share_passed."
     assert [text.text for text in facts.texts(run(RECIPE, ABOUT, None))] == ["seed = 3\n"]
+
+
+def test_what_sessions_do_is_said_as_far_as_it_can_be_read() -> None:
+    one = {"problem": "a", "sample": 1, "requests": 2, "tokens": 3000, "tools": ["add", "add"], "seconds": 61.2}
+    odd: list[Any] = [{**one, "waits": True}, {**one, "tools": 3, "tokens": "x", "waits": 1}, {}]
+    table, *_ = facts.tables(replace(run(RECIPE, ABOUT, None), sessions=odd))
+    assert table.rows == (
+        ("a", "1", "2", "3,000", "61", "add, add", "waits for an answer"),
+        ("a", "1", "2", "0", "61", "", "at work"),
+        ("None", "0", "0", "0", "0", "", "at work"),
+    )
+    assert len(facts.tables(run(RECIPE, ABOUT, None))) == 3
 
 
 def test_what_was_run_in_a_folder_from_before() -> None:

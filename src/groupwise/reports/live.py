@@ -27,6 +27,7 @@ from groupwise.reports.folder.read import (
     METRICS,
     PROBLEMS,
     ROLLOUTS,
+    SESSIONS,
     SUMMARY,
     RunFolder,
     is_held,
@@ -315,7 +316,7 @@ def _signals() -> Iterator[list[int]]:
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
     """Find inode and size of each file that a page is made of."""
     found = {}
-    for name in (METRICS, ROLLOUTS, MACHINE, PROBLEMS, LOG, SUMMARY):
+    for name in (METRICS, ROLLOUTS, MACHINE, PROBLEMS, LOG, SUMMARY, SESSIONS):
         with suppress(OSError):  # not written yet, or gone
             status = (folder / name).stat()
             found[name] = status.st_ino, status.st_size

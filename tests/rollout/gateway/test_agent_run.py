@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 
 import groupwise
 from groupwise.core.errors import UsageError
+from groupwise.reports.live import Watched
+from groupwise.reports.page.page import page_of_run
 from groupwise.rollout.gateway.play import ODD
 from tests.runs.test_run import assert_goes_on
 from tests.runs.tiny_runs import rollouts, step_rows
@@ -169,3 +173,49 @@ def test_a_run_goes_on_if_its_agent_is_killed_and_says_that_it_asks_something_el
     run = groupwise.train(RECIPE, {**given, **changes, "runs": str(tmp_path / "runs")}).folder
     assert all(line["ended"] == "done" for line in rollouts(run))
     assert (run / "log.txt").read_text().count(ODD) == 1
+
+
+SLOW = """
+import json, os, time, urllib.request
+sample = json.load(open("sample.json"))
+body = json.dumps({"messages": [{"role": "user", "content": sample["prompt"]}], "max_tokens": 3}).encode()
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body,
+                                 {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})
+urllib.request.urlopen(request).read()
+time.sleep(0.5)
+print(1)
+"""
+
+
+def test_a_watched_page_shows_what_sessions_do_while_they_are_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("groupwise.rollout.gateway.play.SECONDS", 0.0)
+    monkeypatch.setattr("groupwise.reports.live.SHARE", math.inf)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(40)))
+    task = {"name": "agent", "command": [sys.executable, "-c", SLOW], "path": str(tmp_path / "rows.jsonl")}
+    given = {**{k: v for k, v in CHANGES.items() if not k.startswith("task.")}, "task": {**task, "sessions": 3}}
+    changes = {"model": "tiny-chat", "steps": 1, "sampling.max_new_tokens": 120, "runs": str(tmp_path), "name": "run"}
+    seen, over, run = list[tuple[tuple[str, ...], ...]](), threading.Event(), tmp_path / "run"
+
+    def watch() -> None:
+        watched: Watched | None = None
+        while not over.wait(0.02):
+            with suppress(UsageError):
+                watched = watched or Watched(run)
+                (page,) = watched.fresh(-1).runs
+                seen.extend(table.rows for table in page.tables if table.title == "Sessions being played")
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        groupwise.train(RECIPE, {**given, **changes})
+    finally:
+        over.set()
+        watcher.join()
+    rows = [row for table in seen for row in table]
+    assert {row[-1] for row in rows} == {"at work", "waits for an answer"}
+    assert {row[2] for row in rows} >= {"0", "1"}  # requests
+    assert max(map(len, seen)) == 3
+    assert not (run / "sessions.json").exists()
+    assert all(table.title != "Sessions being played" for table in page_of_run(run).runs[0].tables)

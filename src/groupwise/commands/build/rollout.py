@@ -5,14 +5,18 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from groupwise.algorithms.algorithm import Algorithm
 from groupwise.config.recipe import Recipe
 from groupwise.core.engine import Engine
 from groupwise.core.environment import ENVIRONMENT, Environments
+from groupwise.core.files.atomic import whole_file
 from groupwise.core.processes.network import Address
 from groupwise.core.processes.place import HERE, Place
 from groupwise.core.records import Evaluation, Group
@@ -49,6 +53,8 @@ Evaluate = Callable[[], tuple[Evaluation, Sequence[Group]]]
 NOTHING_SAMPLED = Evaluation(0, 0, math.nan, {}, math.nan, math.nan)
 #: What episodes are played with, or by.
 Players = Environments | Pool | None
+#: The file in which sessions that are played are shown.
+SESSIONS = "sessions.json"
 #: Rows that rewards and templates are tried on before a run starts.
 TRIED_ROWS = 4
 
@@ -150,12 +156,22 @@ def episodes_of(
         server, again = Server(Address.of(recipe.rollout.gateway)), Again(folder and folder / ASKED)
         return Sessions(
             engine, players, at_once=task.sessions, server=server, writing=Writing(glue, policy), limits=task.limits,
-            patience=task.patience, note=note, again=again,
+            patience=task.patience, note=note, again=again, show=partial(show_sessions, folder),
         )  # fmt: skip
     assert not isinstance(players, Pool)
     onward = LaterPrompts(glue).onward if task.history == "rewrite" else glue.onward
     decode = policy.decode_all if players.with_special else policy.decode
     return Episodes(engine, players, onward, chat.encode, decode, task.limits)
+
+
+def show_sessions(folder: Path | None, sessions: Sequence[Mapping[str, object]]) -> None:
+    """Write what sessions do into the run's folder, where `watch` reads it; with none the file goes."""
+    with suppress(OSError):  # a run does not end because nobody can watch it
+        if folder is not None and sessions:
+            with whole_file(folder / SESSIONS) as file:
+                file.write(orjson.dumps(sessions))
+        elif folder is not None:
+            (folder / SESSIONS).unlink(missing_ok=True)
 
 
 def turn_findings(task: Task, chat: Chat, ends: frozenset[int]) -> list[TemplateFinding]:

@@ -21,8 +21,23 @@ _OLD = (
 
 def tables(run: RunFolder) -> tuple[Table, ...]:
     """Put the run in short, how to run it again, its algorithm part by part, its tools, what rewards logged, sums."""
-    every = (_run(run), again(run), _algorithm(run), _tools(run), _logged(run), totals(run))
+    every = (_sessions(run), _run(run), again(run), _algorithm(run), _tools(run), _logged(run), totals(run))
     return tuple(each for each in every if each.rows)
+
+
+def _sessions(run: RunFolder) -> Table:
+    """Say what each session of an agent's does that is being played."""
+    rows = [
+        (
+            str(row.get("problem")),
+            *(f"{number(row.get(name)) or 0:,.0f}" for name in ("sample", "requests", "tokens", "seconds")),
+            ", ".join(map(str, tools)) if isinstance(tools := row.get("tools"), list) else "",
+            "waits for an answer" if row.get("waits") is True else "at work",
+        )
+        for row in run.sessions
+    ]
+    head = ("problem", "sample", "requests", "tokens", "seconds", "last tools", "agent")
+    return Table("Sessions being played", head, tuple(rows), numbers=(1, 2, 3, 4), section="writes")
 
 
 def _tools(run: RunFolder) -> Table:

@@ -3,6 +3,7 @@
 import os
 import tomllib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ from groupwise.core.files.atomic import open_regular
 from groupwise.core.files.jsonl import shallow
 from groupwise.health.symptoms.base import is_number
 from groupwise.reports.folder.columns import with_problems
-from groupwise.reports.folder.lines import Row, all_rows, by_step, count_of, oddities, parsed, table
+from groupwise.reports.folder.lines import Row, all_rows, by_step, count_of, oddities, parsed, table, tables
 from groupwise.reports.folder.state import is_held, status_of
 from groupwise.reports.records import Status
 
 #: The files of a run, as its journal names them.
 RECIPE, ABOUT, SUMMARY, LOG, LOCK = "recipe.toml", "about.json", "summary.json", "log.txt", ".lock"
 METRICS, ROLLOUTS, HELDOUT, MACHINE = "metrics.jsonl", "rollouts.jsonl", "heldout.jsonl", "machine.jsonl"
-PROBLEMS = "heldout_problems.jsonl"
+PROBLEMS, SESSIONS = "heldout_problems.jsonl", "sessions.json"
 
 WHAT = "a run folder is what groupwise train makes: runs/NAME, with recipe.toml and metrics.jsonl in it"
 
@@ -38,6 +39,7 @@ class RunFolder:
                      in which `by_problem` is what heldout_problems.jsonl has of the step
     machine_rows     rows of machine.jsonl
     notes            what was odd about the folder, a line each
+    sessions         those of agents that are being played
     """
 
     folder: Path
@@ -51,6 +53,7 @@ class RunFolder:
     machine_rows: list[Row]
     notes: tuple[str, ...]
     status: Status
+    sessions: Sequence[Mapping[str, Any]] = ()
 
 
 def read(folder: Path) -> RunFolder:
@@ -81,6 +84,7 @@ def read(folder: Path) -> RunFolder:
         machine_rows=_rows_of_steps(folder / MACHINE, held, notes)[0],
         notes=tuple(notes),
         status=status_of(folder, held, summary, count_of(recipe.get("steps")), last, "".join(log[-1:])),
+        sessions=_sessions(folder / SESSIONS) if held else (),
     )
 
 
@@ -164,6 +168,14 @@ def recipe_of(text: str, notes: list[str]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         notes.append(f"{RECIPE} is not a TOML file ({error}): what was asked for is not known")
         return {}
+
+
+def _sessions(path: Path) -> list[dict[str, Any]]:
+    """Read what sessions do at this moment; nothing if none is played, or if what is there cannot be read."""
+    try:
+        return tables(parsed((text_of(path, []) or "[]").encode(), Counter()))
+    except ValueError:
+        return []
 
 
 def object_of(path: Path, notes: list[str]) -> dict[str, Any] | None:

@@ -12,8 +12,9 @@ rounding is by chance.
 """
 
 import itertools
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +38,8 @@ ODD = (
     "played again, its agent did not ask what it asked before, though it was told the same: after a kill this run does "
     "not come to the same bits"
 )
+#: Seconds between two looks at the sessions.
+SECONDS = 1.0
 #: Requests of one session that may wait at once; tokens of a piece.
 MOST_AT_ONCE, PIECE = 32, 32
 
@@ -50,6 +53,7 @@ class Sessions:
     patience  seconds that a round waits for a session which does not ask; 0: there are no rounds
     note      hears of what agents ask for and do not get
     again     tells agents that ask something else when a session is played again
+    show      is told, each SECONDS at most, what every session that is played does; and of none when all have ended
     """
 
     engine: Engine
@@ -61,6 +65,7 @@ class Sessions:
     patience: float
     note: Callable[[str], None] = print
     again: Again = field(default_factory=lambda: Again(None))
+    show: Callable[[Sequence[Mapping[str, object]]], None] = lambda sessions: None
     _told: set[str] = field(default_factory=set)
     _tools: set[str] = field(default_factory=set)
 
@@ -80,6 +85,7 @@ class Sessions:
         try:
             episodes = self._played(sessions, segment.sampling)
         finally:
+            self.show(())
             for session in sessions:
                 self._end(session)
         self.engine.generate([], segment.sampling)  # lets go of what is held of the last turns
@@ -110,10 +116,14 @@ class Sessions:
                 lambda done: self.server.events.put(partial(ended, session, done)),
             )
 
+        shown = 0.0
         late: Session | None = None  # who was seen not to wait: of many sessions not all are looked at each time
         while waiting or played:
             while waiting and len(played) < self.at_once:
                 begin(waiting.popleft())
+            if played and time.monotonic() - shown >= SECONDS:
+                self.show([session.now for session in played])
+                shown = time.monotonic()
             if late not in played or late.waiting:
                 late = next((session for session in played if not session.waiting), None)
             if late is None or not self._took_what_came(played):

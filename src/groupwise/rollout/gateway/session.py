@@ -164,6 +164,7 @@ class Session:
     sample   its number among the sessions of its group
     prompt   of its group
     key      of the process that plays it; "" if none does
+    begun    moment at which that process began
     asks     all its requests
     asked    what each of them reads, and what was told before
     draws    those of lost processes too, by kind of request and its number among those of the kind
@@ -176,6 +177,7 @@ class Session:
     prompt: Prompt
     seed: int
     key: str = ""
+    begun: float = 0.0
     turns: list[Turn] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
     asked: list[ReadAfter] = field(default_factory=list)
@@ -198,6 +200,7 @@ class Session:
     def begin(self, key: str) -> None:
         """Begin it in a process that has this key. What was asked and said in a process before is no part of it."""
         self.end()
+        self.begun = time.monotonic()
         self.key, self.turns, self.asks, self.asked, self.tokens, self.cut = key, [], [], [], 0, None
 
     def refuse(self, cut: Ended, words: str, code: str) -> NoReturn:
@@ -290,6 +293,20 @@ class Session:
             assert completion is not None
             self.turns.append(Turn(ask, number, completion, choice, time.monotonic()))
             self.tokens += len(completion.tokens)
+
+    @property
+    def now(self) -> dict[str, object]:
+        """What it is doing, for whoever watches the run."""
+        calls = [call.tool or call.failure for turn in self.turns for call in turn.choice.made]
+        return {
+            "problem": self.prompt.sample.key,
+            "sample": self.sample,
+            "requests": len(self.asks),
+            "tokens": self.tokens,
+            "tools": calls[-3:],
+            "seconds": round(time.monotonic() - self.begun, 1),
+            "waits": bool(self.waiting),
+        }
 
     def episode(self, result: ScoreResult, version: int) -> Completion:
         """Return the record of the session, whose agent ended with this; `version` of weights if none was asked for.
