@@ -16,9 +16,10 @@ from groupwise.algorithms.algorithm import Algorithm
 from groupwise.core.records import Batch, Support
 from groupwise.core.updates import UpdateRecord
 from groupwise.diagnostics.tolerance import FLOAT32, Limits, NumericalNoise, Tolerance
+from groupwise.diagnostics.witness.plain import forward
 from groupwise.diagnostics.witness.plain.gradient import GradientReading
 from groupwise.diagnostics.witness.plain.model import ModelReading
-from groupwise.diagnostics.witness.plain.slopes import Found
+from groupwise.diagnostics.witness.plain.slopes import Found, read_policy
 from groupwise.diagnostics.witness.reading import Disagreement, StepSeen
 from groupwise.health.checks import MODEL_IS_TRAINED, UPDATE_AS_ASKED
 from groupwise.models.adapters.settings import AdapterSettings
@@ -126,6 +127,38 @@ def test_rows_that_are_read_anew_are_read_from_there(policy):
     minibatch = sampled(learner, read_from=read_from, mask=mask)
     assert not found(read(learner, minibatch))
     assert "logp_old" in found(read(learner, dataclasses.replace(minibatch, read_from=None)))
+
+
+def test_of_rows_that_are_read_anew_only_what_is_asked_of_is_run(policy, monkeypatch):
+    """An agent's own prompt stands before that of the sample's, of which no token trains."""
+    ran, run = list[forward.RowPart](), forward.run
+
+    def heard(model: Any, rows: Batch, parts: Any) -> Any:
+        ran.extend(parts)
+        return run(model, rows, parts)
+
+    monkeypatch.setattr(forward, "run", heard)
+    batch = make_batch()
+    read_from, mask = torch.zeros_like(batch.tokens), batch.mask.clone()
+    read_from[:, 5:] = 5
+    mask[:, :6] = False
+    learner = dense(policy)
+    assert not found(read(learner, sampled(learner, read_from=read_from, mask=mask)))
+    assert {part.start for part in ran} == {5}
+
+
+@pytest.mark.parametrize(("tokens", "times"), [(10_000, 1), (4, 2)])
+def test_a_row_beyond_the_budget_is_run_again_in_the_backward_pass(policy, monkeypatch, tokens, times):
+    """Its activations are more than the update's own, which the plan of memory has room for."""
+    learner = dense(policy)
+    minibatch = sampled(learner)
+    learner.tokens_per_microbatch = tokens
+    calls = list[int]()
+    rows, layer = len(list(forward.chunks(minibatch, tokens))), halves(policy.model)[0].layers[0]
+    plain = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda *args, **how: (calls.append(1), plain(*args, **how))[1])
+    read_policy(forward.Plain(policy.model, 0.7, learner.adjustment), minibatch, True, ROW, learner, True, True)
+    assert len(calls) == times * rows
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

@@ -37,13 +37,22 @@ def replaced(forwards: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterat
                 vars(module)["forward"] = before
 
 
+def can_recompute(backbone: nn.Module) -> bool:
+    """Tell whether a model has layers that can be run again."""
+    return bool(_layers(backbone))
+
+
+def _layers(backbone: nn.Module) -> list[nn.Module]:
+    return [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
 def recomputed(backbone: nn.Module) -> AbstractContextManager[None]:
     """Run a forward of `backbone`, and its backward, inside: a layer keeps its input alone, and is run again in the
     backward pass. transformers' own switch does so in training mode only, in which dropout would be on.
 
     Raises UsageError if the model has no layers that can be run again.
     """
-    layers = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = _layers(backbone)
     if not layers:
         raise UsageError(
             f"learner.recompute: {type(backbone).__name__} has no layers that can be run again; set it to false"

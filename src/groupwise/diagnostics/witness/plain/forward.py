@@ -64,6 +64,8 @@ class Plain:
         parts = parts_of(rows)
         wanted = rows.mask.clone()
         wanted[:, 0] = False
+        if not self.routers:  # nothing is asked of a part without a wanted token, such as a prompt that is read anew
+            parts = [part for part in parts if wanted[part.row, part.start : part.stop].any()] or parts[:1]
         row, column = wanted.nonzero(as_tuple=True)
         item_of = torch.zeros_like(rows.tokens)
         for item, part in enumerate(parts):
@@ -202,11 +204,14 @@ def parts_of(rows: Batch) -> list[RowPart]:
     return parts
 
 
+def budget(tokens: int) -> int:
+    """Return the tokens of one forward: half of those that an update runs, as a plain forward holds more of each."""
+    return min(tokens // 2, TOKENS)
+
+
 def chunks(batch: Batch, tokens: int) -> Iterator[Tensor]:
-    """Yield row indices of a batch that are run together, short rows with short ones: half as many tokens as an update
-    runs at once, as a plain forward holds more of each.
-    """
-    most, part = min(tokens // 2, TOKENS), list[int]()
+    """Yield row indices of a batch that are run together within a budget, short rows with short ones."""
+    most, part = budget(tokens), list[int]()
     for i in batch.length.argsort(stable=True).tolist():
         if part and (len(part) + 1) * int(batch.length[i]) > most:
             yield torch.tensor(part)

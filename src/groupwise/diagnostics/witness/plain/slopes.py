@@ -14,9 +14,9 @@ from groupwise.core.records import Batch
 from groupwise.diagnostics.tolerance import SIGMAS, NumericalNoise
 from groupwise.diagnostics.witness.plain.centering import centre_of
 from groupwise.diagnostics.witness.plain.definitions import Columns, critic_loss, loss_terms
-from groupwise.diagnostics.witness.plain.forward import Answer, Plain, chunks, values
+from groupwise.diagnostics.witness.plain.forward import Answer, Plain, budget, chunks, values
 from groupwise.models.forward.adjustment import Adjustment
-from groupwise.models.forward.forwards import recomputed
+from groupwise.models.forward.forwards import can_recompute, recomputed
 from groupwise.models.forward.heads import halves
 from groupwise.models.on_host import on_device
 
@@ -187,10 +187,11 @@ def read_rows(
     """Read rows chunk by chunk, `each` of which is given its rows and the answer -> the answers, without gradient."""
     logp, entropy = torch.zeros(2, *rows.mask.shape, dtype=torch.float64)
     routes: list[Any] = [None] * len(rows)
-    backbone = halves(plain.model)[0]
+    backbone, most = halves(plain.model)[0], budget(learner.tokens_per_microbatch)
     for index in chunks(rows, learner.tokens_per_microbatch):
         part = rows.rows(index)
-        with recomputed(backbone) if learner.recompute and torch.is_grad_enabled() else nullcontext():
+        long = learner.recompute or (int(part.length.sum()) > most and can_recompute(backbone))
+        with recomputed(backbone) if long and torch.is_grad_enabled() else nullcontext():
             answer = plain.read(part, router_losses)
             each(part, answer)
         for table, column in ((logp, answer.logp), (entropy, answer.entropy)):
