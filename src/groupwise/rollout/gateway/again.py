@@ -15,7 +15,7 @@ from typing import NamedTuple
 #: The file in a run's folder.
 ASKED = "asked.bin"
 #: Requests that are remembered, the latest; bytes of each half of a record.
-MOST, HALF = 2**17, 8
+MOST, HALF = 2**16, 8
 
 
 class ReadAfter(NamedTuple):
