@@ -61,11 +61,9 @@ class Plain:
 
     def read(self, rows: Batch, router_losses: bool = False) -> Answer:
         """Read a batch's rows in one forward, with gradient if it is on; on the routes of the batch if it has any."""
-        parts = parts_of(rows)
         wanted = rows.mask.clone()
         wanted[:, 0] = False
-        if not self.routers:  # nothing is asked of a part without a wanted token, such as a prompt that is read anew
-            parts = [part for part in parts if wanted[part.row, part.start : part.stop].any()] or parts[:1]
+        parts = parts_of(rows, None if self.routers else wanted)
         row, column = wanted.nonzero(as_tuple=True)
         item_of = torch.zeros_like(rows.tokens)
         for item, part in enumerate(parts):
@@ -164,7 +162,7 @@ def logits_of(routers: Sequence[Router]) -> Iterator[list[Tensor]]:
 
 def values(model: Any, rows: Batch) -> Tensor:
     """Map rows -> V(s_t) [n,T], what a token classifier says at the token before each trained one; 0 elsewhere."""
-    parts, table = parts_of(rows), torch.zeros(rows.mask.shape)
+    parts, table = parts_of(rows, rows.mask), torch.zeros(rows.mask.shape)
     out = run(model, rows, parts).logits[..., 0]
     table = table.to(torch.promote_types(out.dtype, torch.float32))
     for said, (row, start, stop) in zip(out.to(table), parts, strict=True):
@@ -193,15 +191,21 @@ def run(model: Any, rows: Batch, parts: Sequence[RowPart]) -> Any:
     return model(**given, use_cache=False)
 
 
-def parts_of(rows: Batch) -> list[RowPart]:
-    """Split rows where the model reads anew."""
+def parts_of(rows: Batch, wanted: Tensor | None = None) -> list[RowPart]:
+    """Split rows where the model reads anew.
+
+    wanted  [n,T] tokens of which something is asked; a part without one, such as a prompt behind which another begins,
+            is left out
+    """
     if rows.read_from is None:
         return [RowPart(i, 0, n) for i, n in enumerate(rows.length.tolist())]
     parts: list[RowPart] = []
     for i, n in enumerate(rows.length.tolist()):
         starts = rows.read_from[i, :n].unique().tolist()
         parts += [RowPart(i, a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
-    return parts
+    if wanted is None:
+        return parts
+    return [part for part in parts if wanted[part.row, part.start : part.stop].any()] or parts[:1]
 
 
 def budget(tokens: int) -> int:

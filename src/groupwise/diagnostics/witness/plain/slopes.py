@@ -209,7 +209,9 @@ def read_critic(critic: ReadCritic, rows: Batch, tokens: int) -> Found:
     with on_device(critic.model, critic.device), torch.enable_grad():
         for index in chunks(rows, tokens):
             part = rows.rows(index)
-            value = values(critic.model, part)
+            long = int(part.length.sum()) > budget(tokens) and can_recompute(critic.model)
+            with recomputed(critic.model) if long else nullcontext():
+                value = values(critic.model, part)
             table[index, : part.mask.shape[1]] = value.detach().double()
             old, returns, exact = (x.double().masked_fill(~part.mask, 0.0) for x in (*_targets(part), value))
             loss = critic_loss(exact, old, returns, critic.clip)[part.mask].sum() / trained
