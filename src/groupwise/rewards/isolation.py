@@ -31,8 +31,9 @@ MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = 1024, 2048
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER = 1, 24, 22, 38, 36
 
 #: Tasks, threads included, that one worker and all it starts may be. Above the most that sympy or numpy want, and few
-#: enough that a fork bomb is over in a second.
-TASKS = 320
+#: enough that a fork bomb is over in a second. Numbers below RESERVED are given once: when Linux has come to the end it
+#: begins again there.
+TASKS, RESERVED = 320, 300
 
 #: Seconds in which the last process of a trial of isolation ends, how often a trial is made, and the exit code of one
 #: that is late.
@@ -230,7 +231,8 @@ def settle(outside: str) -> None:
     if "" != space() != outside:
         with contextlib.suppress(OSError):
             if release() >= (6, 14):  # before, it would be the whole machine's
-                Path("/proc/sys/kernel/pid_max").write_text(str(TASKS))
+                Path("/proc/sys/kernel/pid_max").write_text(str(RESERVED + TASKS - 1))  # and the worker
+                Path("/proc/sys/kernel/ns_last_pid").write_text(str(RESERVED))  # so that as many may be at first
         with contextlib.suppress(OSError):
             unshare(NEWNS)
             mount("", "/", "", MS_REC | MS_PRIVATE)

@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import sys
+import threading
 import time
 from typing import Any
 
@@ -36,6 +37,26 @@ def _forks() -> float:
         except OSError:
             return float(count)
     return 2000.0
+
+
+def _many() -> float:
+    """Start a thousand processes, one after the other, and then threads: how many there may be of these at once."""
+    for _ in range(1000):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    over, threads = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(100):
+            threads.append(threading.Thread(target=over.wait))
+            threads[-1].start()
+    except RuntimeError:
+        threads.pop()
+    over.set()
+    for thread in threads:
+        thread.join()
+    return float(len(threads))
 
 
 def _swarm() -> float:
@@ -107,6 +128,7 @@ ACTS: dict[str, Any] = {
     "bomb": _bomb,
     "stubborn bomb": _stubborn_bomb,
     "forks": _forks,
+    "many": _many,
     "swarm": _swarm,
     "work": _work,
     "daemon": _daemon,

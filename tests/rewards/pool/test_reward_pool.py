@@ -284,6 +284,13 @@ def test_a_fork_bomb_stays_small(left: Callable[[], list[int]]) -> None:
     assert Path("/proc/sys/kernel/pid_max").read_text() == limit
 
 
+@linux
+def test_a_worker_that_has_started_many_processes_may_start_as_many_at_once_as_before() -> None:
+    """Linux gives numbers below 300 once: a namespace whose last number is 320 had room for twenty tasks then."""
+    with Pool({"mine": ONE}, Limits(workers=1, seconds=30.0)) as pool:
+        assert outcomes(score(pool, "mine", attempts("many", "many"))) == [100.0, 100.0]
+
+
 def test_the_users_own_lines_are_told() -> None:
     with Pool({"mine": ONE}, Limits(workers=1, seconds=0.5)) as pool:
         acts = attempts("exception", "segfault", "sleep", "surrogate")
