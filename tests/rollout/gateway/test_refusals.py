@@ -107,6 +107,24 @@ def test_each_has_its_status_and_one_line_and_the_session_goes_on() -> None:
     assert (episode.ended, len(episode.turns), len(episode.spans)) == (Ended.DONE, 2, 3)
 
 
+def test_the_log_says_why_once_for_each_of_the_first_reasons() -> None:
+    def play(visit: Visit) -> float:
+        post(visit, CHAT, ASKED, key="of nobody")
+        for _ in range(2):
+            for path, body, *_ in REFUSED:
+                post(visit, path, body)
+        chat(visit, [user("q")])
+        return 1.0
+
+    said: list[str] = []
+    alone(play, note=said.append)
+    assert len(said) == len(set(said)) == 8
+    assert said[0] == "agents       had no answer (404): model = 'gpt-5': there is no such model; this run has 'policy'"
+    assert all(
+        line.startswith(("agents       had no answer (400)", "agents       had no answer (404)")) for line in said
+    )
+
+
 def test_texts_that_end_an_answer_are_counted_with_the_runs_own() -> None:
     heard: list[Any] = []
 

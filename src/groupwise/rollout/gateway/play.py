@@ -42,6 +42,8 @@ ODD = (
 SECONDS = 1.0
 #: Requests of one session that may wait at once; tokens of a piece.
 MOST_AT_ONCE, PIECE = 32, 32
+#: Requests that are refused, of which the log says why.
+REASONS = 8
 
 
 @dataclass
@@ -68,6 +70,10 @@ class Sessions:
     show: Callable[[Sequence[Mapping[str, object]]], None] = lambda sessions: None
     _told: set[str] = field(default_factory=set)
     _tools: set[str] = field(default_factory=set)
+    _reasons: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.server.refused = self._refused
 
     @property
     def tools(self) -> Sequence[str]:
@@ -216,6 +222,13 @@ class Sessions:
             self.note(
                 f"agents       offer tools of type {', '.join(new)}: left out, as the policy calls functions alone"
             )
+
+    def _refused(self, refusal: Refusal) -> None:
+        """Say why, once for each of the first few reasons: many a client tells its user the status alone."""
+        begun = str(refusal)[:40]
+        if begun not in self._reasons and len(self._reasons) < REASONS:
+            self._reasons.add(begun)
+            self.note(f"agents       had no answer ({refusal.status}): {refusal}")
 
     def _round(self, played: Sequence[Session], sampling: Sampling) -> None:
         """Sample what waits, and answer; requests with stop texts of their own are sampled by themselves."""

@@ -69,12 +69,14 @@ PROTOCOLS = {
 class Server:
     """Listens at an address.
 
-    events  what came, to be called in the run's thread
+    events   what came, to be called in the run's thread
+    refused  hears there why a request has no answer
     """
 
     def __init__(self, address: Address) -> None:
         """Begin to listen. Raises UsageError if that cannot be done at this address."""
         self.events: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.refused: Callable[[Refusal], None] = lambda refusal: None
         self._takes: dict[str, Take] = {}
         self._left: OrderedDict[str, None] = OrderedDict()
         self._socket = socket.socket(address.family, socket.SOCK_STREAM)
@@ -149,14 +151,34 @@ class Server:
             await asyncio.wait({answer}, timeout=SILENT)  # what is refused by then has its status
             how: dict[str, Any] = {"media_type": "text/event-stream", "headers": {"cache-control": "no-cache"}}
             if not answer.done():
-                return StreamingResponse(_late(protocol, asked, answer), **how)
+                return StreamingResponse(self._late(protocol, asked, answer), **how)
             return Response("".join(protocol.events(asked, answer.result())), **how)
-        except Refusal:
+        except Refusal as refusal:
+            if refusal.status not in (401, 410):  # of sessions that are played
+                self.events.put(partial(self.refused, refusal))
             raise
         except (ClientDisconnect, asyncio.CancelledError):
             return Response(status_code=499)
         except Exception as error:
             raise _fault(error) from None
+
+    async def _late(
+        self, protocol: Protocol, asked: ModelRequest, answer: "asyncio.Task[ModelAnswer]"
+    ) -> AsyncIterator[str]:
+        """Yield signs of life until there is an answer, and its events."""
+        try:
+            while not answer.done():
+                yield protocol.wait
+                await asyncio.wait({answer}, timeout=SILENT)
+            for event in protocol.events(asked, answer.result()):
+                yield event
+        except Refusal as refusal:
+            self.events.put(partial(self.refused, refusal))
+            yield f"event: error\ndata: {json.dumps(_said(refusal))}\n\n"
+        except ClientDisconnect:
+            return
+        finally:
+            answer.cancel()
 
     async def _asked(self, take: Take, asked: ModelRequest, request: Request) -> ModelAnswer:
         """Hand a request to the run's thread and wait; one whose client goes away meanwhile is taken back."""
@@ -192,22 +214,6 @@ class Server:
             raise over()
         words = "it is of no session of this run" if key else "there is none: give the session's as a bearer token"
         raise Refusal(401, f"the key: {words}", "invalid_api_key")
-
-
-async def _late(protocol: Protocol, asked: ModelRequest, answer: "asyncio.Task[ModelAnswer]") -> AsyncIterator[str]:
-    """Yield signs of life until there is an answer, and its events."""
-    try:
-        while not answer.done():
-            yield protocol.wait
-            await asyncio.wait({answer}, timeout=SILENT)
-        for event in protocol.events(asked, answer.result()):
-            yield event
-    except Refusal as refusal:
-        yield f"event: error\ndata: {json.dumps(_said(refusal))}\n\n"
-    except ClientDisconnect:
-        return
-    finally:
-        answer.cancel()
 
 
 async def _body(request: Request) -> bytes:

@@ -106,7 +106,7 @@ class Ask:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Whatever its draws are a function of."""
+        """Values that its draws are a function of."""
         return self.read, self.asked.answers, self.asked.most, self.asked.stop, self.asked.seed
 
 
@@ -296,7 +296,7 @@ class Session:
 
     @property
     def now(self) -> dict[str, object]:
-        """What it is doing, for whoever watches the run."""
+        """State of the session, for whoever watches the run."""
         calls = [call.tool or call.failure for turn in self.turns for call in turn.choice.made]
         return {
             "problem": self.prompt.sample.key,
