@@ -16,9 +16,11 @@ import groupwise
 from groupwise.models.load import Policy, load_policy
 from groupwise.models.tiny import TinySpec
 
-# A job that a shell runs in the background ignores Ctrl-C, and so would every run that a test interrupts.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A job that a shell runs in the background ignores Ctrl-C, and one under nohup the end of its terminal; so would every
+# run that a test stops by these.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Tensors here are tiny: a second thread costs more than it brings. Runs in processes of their own use the default.
 torch.set_num_threads(1)
