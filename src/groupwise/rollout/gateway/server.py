@@ -172,11 +172,12 @@ class Server:
                 await asyncio.wait({answer}, timeout=SILENT)
             for event in protocol.events(asked, answer.result()):
                 yield event
-        except Refusal as refusal:
-            self.events.put(partial(self.refused, refusal))
-            yield f"event: error\ndata: {json.dumps(_said(refusal))}\n\n"
         except ClientDisconnect:
             return
+        except Exception as error:
+            refusal = error if isinstance(error, Refusal) else _fault(error)
+            self.events.put(partial(self.refused, refusal))
+            yield f"event: error\ndata: {json.dumps(_said(refusal))}\n\n"
         finally:
             answer.cancel()
 

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -152,7 +153,7 @@ def _behind(prefill: str, text: str) -> str:
 DATA_KEYS = frozenset(field.name for field in dataclasses.fields(DataSettings))
 
 
-class PlayedProblems(DataSettings):
+class PlayedProblems(DataSettings, ABC):
     """Problems that an environment or an agent plays: from `path`, or from `samples(split)` in the code that `use`
     names. Their random numbers are a function of their keys.
     """
@@ -160,9 +161,9 @@ class PlayedProblems(DataSettings):
     use: str
     kind: ClassVar[str]
 
+    @abstractmethod
     def own_samples(self, split: str) -> Sequence[Sample]:
         """Return the problems of the user's code."""
-        raise NotImplementedError
 
     def require_playable(self, sample: Sample) -> None:
         """Raise UsageError for a problem that cannot be played."""
